@@ -1,0 +1,221 @@
+"""Task -> search -> graded tree: the one place where a gold answer meets the search's result, in training only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .config import Config, RewardConfig
+from .policy.protocol import GenerateRequest
+from .policy.steps import EngineSteps
+from .policy.student import Student
+from .policy.teachers import build_teachers, build_terminal_checker
+from .problems.scripted_teacher import ScriptedTeacher
+from .rewards.combined import combined
+from .rewards.hre import hre
+from .rewards.pre import pre
+from .search.driver import Advisor, Finished, Search, derive_seed
+from .search.extract import Trajectory, trajectories
+from .search.tree import ROOT, Tree
+from .types import Cost, Direction, Problem, RewardParts, Step, Task
+
+
+class Perplexity:
+    """PRE of responses under a frozen student; its greedy answer to each question is the baseline, computed once."""
+
+    def __init__(self, frozen: Student, max_tokens: int) -> None:
+        self.frozen, self.max_tokens = frozen, max_tokens
+        self._baselines: dict[str, asyncio.Future[tuple[float, ...]]] = {}
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> float:
+        """In [0, 1]; 0.5 is as perplexing as the baseline."""
+        prompt = self.frozen.prompt_ids(problem.question)
+        token_ids = tuple(token for step in steps for token in step.token_ids)
+        if not token_ids:
+            return 0.0
+        [logprobs] = await self.frozen.engine.score([(prompt, token_ids)])
+        return pre(logprobs, await self._baseline(problem, prompt))
+
+    def _baseline(self, problem: Problem, prompt: tuple[int, ...]) -> asyncio.Future[tuple[float, ...]]:
+        known = self._baselines.get(problem.id)
+        if known is None or known.cancelled():
+            known = self._baselines[problem.id] = asyncio.ensure_future(self._greedy(prompt))
+        return known
+
+    async def _greedy(self, prompt: tuple[int, ...]) -> tuple[float, ...]:
+        request = GenerateRequest(prompt, max_new_tokens=self.max_tokens, temperature=0.0)
+        [[generated]] = await self.frozen.engine.generate([request])
+        return generated.logprobs
+
+    def forget(self) -> None:
+        """Drop the baselines: they belong to the event loop that computed them."""
+        self._baselines.clear()
+
+
+def make_evaluate(
+    weights: RewardConfig, perplexity: Perplexity | None, golds: Mapping[str, str] | None
+) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
+    """The terminal reward of DESIGN section 5. `golds` (problem id -> answer) is given in training alone.
+
+    A response that a limit cut is graded on what it says so far; without a final answer its HRE is 0.
+    """
+
+    async def evaluate(
+        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+    ) -> RewardParts:
+        right = sum(d is Direction.RIGHT for d in directions)
+        wrong = sum(d is Direction.WRONG for d in directions)
+        correct = None
+        if golds is not None:
+            response = "".join(step.text for step in steps)
+            correct = hre(response, golds[problem.id], strict=True)
+        likely = None if perplexity is None else await perplexity(problem, steps)
+        return combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
+
+    return evaluate
+
+
+@dataclass(slots=True)
+class GradedTree:
+    """A finished training search: its key in the journal, the task, the tree, its cost and how it was extended.
+
+    `flat_at_first` tells that all trajectories had earned the same before any extension; `extensions` counts the
+    searches that were added for that reason.
+    """
+
+    key: str
+    task: Task
+    tree: Tree
+    cost: Cost
+    ended_by: str
+    flat_at_first: bool
+    extensions: int
+
+    def record(self, **more: Any) -> dict[str, Any]:
+        """The journal line."""
+        problem = self.task.problem
+        return {
+            "key": self.key,
+            "problem": {"id": problem.id, "question": problem.question, "source": problem.source},
+            "flat_at_first": self.flat_at_first,
+            "extensions": self.extensions,
+            "ended_by": self.ended_by,
+            "cost": self.cost.as_dict(),
+            **more,
+            "tree": self.tree.to_dict(),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], task: Task) -> GradedTree:
+        """The tree of a journal line."""
+        return cls(
+            record["key"],
+            task,
+            Tree.from_dict(record["tree"]),
+            Cost(**record["cost"]),
+            record["ended_by"],
+            record["flat_at_first"],
+            record["extensions"],
+        )
+
+
+class Collector:
+    """Training searches with the current student.
+
+    Args:
+        student: the policy that searches.
+        config: `search`, `rewards`, `teachers` and `train` decide the trees.
+        perplexity: PRE under the frozen student, or None for HRE alone.
+        stop: True ends every tree with what it has.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        config: Config,
+        perplexity: Perplexity | None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.student, self.config, self.perplexity, self.stop = student, config, perplexity, stop
+        error_rate = config.teachers.embedded_error_rate
+        self.teachers = build_teachers(config, lambda: ScriptedTeacher(error_rate))
+        self.checker = build_terminal_checker(config)
+
+    def reward(self, trajectory: Trajectory) -> float:
+        """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
+        return trajectory.reward if self.config.train.reward == "combined" else float(trajectory.hre or 0.0)
+
+    def flat(self, tree: Tree) -> bool:
+        """True when the tree's trajectories all earned the same: no signal."""
+        rewards = {round(self.reward(t), 9) for t in trajectories(tree)}
+        return len(rewards) < 2
+
+    async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
+        """Search (key, task) pairs; yields each tree as it ends. Flat ones are searched further before that."""
+        train = self.config.train
+        golds = {task.problem.id: task.gold for _, task in tasks}
+        evaluate = make_evaluate(self.config.rewards, self.perplexity, golds)
+        chain = train.groups == "chain"
+        search = self._search(evaluate, 1 if chain else train.iterations)
+        extend = self._search(evaluate, 1 if chain else max(train.requeue_iterations, 1))
+        limit = train.requeue_limit if train.requeue_iterations else 0
+        gate = asyncio.Semaphore(self.config.search.concurrent)
+
+        async def one(key: str, task: Task) -> GradedTree:
+            async with gate:
+                result = await search.run(task.problem, derive_seed(seed, key))
+                flat, extensions, cost = self.flat(result.tree), 0, result.cost
+                while extensions < limit and result.ended_by == "iterations" and self.flat(result.tree):
+                    extensions += 1
+                    if chain:
+                        # A chain group grows at the root alone.
+                        result.tree.expanded[ROOT] = False
+                    result = await extend.run(task.problem, derive_seed(seed, key, extensions), result.tree)
+                    cost.add(result.cost)
+                return GradedTree(key, task, result.tree, cost, result.ended_by, flat, extensions)
+
+        running = [asyncio.ensure_future(one(key, task)) for key, task in tasks]
+        try:
+            for done in asyncio.as_completed(running):
+                yield await done
+        finally:
+            for task in running:
+                task.cancel()
+
+    def _search(self, evaluate: Any, iterations: int) -> Search:
+        train = self.config.train
+        settings = self.config.search.model_copy(
+            update={
+                "iterations": iterations,
+                "samples": train.chain_samples if train.groups == "chain" else train.samples,
+            }
+        )
+        policy = EngineSteps(self.student, settings.temperature)
+        finished: Finished | None = None if self.checker is None else self.checker.finished
+        advisor: Advisor | None = self.teachers
+        return Search(policy, evaluate, settings, advisor, finished, self.stop)
+
+
+def answer_search(
+    student: Student,
+    config: Config,
+    perplexity: Perplexity | None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Search:
+    """The search that answers questions: no gold, no teachers. Without PRE every finished response earns 1.
+
+    Then the vote counts responses and the most visited path is the likeliest one.
+    """
+    evaluate = make_evaluate(config.rewards, perplexity, None) if perplexity is not None else _finished_earns_one
+    return Search(EngineSteps(student, config.search.temperature), evaluate, config.search, stop=stop)
+
+
+async def _finished_earns_one(
+    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+) -> RewardParts:
+    return RewardParts(total=1.0 if verdict == "answer" else 0.0)
+
+
+

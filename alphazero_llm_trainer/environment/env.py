@@ -1,0 +1,80 @@
+"""The verifiers environment: one agent on one problem, with the embedded student behind `embedded://student/v1`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from typing import Any, Self
+
+import verifiers.v1 as vf
+from pydantic import model_validator
+
+from .harness import AlphaZeroHarnessConfig
+from .loopback import Loopback
+from .student import EMBEDDED_URL, frozen_student
+from .taskset import AlphaZeroTask, AlphaZeroTasksetConfig
+
+
+class AlphaZeroEnvConfig(vf.EnvConfig):
+    """verifiers' single-agent configuration with this package's harness, in this process."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(harness=AlphaZeroHarnessConfig(), runtime=vf.SubprocessConfig())
+    """The one seat: the model under evaluation."""
+
+    @model_validator(mode="after")
+    def _search_as_the_taskset_says(self) -> Self:
+        """A harness can't see the taskset's configuration, so the teachers' tier and the YAML file are copied over."""
+        harness, taskset = self.agent.harness, self.taskset
+        if isinstance(harness, AlphaZeroHarnessConfig) and isinstance(taskset, AlphaZeroTasksetConfig):
+            update = {"tier": taskset.tier, "config_file": taskset.config_file}
+            self.agent = self.agent.model_copy(update={"harness": harness.model_copy(update=update)})
+        return self
+
+
+class AlphaZeroEnv(vf.Env[AlphaZeroEnvConfig]):
+    """One agent answers one problem.
+
+    A client whose base URL is `embedded://student/v1` is the embedded student: it is loaded and served on 127.0.0.1 at
+    the first episode that asks for it, inside this process and this event loop.
+    """
+
+    def __init__(self, config: AlphaZeroEnvConfig) -> None:
+        super().__init__(config)
+        self._starting = asyncio.Lock()
+        self._loopback: Loopback | None = None
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        await agents.agent.run(task)
+
+    async def run_episode(self, task: vf.Task, ctx: vf.ModelContext, **observers: Any) -> vf.Episode:
+        """verifiers' episode with `embedded://` resolved and perplexity switched on or off where it is left open."""
+        embedded = ctx.client.base_url == EMBEDDED_URL
+        if isinstance(task, AlphaZeroTask) and task.config.use_student_model is None:
+            task = task.with_student(embedded)
+        if not embedded:
+            return await super().run_episode(task, ctx, **observers)
+        client = vf.EvalClientConfig(base_url=await self._serve(), api_key_var="ALPHAZERO_LOOPBACK_KEY")
+        episode = await super().run_episode(task, dataclasses.replace(ctx, client=client), **observers)
+        for trace in episode.traces:  # the port is gone when the run ends; its name stays true
+            trace.agent.config = trace.agent.config.model_copy(update={"client": ctx.client})
+        return episode
+
+    async def stop(self) -> None:
+        """Stop serving the embedded student."""
+        if self._loopback is not None:
+            await self._loopback.close()
+            self._loopback = None
+
+    async def _serve(self) -> str:
+        """The loopback server's base URL."""
+        async with self._starting:
+            if self._loopback is None:
+                loopback = Loopback(frozen_student())
+                await loopback.start()
+                self._loopback = loopback
+                # verifiers' client honours proxy variables, and no proxy reaches this process's own address.
+                skipped = [host for host in os.environ.get("NO_PROXY", "").split(",") if host]
+                if "127.0.0.1" not in skipped:
+                    os.environ["NO_PROXY"] = ",".join([*skipped, "127.0.0.1"])
+            return self._loopback.url

@@ -1,0 +1,155 @@
+"""The verifiers harness: answers in this process, with one call or with tree search over calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import aiohttp
+import verifiers.v1 as vf
+from pydantic import Field
+
+from ..collect import make_evaluate
+from ..config import Config, load_config
+from ..errors import AlphaZeroError, EngineError
+from ..policy.teachers import TeacherEnsemble, build_teachers
+from ..search.driver import Search, SearchResult, derive_seed
+from ..types import Direction, Problem, RewardParts, Step
+from .argv import OUR_ID
+from .chat import CallFailed, Chat, ChatSteps, answers_itself
+from .student import frozen_student
+
+FAILED = 1
+Tier = Literal["none", "free", "production", "local"]
+
+
+class AlphaZeroHarnessConfig(vf.HarnessConfig):
+    """`--env.agent.harness.*`"""
+
+    id: vf.ID = OUR_ID
+    search: Literal["none", "mcts"] = "none"
+    """none: one call a question. mcts: tree search over reasoning steps, one call a sampled step."""
+    simulations: Annotated[int, Field(ge=1)] | None = None
+    """Expansions a question (unset: search.iterations of training.yaml, 60)."""
+    samples: Annotated[int, Field(ge=1)] | None = None
+    """Sampled continuations an expansion (unset: search.samples of training.yaml, 4)."""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """Sampling temperature. Unset: without search greedy for the embedded student and the server's default for any other
+    model, with search search.temperature of training.yaml. `--sampling.temperature` overrides it."""
+    tier: Tier = "none"
+    """Teachers that propose steps in search. This package's environment sets it from `--env.taskset.tier`."""
+    config_file: Path | None = None
+    """A YAML file over training.yaml, likewise from `--env.taskset.config-file`."""
+
+    def resolve(self) -> Config:
+        """training.yaml with this harness's own settings on top. Likely-wrong proposals have no place in an answer."""
+        own = {"iterations": self.simulations, "samples": self.samples, "temperature": self.temperature}
+        search = {name: value for name, value in own.items() if value is not None}
+        return load_config(self.config_file, [{"search": search, "teachers": {"tier": self.tier, "wrong": 0}}])
+
+
+class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
+    """Runs in verifiers' own process: no program, no container, no download."""
+
+    APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True
+    EXECUTES_CODE = NEEDS_CONTAINER = False
+
+    def __init__(self, config: AlphaZeroHarnessConfig) -> None:
+        super().__init__(config)
+        self._teachers: TeacherEnsemble | None = None
+        self._resolved: Config | None = None
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        """Answer `data`'s prompt. A failed call gives a non-zero result, or the rollout would count as an answer."""
+        system, prompt = self.resolve_prompt(data)
+        messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages += [message.model_dump(exclude_none=True) for message in prompt or []]
+        # No time limit here: the rollout has its own (--env.agent.timeout.rollout).
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+            chat = Chat(session, endpoint, secret, ctx.model)
+            try:
+                if self.config.search == "none":
+                    await chat(messages, **self._sampling(ctx.model))
+                else:
+                    problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
+                    trace.info["mcts"] = record(await self._search(chat, messages, problem))
+            except (CallFailed, AlphaZeroError) as error:
+                return vf.ProgramResult(exit_code=FAILED, stdout="", stderr=str(error))
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+    def _sampling(self, model: str) -> dict[str, Any]:
+        """Sampling parameters of a call without search."""
+        if self.config.temperature is not None:
+            return {"temperature": self.config.temperature}
+        return {"temperature": 0.0} if answers_itself(model) else {}
+
+    async def _search(self, chat: Chat, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
+        """Search one question. It sees the prompt and never the task's gold."""
+        if self._resolved is None:
+            self._resolved = self.config.resolve()
+            self._teachers = build_teachers(self._resolved, _no_scripted_teacher) if self._taught else None
+        config = self._resolved
+        frozen = frozen_student() if answers_itself(chat.model) else None
+        policy = ChatSteps(chat, messages, config.search.temperature, frozen)
+        evaluate = finished_earns_one if frozen is None else make_evaluate(config.rewards, frozen.perplexity, None)
+        search = Search(policy, evaluate, config.search, self._teachers)
+        return await search.run(problem, derive_seed(config.seed, problem.id))
+
+    @property
+    def _taught(self) -> bool:
+        """Whether teachers take part: their tier is named and its key is there."""
+        return self.config.tier != "none" and missing_key(self.config.resolve(), self.config.tier) is None
+
+
+def missing_key(config: Config, tier: str) -> str | None:
+    """The environment variable that a tier's teachers need and that isn't set, or None."""
+    variable = config.teacher_tiers[tier].key_variable
+    return variable if variable is not None and not os.environ.get(variable, "").strip() else None
+
+
+def _no_scripted_teacher() -> Any:
+    raise AssertionError("the scripted teacher is never used at evaluation")
+
+
+async def finished_earns_one(
+    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+) -> RewardParts:
+    """Without gold and without a student to measure by, a response that states an answer earns 1: the vote counts."""
+    return RewardParts(total=1.0 if verdict == "answer" else 0.0)
+
+
+def record(result: SearchResult) -> dict[str, Any]:
+    """What `trace.info["mcts"]` holds: the chosen path, which is what is scored, and the whole tree.
+
+    Raises:
+        EngineError: no response was finished, so there is nothing to score.
+    """
+    choice = result.choice
+    if choice is None:
+        raise EngineError(f"search ended by {result.ended_by} with no finished response: raise its budgets")
+    return {
+        "response": choice.response,
+        "answer": choice.answer,
+        "steps": [step.text.rstrip("\n") for step in result.tree.steps(choice.node)],
+        "visits": choice.visits,
+        "value": choice.value,
+        "why": choice.why,
+        "cost": result.cost.as_dict(),
+        "ended_by": result.ended_by,
+        "seed": result.seed,
+        "tree": result.tree.to_dict(),
+    }

@@ -1,0 +1,56 @@
+"""What a finished evaluation says: the printed lines and the exit code, read from the traces that verifiers wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TRACES = "traces.jsonl"
+
+
+@dataclass(slots=True)
+class Summary:
+    """Rollouts of one run: `means` maps reward names (and "reward", their weighted total) to means over those that ended."""
+
+    total: int = 0
+    failed: int = 0
+    first_error: str = ""
+    means: dict[str, float] = field(default_factory=dict)
+
+
+def summarise(folder: Path) -> Summary:
+    """Read a run's `traces.jsonl` (one episode a line)."""
+    summary = Summary()
+    sums: dict[str, list[float]] = {}
+    file = folder / TRACES
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    for line in lines:
+        episode: dict[str, Any] = json.loads(line)
+        summary.total += 1
+        if not episode.get("ok"):
+            summary.failed += 1
+            summary.first_error = summary.first_error or _error(episode)
+            continue
+        for trace in episode["traces"]:
+            rewards = {name: part for name, part in trace.get("rewards", {}).items() if part is not None}
+            total = sum(part["score"] * part["weight"] for part in rewards.values())
+            for name, value in (("reward", total), *((name, part["score"]) for name, part in rewards.items())):
+                sums.setdefault(name, []).append(value)
+    summary.means = {name: sum(values) / len(values) for name, values in sums.items()}
+    return summary
+
+
+def _error(episode: dict[str, Any]) -> str:
+    """The first error of an episode or its traces, on one line."""
+    errors = [*episode.get("errors", []), *(e for trace in episode.get("traces", []) for e in trace.get("errors", []))]
+    return " ".join(str(errors[0].get("message", "")).split()) if errors else "no error was recorded"
+
+
+def text(summary: Summary, folder: Path) -> str:
+    """The closing lines: rewards, failures, where the traces are."""
+    names = ["reward", *sorted(name for name in summary.means if name != "reward")]
+    rewards = "   ".join(f"{name} {summary.means[name]:.3f}" for name in names if name in summary.means)
+    count = f"{summary.total} rollout{'' if summary.total == 1 else 's'}, {summary.failed} failed"
+    return "\n".join(line for line in (rewards, f"{count}; traces: {folder / TRACES}") if line)

@@ -1,0 +1,66 @@
+"""The frozen embedded student of this process: it answers on the loopback server and measures perplexity for PRE."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from ..answers import is_final
+from ..collect import Perplexity
+from ..config import Config, load_config
+from ..policy.student import Student, load_student
+from ..types import Problem, Step
+
+EMBEDDED_MODEL = "embedded-student"
+# A name, not an address: records and `--resume` stay the same from run to run while the server's port changes.
+EMBEDDED_URL = "embedded://student/v1"
+
+
+class FrozenStudent:
+    """One loaded student and its perplexity reward. Every call must come from one event loop."""
+
+    def __init__(self, student: Student, config: Config) -> None:
+        self.student, self.config = student, config
+        self.perplexity = Perplexity(student, config.search.max_tokens)
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends a response."""
+        return self.student.engine.eos_id
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text` alone: no special tokens."""
+        return tuple(self.student.encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        return self.student.decode(token_ids)
+
+    async def perplexity_reward(self, problem: Problem, response: str) -> float:
+        """PRE of a response's text (DESIGN section 5), in [0, 1]: 0.5 for the student's own greedy answer, 0 for nothing.
+
+        A response beyond the student's context is measured on the part that fits.
+
+        Raises:
+            EngineError: the question itself doesn't fit into the student's context.
+        """
+        text = response.strip()
+        token_ids = self.encode(text) if text else ()
+        if is_final(text.rpartition("\n")[2]):
+            token_ids = (*token_ids, self.eos_id)  # it ended there, and so does the baseline it is compared with
+        room = self.student.engine.capabilities.max_context - len(self.student.prompt_ids(problem.question))
+        return await self.perplexity(problem, [Step(token_ids[: max(room, 0)], (), text)])
+
+
+_students: WeakKeyDictionary[asyncio.AbstractEventLoop, FrozenStudent] = WeakKeyDictionary()
+
+
+def frozen_student() -> FrozenStudent:
+    """The running event loop's student, loaded at the first call (about a second, and nothing else runs meanwhile)."""
+    loop = asyncio.get_running_loop()
+    student = _students.get(loop)
+    if student is None:
+        config = load_config()
+        student = _students[loop] = FrozenStudent(load_student(config, name="embedded"), config)
+    return student

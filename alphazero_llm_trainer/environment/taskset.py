@@ -1,0 +1,162 @@
+"""The verifiers taskset: rows -> tasks, and the two rewards of DESIGN section 5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+from ..answers import equal, extract
+from ..config import Config, RewardConfig, load_config
+from ..problems.load import load_tasks
+from ..problems.prompts import SYSTEM_PROMPT
+from ..rewards.hre import hre
+from ..types import Problem
+from ..types import Task as ProblemTask
+from .student import frozen_student
+
+TRAIN_SPLIT = "train"
+
+
+class AlphaZeroTaskConfig(vf.TaskConfig):
+    """What scoring needs. `load` fills it in from the taskset's configuration."""
+
+    use_student_model: bool | None = None
+    """Perplexity under the frozen student is a part of the reward. None: on when the embedded student answers."""
+    hre_weight: float = 0.4
+    """Weight of correctness_reward before the weights are renormalised over the parts that are switched on."""
+    pre_weight: float = 0.6
+    """Weight of perplexity_reward, likewise."""
+
+
+class AlphaZeroData(vf.TaskData):
+    """A question with its gold answer, as traces record it. Only the rewards read `gold`."""
+
+    gold: str
+    level: int = 0
+
+
+class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
+    """One problem. The total reward is in [0, 1]: a right answer earns 1.0 where correctness is the only part."""
+
+    @property
+    def key(self) -> str:
+        """The problem's durable id."""
+        return self.data.id or self.hash
+
+    def with_student(self, on: bool) -> Self:
+        """A copy that scores with (or without) perplexity, the weights renormalised over what is on.
+
+        verifiers adds weight x score up as it is; the weights ride in the task's own configuration, where an entry
+        without a function overrides a decorated reward's weight. Weights that the user set there stay.
+        """
+        config = self.config
+        parts = {"correctness_reward": config.hre_weight, "perplexity_reward": config.pre_weight if on else 0.0}
+        total = sum(parts.values())
+        if total == 0:  # perplexity alone was asked for and is off: correctness is all that is left
+            parts, total = {"correctness_reward": 1.0, "perplexity_reward": 0.0}, 1.0
+        weights = {name: vf.RewardFunctionConfig(weight=weight / total) for name, weight in parts.items()}
+        clone = self.with_data()
+        clone.config = config.model_copy(update={"use_student_model": on, "rewards": {**weights, **config.rewards}})
+        return clone
+
+    @vf.reward(weight=0.4)
+    async def correctness_reward(self, trace: vf.Trace) -> float:
+        """HRE: 1.0 when the response's final answer equals gold, else 0.0."""
+        return hre(response_text(trace), self.data.gold)
+
+    @vf.reward(weight=0.6)
+    async def perplexity_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
+        """PRE of the response under the frozen student, in [0, 1]; not recorded at all where it is switched off."""
+        if not self.config.use_student_model:
+            return {}
+        problem = Problem(self.key, self.data.prompt_text, "vf-eval")
+        return await frozen_student().perplexity_reward(problem, response_text(trace))
+
+    async def validate(self, runtime: vf.Runtime) -> bool:
+        """Whether the gold answer can be read and equals itself."""
+        answer = extract(f"#### {self.data.gold}")
+        return answer is not None and equal(answer, self.data.gold)
+
+
+def response_text(trace: vf.Trace) -> str:
+    """What is scored: search's chosen response where search answered, else the last reply (search's is its last leaf)."""
+    chosen = trace.info.get("mcts")
+    return trace.last_reply if chosen is None else chosen["response"]
+
+
+class AlphaZeroTasksetConfig(vf.TasksetConfig):
+    """`--env.taskset.*`"""
+
+    task: AlphaZeroTaskConfig = AlphaZeroTaskConfig()
+    """Scoring, under `--env.taskset.task.*`."""
+    source: Literal["embedded", "gsm8k"] | None = None
+    """Which problems. Unset: embedded when the embedded student answers, gsm8k when a model is named."""
+    split: Literal["train", "validation", "arena", "test"] = "test"
+    """Which split (gsm8k has train and test)."""
+    train_size: Annotated[int, Field(ge=1)] | None = None
+    """Problems of the train split (unset: problems.train_size of training.yaml, 50)."""
+    eval_size: Annotated[int, Field(ge=1)] | None = None
+    """Problems of any other split (unset: problems.eval_size of training.yaml, 20)."""
+    levels: list[Annotated[int, Field(ge=1, le=4)]] | None = None
+    """Difficulty levels of the embedded problems, 1-4 (unset: the default mix)."""
+    path: str | None = None
+    """A folder with train.jsonl and test.jsonl in GSM8K's columns (unset: ALPHAZERO_DATA_DIR, then the hub)."""
+    tier: Literal["none", "free", "production", "local"] = "none"
+    """Teachers that may propose steps in search (`--env.agent.harness.search mcts`); they need their tier's key."""
+    use_student_model: bool | None = None
+    """Perplexity under the frozen student as 0.6 of the reward. Unset: on when the embedded student answers."""
+    config_file: Path | None = None
+    """A YAML file over the shipped training.yaml: reward weights, sizes, dataset.path."""
+
+    def size(self, config: Config) -> int:
+        """How many problems the split gives."""
+        if self.split == TRAIN_SPLIT:
+            return config.problems.train_size if self.train_size is None else self.train_size
+        return config.problems.eval_size if self.eval_size is None else self.eval_size
+
+
+class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
+    """Embedded problems or GSM8K rows as tasks."""
+
+    def load(self) -> Iterator[AlphaZeroTask]:
+        """The tasks of the chosen source and split.
+
+        Raises:
+            DataError, ConfigError: one sentence with the fix.
+        """
+        chosen = self.config
+        config = load_config(chosen.config_file)
+        source = config.problems.source if chosen.source is None else chosen.source
+        levels = config.problems.levels if chosen.levels is None else tuple(chosen.levels)
+        path = config.dataset.path if chosen.path is None else chosen.path
+        task_config = scoring(chosen, config.rewards)
+        for row in load_tasks(source, chosen.split, chosen.size(config), levels=levels, path=path):
+            task = AlphaZeroTask(task_data(row), task_config)
+            yield task if task_config.use_student_model is None else task.with_student(task_config.use_student_model)
+
+
+def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
+    """The task's configuration: what the user set under `--env.taskset.task.*`, the rest from `rewards`."""
+    given = chosen.task.model_fields_set
+    update: dict[str, object] = {"use_student_model": chosen.use_student_model}
+    update |= {name: getattr(rewards, name) for name in ("hre_weight", "pre_weight") if name not in given}
+    if chosen.use_student_model is None and not rewards.use_student_model:
+        update["use_student_model"] = False
+    return chosen.task.model_copy(update={k: v for k, v in update.items() if k not in given})
+
+
+def task_data(row: ProblemTask) -> AlphaZeroData:
+    """A task of this package as verifiers' wire data."""
+    problem = row.problem
+    return AlphaZeroData(
+        id=problem.id,
+        name=problem.id,
+        prompt=problem.question,
+        system_prompt=SYSTEM_PROMPT,
+        gold=row.gold,
+        level=problem.level,
+    )

@@ -1,0 +1,33 @@
+"""The error policy: what a user can fix is one sentence and exit code 2; everything else is a bug and shows its traceback."""
+
+from __future__ import annotations
+
+EXIT_USER_ERROR = 2
+
+
+class AlphaZeroError(Exception):
+    """Base of every error that a user can fix. Its text is one sentence naming the field, the value and the fix."""
+
+
+class ConfigError(AlphaZeroError):
+    """A configuration file, an override or a command-line flag is wrong."""
+
+
+class DataError(AlphaZeroError):
+    """A data set, a row, a gold answer or a tree journal can't be read as what it should be."""
+
+
+class CheckpointError(AlphaZeroError):
+    """A checkpoint is missing, truncated or belongs to another run."""
+
+
+class EngineError(AlphaZeroError):
+    """An engine can't serve a request (too long a prompt, an operation it doesn't offer, a model that can't be loaded)."""
+
+
+class TeacherError(EngineError):
+    """A remote model failed after its bounded retries, or can't be called at all (no key)."""
+
+
+class TrainingError(AlphaZeroError):
+    """Training can't go on (a loss that is not finite)."""

@@ -1,0 +1,1 @@
+"""Policies: the engine protocol and what implements it."""

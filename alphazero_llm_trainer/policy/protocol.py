@@ -1,0 +1,122 @@
+"""What search and training may expect of a policy: an engine that speaks token ids only, and teachers that speak text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from ..types import Cost, Direction, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine offers; asking for more raises `EngineError`."""
+
+    scores: bool  # log-probabilities of given tokens
+    topk: bool  # the k likeliest tokens of each step
+    trainable: bool  # `set_policy` takes new weights
+    max_context: int  # prompt and response together, tokens
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Sample `n` sequences after `prompt_ids`.
+
+    A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
+    `max_new_tokens`, or at `max_lines` line ends when that is given. `seed` alone decides the draws of each of the n
+    sequences: they don't depend on what else is in the batch. `temperature` 0 is greedy. `top_k` > 0 returns that many
+    log-probabilities for each step.
+    """
+
+    prompt_ids: tuple[int, ...]
+    n: int = 1
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    seed: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    max_lines: int | None = None
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One sampled sequence: `token_ids` and `logprobs` (nats, under the policy at temperature 1) are both `[T]`.
+
+    `finish` is "eos" (the end token is the last id), "stop" (a stop token or line limit) or "length".
+    `top` holds for each step its k likeliest `(token id, log-probability)` pairs, likeliest first, or is None.
+    `cached_tokens` says how many prompt tokens its request read from a cache.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str
+    top: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    cached_tokens: int = 0
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A batched policy. Every call may wait while others join its batch; `cost` adds up what all calls took."""
+
+    capabilities: Capabilities
+    cost: Cost
+    version: int
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Generated]]:
+        """One list of `n` sequences a request, in order."""
+        ...
+
+    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
+        """Log-probabilities (nats) of each continuation's tokens after its prefix: `[T]` a pair."""
+        ...
+
+    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+        """The k likeliest next tokens of each prefix with their log-probabilities, likeliest first."""
+        ...
+
+    def set_policy(self, weights: Any, version: int) -> None:
+        """Take new weights (None: the model object was changed in place); forget everything cached under the old ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one continuation may take: `lines` steps and `tokens` tokens."""
+
+    lines: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherProposal:
+    """A next step as a teacher wrote it (text, one line without its line end)."""
+
+    text: str
+    source: str  # "teacher:<name>"
+    direction: Direction
+
+
+@dataclass(slots=True)
+class TeacherLedger:
+    """What one teacher did: calls, failures by kind and cost."""
+
+    calls: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)
+
+
+class Teacher(Protocol):
+    """Something that proposes next steps in text. Never used at evaluation."""
+
+    name: str
+    ledger: TeacherLedger
+
+    async def propose(
+        self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
+    ) -> TeacherProposal | None:
+        """The next step after `steps` (lines without line ends), or None when it has nothing usable to say.
+
+        Raises TeacherError when it can't be asked; the caller records that and goes on without it.
+        """
+        ...

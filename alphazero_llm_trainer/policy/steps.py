@@ -1,0 +1,79 @@
+"""Reasoning steps out of an engine: sample continuations, cut them at line ends, take in other people's text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..answers import is_final
+from ..types import Continuation, Cost, Direction, Problem, Step
+from .protocol import Generated, GenerateRequest, Limits
+from .student import Student
+
+
+class EngineSteps:
+    """Step proposals of a student's engine. `Cost` of every call is returned with its result."""
+
+    def __init__(self, student: Student, temperature: float) -> None:
+        self.student, self.temperature = student, temperature
+        self._prompts: dict[str, tuple[int, ...]] = {}
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        """The problem's prompt, tokenised once."""
+        ids = self._prompts.get(problem.id)
+        if ids is None:
+            ids = self._prompts[problem.id] = self.student.prompt_ids(problem.question)
+        return ids
+
+    async def continuations(
+        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
+    ) -> tuple[list[Continuation], Cost]:
+        """`n` continuations of `steps` to the end of the response, each cut into steps."""
+        prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
+        request = GenerateRequest(
+            prompt_ids=prefix,
+            n=n,
+            max_new_tokens=limits.tokens,
+            temperature=self.temperature,
+            seed=seed,
+            max_lines=limits.lines,
+        )
+        [generated] = await self.student.engine.generate([request])
+        cached = generated[0].cached_tokens
+        cost = Cost(
+            prompt_tokens=len(prefix) - cached,
+            cached_tokens=cached,
+            sampled_tokens=sum(len(one.token_ids) for one in generated),
+            calls=1,
+        )
+        return [self.cut(one) for one in generated], cost
+
+    def cut(self, generated: Generated) -> Continuation:
+        """A sampled sequence as steps. Whatever follows the final-answer line is not part of the response."""
+        engine, steps, start = self.student.engine, [], 0
+        for i, token in enumerate(generated.token_ids):
+            last = i + 1 == len(generated.token_ids)
+            if token in engine.line_end_ids or last:
+                ids = generated.token_ids[start : i + 1]
+                text = self.student.decode(ids)
+                steps.append(Step(ids, generated.logprobs[start : i + 1], text))
+                start = i + 1
+                if is_final(text):
+                    break
+        ended = generated.finish == "eos" and start == len(generated.token_ids)
+        return Continuation(tuple(steps), ended)
+
+    async def adopt(
+        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
+    ) -> tuple[Continuation, Cost]:
+        """A step that somebody else wrote, tokenised once and scored under the student (its snapshot at ingest)."""
+        line = text.rstrip("\n")
+        final = is_final(line)
+        ids = self.student.encode(line if final else line + "\n")
+        if final:
+            ids = [*ids, self.student.engine.eos_id]
+        prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
+        [logprobs] = await self.student.engine.score([(prefix, tuple(ids))])
+        step = Step(tuple(ids), tuple(logprobs), self.student.decode(ids))
+        return Continuation((step,), ended=final, source=source, direction=direction), Cost(
+            scored_tokens=len(ids), calls=1
+        )

@@ -1,0 +1,55 @@
+"""Tasks of any source by name."""
+
+from __future__ import annotations
+
+from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.types import Task
+
+SOURCES = ("embedded", "gsm8k")
+SPLITS = ("train", "validation", "arena", "test")
+
+
+def load_tasks(
+    source: str,
+    split: str,
+    count: int,
+    *,
+    levels: tuple[int, ...] | None = None,
+    path: str | None = None,
+    start: int = 0,
+) -> list[Task]:
+    """At most `count` tasks of a split, from its number `start` on: fewer where the data set ends, never none.
+
+    Args:
+        source: "embedded" (generated, as many as asked for) or "gsm8k".
+        split: "train", "validation", "arena" or "test"; disjoint in every source.
+        count: how many tasks, at least 1.
+        levels: difficulty levels of the embedded problems; None takes their default mix.
+        path: for gsm8k, a folder that holds the rows (see `gsm8k.load`).
+        start: index of the first task, from 0.
+
+    Raises:
+        DataError: rows are missing or broken.
+        ConfigError: an argument doesn't fit the source.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
+    if count < 1 or start < 0:
+        raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
+    if source == "embedded":
+        from alphazero_llm_trainer.problems import embedded
+
+        tasks = embedded.load(split, count, embedded.DEFAULT_LEVELS if levels is None else levels, start)
+    elif source == "gsm8k":
+        from alphazero_llm_trainer.problems import gsm8k
+
+        if levels is not None:
+            raise ConfigError(
+                f"problems.levels is {levels}, but GSM8K has no levels: leave it out or use source embedded"
+            )
+        tasks = gsm8k.load(split, count, path, start)
+    else:
+        raise ConfigError(f"problems.source is {source!r}: choose one of {', '.join(SOURCES)}")
+    if not tasks:
+        raise DataError(f"{source} {split} has no task number {start}: start earlier or use a larger data set")
+    return tasks

@@ -1,0 +1,163 @@
+"""The tree: an index arena that is the search log, the training batch and what the viewer draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import DataError
+from ..types import STUDENT, Direction, RewardParts, Step
+
+ROOT = 0
+FORMAT = 1
+
+# Every column has one entry a node. A node stores only what it adds to its parent.
+COLUMNS = (
+    "parent",  # index of the parent; -1 for the root
+    "token_ids",  # the step's token ids
+    "logprobs",  # nats, under the policy that sampled them (a teacher's: the student's at ingest)
+    "text",  # what the tokens decode to
+    "source",  # "student" or "teacher:<name>"
+    "direction",  # "right", "wrong" or "none": what the proposer was asked for
+    "N",  # visits
+    "W",  # sum of backed-up rewards
+    "V",  # the value estimate of the node's own evaluation, None without one
+    "prior",  # P(step | prefix), None where the selection rule needs none
+    "prm",  # process reward, None without a model
+    "samples",  # complete responses that ended here
+    "expanded",  # its children were asked for
+    "verdict",  # why a terminal node is one: "answer", "ended", "depth", "length"; None elsewhere
+    "reward",  # a terminal node's reward in [0, 1]
+    "hre",  # the reward's correctness part, None where gold is unknown
+    "pre",  # the reward's perplexity part, None without a student model
+)
+
+
+class Tree:
+    """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the prompt, no tokens).
+
+    Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
+    """
+
+    def __init__(self) -> None:
+        self.parent: list[int] = []
+        self.token_ids: list[tuple[int, ...]] = []
+        self.logprobs: list[tuple[float, ...]] = []
+        self.text: list[str] = []
+        self.source: list[str] = []
+        self.direction: list[str] = []
+        self.N: list[int] = []
+        self.W: list[float] = []
+        self.V: list[float | None] = []
+        self.prior: list[float | None] = []
+        self.prm: list[float | None] = []
+        self.samples: list[int] = []
+        self.expanded: list[bool] = []
+        self.verdict: list[str | None] = []
+        self.reward: list[float | None] = []
+        self.hre: list[float | None] = []
+        self.pre: list[float | None] = []
+        self.children: list[list[int]] = []
+        self._append(-1, Step((), (), ""), STUDENT, Direction.NONE)
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def _append(self, parent: int, step: Step, source: str, direction: Direction) -> int:
+        node = len(self.parent)
+        self.parent.append(parent)
+        self.token_ids.append(step.token_ids)
+        self.logprobs.append(step.logprobs)
+        self.text.append(step.text)
+        self.source.append(source)
+        self.direction.append(str(direction))
+        self.N.append(0)
+        self.W.append(0.0)
+        for column in (self.V, self.prior, self.prm, self.verdict, self.reward, self.hre, self.pre):
+            column.append(None)  # type: ignore[attr-defined]
+        self.samples.append(0)
+        self.expanded.append(False)
+        self.children.append([])
+        return node
+
+    def attach(self, parent: int, step: Step, source: str = STUDENT, direction: Direction = Direction.NONE) -> int:
+        """The child of `parent` with this step's text, made where there is none. Siblings with one text are one node."""
+        for child in self.children[parent]:
+            if self.text[child] == step.text and not self._conflicts(child, step):
+                return child
+        node = self._append(parent, step, source, direction)
+        self.children[parent].append(node)
+        return node
+
+    def _conflicts(self, child: int, step: Step) -> bool:
+        # A text with and without the end token is one step only when the tokens agree: a response may end there or not.
+        mine, theirs = self.token_ids[child], step.token_ids
+        return mine != theirs and (mine[: len(theirs)] == theirs or theirs[: len(mine)] == mine)
+
+    def finish(self, node: int, verdict: str, reward: RewardParts) -> None:
+        """Make `node` terminal."""
+        self.verdict[node], self.reward[node] = verdict, reward.total
+        self.hre[node], self.pre[node] = reward.hre, reward.pre
+
+    def backup(self, node: int, reward: float) -> None:
+        """Add one visit of `reward` to `node` and all its ancestors."""
+        while node >= 0:
+            self.N[node] += 1
+            self.W[node] += reward
+            node = self.parent[node]
+
+    def q(self, node: int) -> float:
+        """Mean reward of a visited node."""
+        return self.W[node] / self.N[node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to `node`."""
+        nodes = []
+        while node > ROOT:
+            nodes.append(node)
+            node = self.parent[node]
+        nodes.reverse()
+        return nodes
+
+    def steps(self, node: int) -> list[Step]:
+        """The steps down to `node`."""
+        return [Step(self.token_ids[i], self.logprobs[i], self.text[i]) for i in self.path(node)]
+
+    def response(self, node: int) -> str:
+        """The response's text down to `node`."""
+        return "".join(self.text[i] for i in self.path(node))
+
+    def leaves(self) -> Iterator[int]:
+        """Terminal nodes in the order they were made."""
+        return (node for node in range(len(self)) if self.verdict[node] is not None)
+
+    def depth(self, node: int) -> int:
+        """Steps from the root."""
+        return len(self.path(node))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain columns, ready for JSON."""
+        return {"format": FORMAT, **{name: list(getattr(self, name)) for name in COLUMNS}}
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> Tree:
+        """The tree that `to_dict` saved. Raises DataError when columns are missing or disagree."""
+        if raw.get("format") != FORMAT:
+            raise DataError(f"tree format is {raw.get('format')!r}, this version reads {FORMAT}: search it again")
+        tree = cls()
+        try:
+            for name in COLUMNS:
+                setattr(tree, name, list(raw[name]))
+            count = len(tree.parent)
+            if any(len(getattr(tree, name)) != count for name in COLUMNS) or tree.parent[0] != -1:
+                raise DataError("tree columns differ in length: search it again")
+            tree.token_ids = [tuple(ids) for ids in tree.token_ids]
+            tree.logprobs = [tuple(values) for values in tree.logprobs]
+            tree.children = [[] for _ in range(count)]
+            for node in range(1, count):
+                if not 0 <= tree.parent[node] < node:
+                    raise DataError(f"tree node {node} has parent {tree.parent[node]}: search it again")
+                tree.children[tree.parent[node]].append(node)
+        except (KeyError, TypeError, IndexError) as error:
+            raise DataError(f"tree is not what a journal holds ({error!r}): search it again") from error
+        return tree

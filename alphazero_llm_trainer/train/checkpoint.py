@@ -1,0 +1,63 @@
+"""Checkpoints that prove themselves: a manifest of every file, written last, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+MANIFEST = "alphazero.json"
+
+
+def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
+    """Seal a checkpoint folder: `facts` and the size and hash of each file. Written in one move, as the last file."""
+    files = {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    files.pop(MANIFEST, None)
+    write_json(folder / MANIFEST, {**facts, "files": files})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The facts of a sealed checkpoint.
+
+    Raises:
+        CheckpointError: no manifest (the process died while saving), or a file that is missing, cut or changed.
+    """
+    path = folder / MANIFEST
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder} has no {MANIFEST}: it was never finished, use an earlier one") from error
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one") from error
+    for name, expected in facts["files"].items():
+        file = folder / name
+        if not file.is_file():
+            raise CheckpointError(f"checkpoint {folder} lacks {name}: use an earlier one or train again")
+        if fingerprint(file) != expected:
+            raise CheckpointError(f"checkpoint {folder} has a truncated or changed {name}: use an earlier one")
+    return facts
+
+
+def newest(run: Path) -> Path | None:
+    """The newest sealed checkpoint of a run folder; unsealed ones were cut off by a crash and don't count."""
+    sealed = [path.parent for path in run.glob(f"checkpoint-*/{MANIFEST}")]
+    return max(sealed, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size in bytes and SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,105 @@
+"""The legacy path: reward-weighted supervised fine-tuning on the trees' good responses (expert iteration).
+
+Each row's answer tokens weigh its reward; question tokens weigh nothing. Reward-weighted regression (Peters & Schaal
+2007), as expert iteration (Anthony et al. 2017) when rewards are 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import SFTConfig
+
+from ..config import LegacyConfig
+from .grpo import RowsOfRound
+from .rows import TrainRow
+from .sft import WeightedCollator, WeightedSFTTrainer
+
+
+class RoundSFTTrainer(WeightedSFTTrainer):
+    """Weighted SFT whose batches come from rounds: round k's rows are asked for at its first update, not earlier.
+
+    A data loader fetches ahead, which would search with weights that are one update old, so the loader only counts and
+    the batches are put in here.
+    """
+
+    def __init__(self, *, updates_per_round: int, rows_of_round: RowsOfRound, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.updates_per_round, self.rows_of_round = updates_per_round, rows_of_round
+        self._rows: list[dict[str, Any]] = []
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        super().get_batch_samples(epoch_iterator, num_batches, device)
+        round_number, update = divmod(self.state.global_step, self.updates_per_round)
+        if update == 0:
+            self._rows = [weighted_row(row) for row in self.rows_of_round(round_number)]
+        size = self.args.per_device_train_batch_size
+        batch = self.data_collator(self._rows[update * size : (update + 1) * size])
+        return [batch], self._get_num_items_in_batch([batch], device)
+
+
+def weighted_row(row: TrainRow) -> dict[str, Any]:
+    """A row in the form that `WeightedCollator` takes."""
+    weights = [0.0] * len(row.prompt_ids) + [row.weight] * len(row.completion_ids)
+    return {"input_ids": [*row.prompt_ids, *row.completion_ids], "weights": weights}
+
+
+def make_legacy_trainer(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    settings: LegacyConfig,
+    *,
+    rounds: int,
+    rows_of_round: RowsOfRound,
+    output_dir: Path,
+    save_every_rounds: int,
+    log_every_rounds: int,
+    seed: int,
+    callbacks: Sequence[Any] = (),
+) -> RoundSFTTrainer:
+    """A trainer whose round k trains on `rows_of_round(k)`: `updates_per_round * batch_size` rows in order."""
+    updates = settings.updates_per_round
+    count = rounds * updates * settings.batch_size
+    arguments = SFTConfig(
+        output_dir=str(output_dir),
+        max_steps=rounds * updates,
+        per_device_train_batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.05},
+        warmup_steps=min(settings.warmup_rounds, max(rounds // 4, 0)) * updates,
+        adam_beta2=0.98,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        seed=seed,
+        data_seed=seed,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        bf16=False,
+        gradient_checkpointing=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        # The loader only counts: a resumed run has nothing to skip.
+        ignore_data_skip=True,
+        save_strategy="steps",
+        save_steps=save_every_rounds * updates,
+        logging_strategy="steps",
+        logging_steps=log_every_rounds * updates,
+        logging_nan_inf_filter=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    return RoundSFTTrainer(
+        updates_per_round=updates,
+        rows_of_round=rows_of_round,
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"input_ids": [[0]] * count, "weights": [[0.0]] * count}),
+        processing_class=tokenizer,
+        data_collator=WeightedCollator(tokenizer.pad_token_id),
+        callbacks=list(callbacks),
+    )

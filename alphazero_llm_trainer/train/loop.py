@@ -1,0 +1,362 @@
+"""The training run: evaluate, search and train in rounds with checkpoints, evaluate again, report."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from transformers import PrinterCallback, TrainerCallback, set_seed
+
+from ..collect import Collector, GradedTree, Perplexity
+from ..config import Config
+from ..errors import CheckpointError, TrainingError
+from ..eval.greedy import Answers, answer
+from ..eval.metrics import paired_bootstrap, wilson
+from ..policy.student import load_student, make_student, resolve_name
+from ..problems.load import load_tasks
+from ..problems.prompts import SYSTEM_PROMPT
+from ..search.journal import Journal
+from ..types import Cost, Task
+from .checkpoint import newest, read_manifest, write_manifest
+from .grpo import make_grpo_trainer
+from .legacy import make_legacy_trainer
+from .models import load_trained_state, make_trainable, trained_state
+from .report import Progress, draw_report
+from .run import RunFolder
+from .source import Interrupted, RoundSource, RoundStats
+
+
+class Run:
+    """One training run: `load`, then `execute` in a folder.
+
+    Args:
+        config: the resolved configuration.
+        stop: True once the user wants to end; the run then ends at the next safe place and can be resumed.
+        progress: told about trees, rounds and evaluations.
+    """
+
+    def __init__(
+        self, config: Config, stop: Callable[[], bool] = lambda: False, progress: Progress | None = None
+    ) -> None:
+        self.config, self.stop = config, stop
+        self.progress = progress if progress is not None else Progress(quiet=True)
+        train = config.train
+        size = min(train.questions_per_round, train.save_every, train.num_examples)
+        self.questions_per_round = size
+        self.rounds = math.ceil(train.num_examples / size)
+        self.save_every_rounds = max(1, train.save_every // size)
+        self.cost = Cost()
+        self.train_seconds = 0.0
+        self.best: tuple[float, int] | None = None
+
+    # -- the whole run -----------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Data and models; what is wrong with either shows before a folder is made."""
+        self.load_data()
+        self.load_models()
+        self.collector = Collector(self.student, self.config, self.perplexity, self.stop)
+
+    def opening(self) -> str:
+        """What is about to run, in a few lines."""
+        config, train = self.config, self.config.train
+        method = train.method
+        if method == "grpo" and train.grpo.negative_weight == 0:
+            method = "grpo (positives-only: rows below their group's average have weight 0)"
+        return (
+            f"student {self.student.name} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
+            f"{len(self.tasks):,} {config.problems.source} questions in {self.rounds} rounds, {train.groups} groups,"
+            f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
+        )
+
+    def execute(self, folder: RunFolder, resume: bool = False) -> dict[str, Any] | None:
+        """Train and report in `folder`. Returns the run card, or None when the user stopped it first."""
+        quiet_libraries()
+        began = time.perf_counter()
+        self.folder = folder
+        # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the same.
+        set_seed(self.config.seed)
+        self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
+        checkpoint = newest(self.folder.path) if resume else None
+        facts = read_manifest(checkpoint) if checkpoint is not None else {}
+        start = int(facts.get("rounds_done", 0))
+        card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
+        before = self.before(card)
+        self.folder.forget_metrics_from(start)
+        self.restore_best(facts)
+        journal = Journal(self.folder.journal)
+        try:
+            self.train(journal, checkpoint, start)
+        except Interrupted:
+            return None
+        finally:
+            journal.close()
+        if self.stop():
+            return None
+        card["seconds"] = {"total": round(time.perf_counter() - began, 1), "training": round(self.train_seconds, 1)}
+        return self.conclude(card, before)
+
+    def load_data(self) -> None:
+        """Training questions, demonstrations and the two held-out sets, disjoint by split."""
+        config, train = self.config, self.config.train
+        source = config.problems.source
+        options: dict[str, Any] = {"levels": config.problems.levels, "path": config.dataset.path}
+        embedded = source == "embedded"
+        count = train.demonstrations if embedded or train.demonstration_share else 0
+        self.demonstrations: list[Task] = []
+        if count and train.demonstration_share != 0:
+            self.demonstrations = load_tasks(source, "train", count, **options)
+        # Demonstrations are the first tasks of the train split; questions are the ones after them.
+        self.tasks = load_tasks(source, "train", train.num_examples, start=len(self.demonstrations), **options)
+        if len(self.tasks) < train.num_examples:
+            self.rounds = math.ceil(len(self.tasks) / self.questions_per_round)
+        self.test = load_tasks(source, "test", train.eval_size, **options) if train.eval_size else []
+        self.validation = (
+            load_tasks(source, "validation", train.validation_size, **options) if train.validation_size else []
+        )
+
+    def load_models(self) -> None:
+        """The student and, for PRE, its frozen copy."""
+        config = self.config
+        self.student = load_student(config, system_prompt=SYSTEM_PROMPT)
+        self.adapter = config.train.adapter or self.student.spec.adapter
+        self.perplexity: Perplexity | None = None
+        if config.rewards.use_student_model and config.rewards.pre_weight > 0:
+            student = self.student
+            frozen = make_student(
+                student.name,
+                copy.deepcopy(student.model).eval(),
+                student.tokenizer,
+                student.spec,
+                config,
+                student.system_prompt,
+            )
+            self.perplexity = Perplexity(frozen, config.search.max_tokens)
+
+    def new_card(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "config": config.model_dump(mode="json"),
+            "student": resolve_name(config),
+            "adapter": self.adapter,
+            "method": config.train.method,
+            "positives_only": config.train.method == "grpo" and config.train.grpo.negative_weight == 0,
+            "seed": config.seed,
+            "rounds": self.rounds,
+            "questions": len(self.tasks),
+            "demonstrations": len(self.demonstrations),
+        }
+
+    # -- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate(self, tasks: Sequence[Task]) -> Answers:
+        """Greedy answers of the student as it is now."""
+        model = self.student.model
+        training = model.training
+        model.eval()
+        self.student.engine.set_policy(None, self.student.engine.version)
+        answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens)
+        self.student.engine.set_policy(None, self.student.engine.version)
+        model.train(training)
+        return answers
+
+    def before(self, card: dict[str, Any]) -> list[bool]:
+        """The untrained student's results on the test problems; a resumed run reads them from its card."""
+        if "before" not in card:
+            self.progress.say(f"evaluating {len(self.test)} held-out problems before training")
+            card["before"] = summary(self.evaluate(self.test))
+            if self.validation:
+                answers = self.evaluate(self.validation)
+                card["validation_before"] = sum(answers.first) / len(answers.first)
+            self.folder.write_card(card)
+        self.validation_before = card.get("validation_before")
+        return card["before"]["correct"]
+
+    def validate(self, rounds_done: int) -> float | None:
+        """Validation accuracy after `rounds_done` rounds; the best weights so far are kept."""
+        if not self.validation:
+            return None
+        answers = self.evaluate(self.validation)
+        accuracy = sum(answers.first) / len(answers.first)
+        if self.best is None or accuracy > self.best[0]:
+            self.best = (accuracy, rounds_done)
+            temporary = self.folder.best.with_suffix(".part")
+            save_file({k: v.contiguous() for k, v in trained_state(self.trainable).items()}, temporary)
+            temporary.replace(self.folder.best)
+        return accuracy
+
+    def restore_best(self, facts: dict[str, Any]) -> None:
+        if facts.get("best") is not None:
+            self.best = (facts["best"][0], facts["best"][1])
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def train(self, journal: Journal, checkpoint: Path | None, start: int) -> None:
+        """Run the remaining rounds through the method's trainer."""
+        config, train = self.config, self.config.train
+        watch = _Watch(self)
+        source = RoundSource(
+            self.student,
+            config,
+            self.collector,
+            self.tasks,
+            self.demonstrations,
+            journal,
+            questions_per_round=self.questions_per_round,
+            on_tree=self.on_tree,
+            on_round=watch.on_round,
+            stop=self.stop,
+        )
+        common: dict[str, Any] = {
+            "rounds": self.rounds,
+            "output_dir": self.folder.path,
+            "save_every_rounds": self.save_every_rounds,
+            "log_every_rounds": train.log_interval,
+            "seed": config.seed,
+            "callbacks": [watch],
+        }
+        self.progress.start(self.rounds * self.questions_per_round, start * self.questions_per_round)
+        if train.method == "grpo":
+            watch.updates_per_round = train.grpo.epochs * source.grpo_rows // train.grpo.batch_size
+            trainer: Any = make_grpo_trainer(
+                self.trainable,
+                self.student.tokenizer,
+                train.grpo,
+                rows_per_round=source.grpo_rows,
+                rows_of_round=source.grpo,
+                max_completion=config.search.max_tokens,
+                **common,
+            )
+        else:
+            watch.updates_per_round = train.legacy.updates_per_round
+            trainer = make_legacy_trainer(
+                self.trainable, self.student.tokenizer, train.legacy, rows_of_round=source.legacy, **common
+            )
+        trainer.remove_callback(PrinterCallback)
+        began = time.perf_counter()
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except (OSError, ValueError, RuntimeError) as error:
+            if checkpoint is not None and trainer.state.global_step == 0:
+                raise CheckpointError(f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one") from error
+            raise
+        finally:
+            self.progress.stop()
+        self.train_seconds = time.perf_counter() - began
+
+    def on_tree(self, tree: GradedTree) -> None:
+        self.cost.add(tree.cost)
+        self.progress.tree(tree)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def conclude(self, card: dict[str, Any], before: list[bool]) -> dict[str, Any]:
+        """Take the best weights, evaluate them on the test problems once, write everything."""
+        kept = "last"
+        if self.best is not None:
+            load_trained_state(self.trainable, load_file(self.folder.best))
+            kept = f"best on validation ({self.best[0]:.3f} after round {self.best[1]})"
+        self.student.model.eval()
+        self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
+        after = self.evaluate(self.test)
+        metrics = self.folder.read_metrics()
+        total = Cost()
+        for line in metrics:
+            if "cost" in line:
+                total.add(Cost(**line["cost"]))
+        card["after"] = summary(after)
+        card["gain"] = interval(paired_bootstrap(after.first, before)) if self.test else None
+        card["kept"] = kept
+        card["search_cost"] = total.as_dict()
+        teachers = self.collector.teachers
+        card["teachers"] = {} if teachers is None else {name: asdict(one) for name, one in teachers.ledgers.items()}
+        self.trainable.save_pretrained(self.folder.student)
+        self.student.tokenizer.save_pretrained(self.folder.student)
+        self.folder.write_card(card)
+        draw_report(self.folder.report, card, metrics)
+        return card
+
+
+class _Watch(TrainerCallback):
+    """Seals checkpoints, measures validation, writes metrics, stops on request and on a loss that is not finite."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.updates_per_round = run, 1
+        self.pending: dict[str, Any] = {}
+        self.validation: float | None = None
+
+    def on_round(self, stats: RoundStats) -> None:
+        self.pending = stats.as_dict()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.run.stop():
+            control.should_training_stop = True
+        if state.global_step == state.max_steps:
+            control.should_save = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        logs = dict(logs or {})
+        loss = logs.get("loss")
+        if loss is not None and not math.isfinite(float(loss)):
+            saved = newest(self.run.folder.path)
+            where = f"resume from {saved}" if saved is not None else "start again"
+            raise TrainingError(f"loss is {loss} at update {state.global_step}: lower the learning rate and {where}")
+        if not self.pending:
+            return
+        keep = {k.removeprefix("train/"): v for k, v in logs.items() if isinstance(v, int | float)}
+        line = {**self.pending, "update": state.global_step, **{k: v for k, v in keep.items() if k not in self.pending}}
+        self.run.folder.append_metrics(line)
+        self.run.progress.round(line, self.run.rounds)
+        self.pending = {}
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        run = self.run
+        rounds_done = state.global_step // self.updates_per_round
+        accuracy = run.validate(rounds_done)
+        if accuracy is not None:
+            run.folder.append_metrics({"round": rounds_done - 1, "validation_accuracy": accuracy})
+            run.progress.validated(rounds_done, accuracy)
+        folder = run.folder.path / f"checkpoint-{state.global_step}"
+        write_manifest(
+            folder,
+            {
+                "rounds_done": rounds_done,
+                "questions_done": min(rounds_done * run.questions_per_round, len(run.tasks)),
+                "update": state.global_step,
+                "best": list(run.best) if run.best is not None else None,
+                "config": run.config.model_dump(mode="json"),
+            },
+        )
+
+
+def summary(answers: Answers) -> dict[str, Any]:
+    """Accuracy with its interval, cost, and each problem's result for paired comparisons."""
+    right, total = sum(answers.first), len(answers.first)
+    return {
+        "accuracy": interval(wilson(right, total)),
+        "problems": total,
+        "tokens": answers.tokens,
+        "seconds": round(answers.seconds, 2),
+        "too_long": answers.skipped,
+        "correct": answers.first,
+    }
+
+
+def interval(value: Any) -> dict[str, float]:
+    return {"value": value.value, "low": value.low, "high": value.high}
+
+
+def quiet_libraries() -> None:
+    """Keep libraries' notices about themselves out of the user's terminal; their errors still show."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in ("transformers", "trl", "accelerate", "peft", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,132 @@
+"""What a run tells its user: progress while it goes, a table and a picture at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from ..collect import GradedTree
+
+
+class Progress:
+    """A bar on a terminal, plain lines elsewhere; silent when `quiet`. Everything goes to `out` (standard error)."""
+
+    def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
+        self.out = out if out is not None else sys.stderr
+        self.quiet = quiet
+        self.bar: tqdm | None = None
+        self.began = time.perf_counter()
+        self.total = self.done = self.first = 0
+        self.last = ""
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            (self.bar.write(text, file=self.out) if self.bar is not None else print(text, file=self.out, flush=True))
+
+    def start(self, total: int, done: int) -> None:
+        self.total, self.done, self.first, self.began = total, done, done, time.perf_counter()
+        if not self.quiet and self.out.isatty():
+            self.bar = tqdm(total=total, initial=done, unit="question", file=self.out, dynamic_ncols=True)
+
+    def tree(self, tree: GradedTree) -> None:
+        self.done += 1
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def round(self, line: dict[str, Any], rounds: int) -> None:
+        """One round's figures, with rate and time left."""
+        self.done = max(self.done, (line["round"] + 1) * line["questions"])
+        rate = (self.done - self.first) / max(time.perf_counter() - self.began, 1e-9)
+        left = (self.total - self.done) / rate if rate > 0 else 0.0
+        self.last = f"reward {line['mean_reward']:.3f}, flat {line['flat']}/{line['questions']}"
+        if self.bar is not None:
+            self.bar.n = min(self.done, self.total)
+            self.bar.set_postfix_str(self.last)
+            return
+        loss = f", loss {line['loss']:.4f}" if "loss" in line else ""
+        self.say(
+            f"round {line['round'] + 1}/{rounds}: {self.last}, solved {line['solved']}, rows {line['rows']}{loss},"
+            f" {rate:.1f} questions/s, ETA {left:.0f} s"
+        )
+
+    def validated(self, rounds_done: int, accuracy: float) -> None:
+        self.say(f"checkpoint after round {rounds_done}: validation accuracy {accuracy:.3f}")
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def table(card: dict[str, Any]) -> str:
+    """The before/after table of a run card."""
+    rows = [("", "accuracy", "95% interval", "problems", "tokens", "seconds")]
+    for name in ("before", "after"):
+        figures = card[name]
+        accuracy = figures["accuracy"]
+        rows.append(
+            (
+                name,
+                f"{accuracy['value']:.3f}",
+                f"[{accuracy['low']:.3f}, {accuracy['high']:.3f}]",
+                str(figures["problems"]),
+                f"{figures['tokens']:,}",
+                f"{figures['seconds']:.1f}",
+            )
+        )
+    gain = card["gain"]
+    if gain is not None:
+        rows.append(("gain (paired)", f"{gain['value']:+.3f}", f"[{gain['low']:+.3f}, {gain['high']:+.3f}]", "", "", ""))
+    cost = card["search_cost"]
+    sampled = f"{cost['sampled_tokens']:,}"
+    rows.append(("training", "", "", f"{card['questions']:,}", sampled, f"{card['seconds']['training']:.1f}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def draw_report(path: Path, card: dict[str, Any], metrics: list[dict[str, Any]]) -> None:
+    """`report.png`: reward and validation over questions, zero-variance share, update statistics, before and after."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rounds = [line for line in metrics if "mean_reward" in line]
+    seen = [sum(r["questions"] for r in rounds[: i + 1]) for i in range(len(rounds))]
+    by_round = {line["round"]: x for line, x in zip(rounds, seen, strict=True)}
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), constrained_layout=True)
+    learning, flat, updates, result = axes.flat
+    learning.plot(seen, [r["mean_reward"] for r in rounds], color="tab:blue", label="mean reward of sampled responses")
+    checked = [(by_round[m["round"]], m["validation_accuracy"]) for m in metrics if "validation_accuracy" in m and m["round"] in by_round]
+    if card.get("validation_before") is not None:
+        checked.insert(0, (0, card["validation_before"]))
+    learning.plot(*zip(*checked, strict=True), "o-", color="tab:orange", label="greedy accuracy, validation") if checked else None
+    learning.set(xlabel="training questions", ylim=(0, 1), title="Learning")
+    learning.legend(loc="lower right", fontsize=8)
+    flat.plot(seen, [r["flat_at_first"] / r["questions"] for r in rounds], color="tab:gray", label="at first")
+    flat.plot(seen, [r["flat"] / r["questions"] for r in rounds], color="tab:red", label="after more search")
+    flat.set(xlabel="training questions", ylim=(0, 1), title="Share of zero-variance groups")
+    flat.legend(fontsize=8)
+    for name, colour in (("entropy", "tab:green"), ("kl", "tab:purple"), ("grad_norm", "tab:brown")):
+        points = [(x, r[name]) for x, r in zip(seen, rounds, strict=True) if name in r]
+        if points:
+            updates.plot(*zip(*points, strict=True), color=colour, label=name)
+    updates.set(xlabel="training questions", title="Updates")
+    if updates.lines:
+        updates.legend(fontsize=8)
+    names = ["before", "after"]
+    values = [card[n]["accuracy"] for n in names]
+    errors = [[v["value"] - v["low"] for v in values], [v["high"] - v["value"] for v in values]]
+    result.bar(names, [v["value"] for v in values], yerr=errors, capsize=6, color=["tab:gray", "tab:blue"])
+    for i, value in enumerate(values):
+        result.text(i, value["high"] + 0.02, f"{value['value']:.3f}", ha="center")
+    problems = card["before"]["problems"]
+    result.set(ylim=(0, 1), title=f"Greedy accuracy, {problems:,} held-out problems, 95% intervals")
+    figure.suptitle(f"{card['method']} on {card['student']}, seed {card['seed']}")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,97 @@
+"""A run's folder: what it is called, what is in it, and how a run that was cut off is found again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config, validate
+from ..errors import CheckpointError
+from .checkpoint import write_json
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside one run's folder; nothing is written elsewhere."""
+
+    path: Path
+
+    @property
+    def card(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.png"
+
+    @property
+    def student(self) -> Path:
+        """Where the final student goes, as a plain Hugging Face folder."""
+        return self.path / "student"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best.safetensors"
+
+    def read_card(self) -> dict[str, Any]:
+        """run.json. Raises CheckpointError when it isn't a run's."""
+        try:
+            card = json.loads(self.card.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"run folder {self.path} has no readable run.json: name another with --resume") from error
+        if not isinstance(card, dict) or "config" not in card:
+            raise CheckpointError(f"run folder {self.path} has a run.json without a config: name another with --resume")
+        return card
+
+    def write_card(self, card: dict[str, Any]) -> None:
+        write_json(self.card, card)
+
+    def config(self) -> Config:
+        """The configuration that the run was started with."""
+        return validate(self.read_card()["config"])
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines; one that a crash cut is left out."""
+        if not self.metrics.exists():
+            return []
+        text = self.metrics.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def forget_metrics_from(self, number: int) -> None:
+        """Drop the lines of rounds that will be trained again."""
+        kept = [line for line in self.read_metrics() if line.get("round", -1) < number]
+        self.metrics.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+
+def new_run(checkpoint_dir: Path) -> RunFolder:
+    """The next numbered folder `run-001`, `run-002`, ... of `checkpoint_dir`."""
+    taken = [int(p.name[4:]) for p in checkpoint_dir.glob("run-*") if p.name[4:].isdigit()]
+    folder = checkpoint_dir / f"run-{max(taken, default=0) + 1:03d}"
+    folder.mkdir(parents=True)
+    return RunFolder(folder)
+
+
+def find_run(checkpoint_dir: Path, named: Path | None) -> RunFolder:
+    """The run to resume: the named folder, or the newest of `checkpoint_dir`."""
+    if named is not None:
+        if not (named / "run.json").is_file():
+            raise CheckpointError(f"--resume {named} has no run.json: name a run's folder, such as checkpoints/run-001")
+        return RunFolder(named)
+    runs = sorted(path.parent for path in checkpoint_dir.glob("run-*/run.json"))
+    if not runs:
+        raise CheckpointError(f"--resume found no run in {checkpoint_dir}: start one without --resume")
+    return RunFolder(runs[-1])

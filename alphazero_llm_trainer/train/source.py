@@ -1,0 +1,288 @@
+"""A round of training: search its questions (or read them from the journal), give credit, mix in demonstrations."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from ..collect import Collector, GradedTree
+from ..config import Config
+from ..policy.student import Student
+from ..search.driver import derive_seed
+from ..search.extract import Trajectory, step_values, trajectories
+from ..search.journal import Journal
+from ..types import Cost, Task
+from .credit import asymmetric, group_advantages, is_flat, step_advantages
+from .rows import TrainRow
+
+
+class Interrupted(Exception):
+    """The user asked to stop while a round was being searched."""
+
+
+@dataclass(slots=True)
+class RoundStats:
+    """What a round's searches gave. Shares are of its questions."""
+
+    round: int
+    questions: int = 0
+    flat_at_first: int = 0
+    flat: int = 0
+    extensions: int = 0
+    trajectories: int = 0
+    samples: int = 0
+    mean_reward: float = 0.0
+    solved: int = 0
+    rows: int = 0
+    rows_unused: int = 0
+    rows_filled: int = 0
+    search_seconds: float = 0.0
+    reused_trees: int = 0
+    cost: Cost = field(default_factory=Cost)
+
+    def as_dict(self) -> dict[str, Any]:
+        names = [name for name in self.__slots__ if name != "cost"]
+        return {**{name: getattr(self, name) for name in names}, "cost": self.cost.as_dict()}
+
+
+class RoundSource:
+    """Rows for round after round; the same rows for the same weights, whatever was killed in between.
+
+    Args:
+        student: the policy under training; its engine is told about new weights at the start of each round.
+        collector: searches and grades.
+        tasks: training questions in order; round k takes the k-th slice of `questions_per_round`.
+        demonstrations: worked solutions that are replayed, may be empty.
+        journal: where finished trees go, and come from after a restart.
+        on_tree, on_round: called after each tree and each round.
+        stop: True once the user wants to end.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        config: Config,
+        collector: Collector,
+        tasks: Sequence[Task],
+        demonstrations: Sequence[Task],
+        journal: Journal,
+        *,
+        questions_per_round: int,
+        on_tree: Callable[[GradedTree], None],
+        on_round: Callable[[RoundStats], None],
+        stop: Callable[[], bool],
+    ) -> None:
+        self.student, self.config, self.collector = student, config, collector
+        self.tasks, self.demonstrations, self.journal = tasks, demonstrations, journal
+        self.questions_per_round = questions_per_round
+        self.on_tree, self.on_round, self.stop = on_tree, on_round, stop
+        self._buffer: list[TrainRow] = []
+        self._buffered_rounds = 0
+
+    # -- how many rows -----------------------------------------------------------------------------------------------
+
+    @property
+    def demonstration_rows(self) -> int:
+        """Replayed rows of a GRPO round."""
+        train = self.config.train
+        return self.grpo_rows - train.rows_per_round if self.demonstrations else 0
+
+    @property
+    def grpo_rows(self) -> int:
+        """All rows of a GRPO round: a multiple of the batch size."""
+        train = self.config.train
+        share = self.share if self.demonstrations else 0.0
+        size = train.grpo.batch_size
+        return max(size, math.ceil(round(train.rows_per_round / (1 - share), 6) / size) * size)
+
+    @property
+    def share(self) -> float:
+        """The share of replayed rows; unless it is set, a fifth on the embedded problems and none elsewhere."""
+        share = self.config.train.demonstration_share
+        return share if share is not None else (0.2 if self.config.problems.source == "embedded" else 0.0)
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def grpo(self, number: int) -> list[TrainRow]:
+        """Exactly `grpo_rows` rows of round `number`, advantages included."""
+        trees, stats = self.search(number)
+        rows = self.credited(trees)
+        wanted = self.grpo_rows - self.demonstration_rows
+        stats.rows, stats.rows_unused = min(len(rows), wanted), max(len(rows) - wanted, 0)
+        rows = rows[:wanted]
+        stats.rows_filled = wanted - len(rows)
+        replayed = self.replayed(number, self.demonstration_rows + (stats.rows_filled if self.demonstrations else 0))
+        rows += replayed
+        rows += [self.silent(trees)] * (self.grpo_rows - len(rows))
+        self.finish(stats)
+        return rows
+
+    def legacy(self, number: int) -> list[TrainRow]:
+        """`updates_per_round * batch_size` rows: replayed ones and own good ones of all rounds so far."""
+        settings = self.config.train.legacy
+        for earlier in range(self._buffered_rounds, number):
+            self._buffer += self.good(self.restored(earlier))
+        trees, stats = self.search(number)
+        fresh = self.good(trees)
+        self._buffer += fresh
+        self._buffered_rounds = number + 1
+        rng = Random(derive_seed(self.config.seed, "legacy", number))
+        rows: list[TrainRow] = []
+        replay = round(settings.batch_size * self.share) if self.demonstrations else 0
+        for _ in range(settings.updates_per_round):
+            own = settings.batch_size - replay
+            batch = self.replayed(rng.getrandbits(62), replay, scored=False)
+            if self._buffer:
+                batch += rng.sample(self._buffer, own) if len(self._buffer) >= own else rng.choices(self._buffer, k=own)
+            elif self.demonstrations:
+                batch += self.replayed(rng.getrandbits(62), own, scored=False)
+            else:
+                batch += [self.silent(trees)] * own
+            rows += batch
+        stats.rows, stats.rows_unused = len(fresh), 0
+        self.finish(stats)
+        return rows
+
+    def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
+        """The graded trees of a round, in the order of its questions."""
+        began = time.perf_counter()
+        model, size = self.student.model, self.questions_per_round
+        training = model.training
+        model.eval()
+        self.student.engine.set_policy(None, number)
+        found = {tree.key: tree for tree in self.restored(number)}
+        stats = RoundStats(number, reused_trees=len(found))
+        tasks = {f"{number}/{task.problem.id}": task for task in self.tasks[number * size : (number + 1) * size]}
+        missing = [(key, task) for key, task in tasks.items() if key not in found]
+        if missing:
+            asyncio.run(self._search(missing, number, found))
+        if self.collector.perplexity is not None:
+            self.collector.perplexity.forget()
+        if self.stop():
+            raise Interrupted
+        model.train(training)
+        trees = [found[key] for key in tasks]
+        stats.search_seconds = time.perf_counter() - began
+        self._count(trees, stats)
+        return trees, stats
+
+    async def _search(self, missing: list[tuple[str, Task]], number: int, found: dict[str, GradedTree]) -> None:
+        async for tree in self.collector.collect(missing, self.config.seed):
+            if tree.ended_by == "stopped":
+                continue
+            self.journal.append(tree.record(round=number, policy=self.student.engine.version))
+            found[tree.key] = tree
+            self.on_tree(tree)
+
+    def restored(self, number: int) -> list[GradedTree]:
+        """The trees of a round that the journal has."""
+        size = self.questions_per_round
+        trees = []
+        for task in self.tasks[number * size : (number + 1) * size]:
+            record = self.journal.get(f"{number}/{task.problem.id}")
+            if record is not None:
+                trees.append(GradedTree.from_record(record, task))
+        return trees
+
+    def _count(self, trees: list[GradedTree], stats: RoundStats) -> None:
+        stats.questions = len(trees)
+        total = 0.0
+        for tree in trees:
+            found = trajectories(tree.tree)
+            stats.flat_at_first += tree.flat_at_first
+            stats.flat += self.collector.flat(tree.tree)
+            stats.extensions += tree.extensions
+            stats.trajectories += len(found)
+            stats.samples += sum(t.samples for t in found)
+            stats.solved += any(t.hre == 1.0 for t in found)
+            total += sum(self.collector.reward(t) * t.samples for t in found)
+            stats.cost.add(tree.cost)
+        stats.mean_reward = total / max(stats.samples, 1)
+
+    def finish(self, stats: RoundStats) -> None:
+        self.on_round(stats)
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def credited(self, trees: list[GradedTree]) -> list[TrainRow]:
+        """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
+        grpo = self.config.train.grpo
+        groups = [(tree, trajectories(tree.tree)) for tree in trees]
+        groups = [(tree, found) for tree, found in groups if not is_flat([self.collector.reward(t) for t in found])]
+        scale = self._step_scale(groups) if grpo.credit == "step" else 1.0
+        queues = []
+        for tree, found in groups:
+            if grpo.credit == "step":
+                advantages = [
+                    step_advantages(step_values(tree.tree, t), t.lengths, scale=scale, clip=grpo.advantage_clip)
+                    for t in found
+                ]
+            else:
+                rewards = [self.collector.reward(t) for t in found]
+                whole = group_advantages(rewards, [t.samples for t in found], clip=grpo.advantage_clip)
+                advantages = [[a] * len(t.token_ids) for a, t in zip(whole, found, strict=True)]
+            prompt = self.student.prompt_ids(tree.task.problem.question)
+            rows = [
+                TrainRow(prompt, t.token_ids, t.logprobs, tuple(asymmetric(a, grpo.negative_weight)))
+                for t, a in zip(found, advantages, strict=True)
+            ]
+            rows = [row for row in rows if any(row.advantages)]
+            rows.sort(key=lambda row: -max(abs(a) for a in row.advantages))
+            queues.append(rows)
+        turns = max((len(rows) for rows in queues), default=0)
+        return [rows[turn] for turn in range(turns) for rows in queues if turn < len(rows)]
+
+    def _step_scale(self, groups: list[tuple[GradedTree, list[Trajectory]]]) -> float:
+        differences = [q - v for tree, found in groups for t in found for q, v in step_values(tree.tree, t)]
+        if not differences:
+            return 1.0
+        return math.sqrt(math.fsum(d * d for d in differences) / len(differences)) or 1.0
+
+    def good(self, trees: list[GradedTree]) -> list[TrainRow]:
+        """Legacy rows: the best response of each question that has both better and worse ones, weighted by reward."""
+        rows = []
+        for tree in trees:
+            found = trajectories(tree.tree)
+            rewards = [self.collector.reward(t) for t in found]
+            if is_flat(rewards):
+                continue
+            best = max(range(len(found)), key=lambda i: (rewards[i], found[i].samples, -i))
+            rows.append(self._row(tree, found[best], rewards[best]))
+        return rows
+
+    def _row(self, tree: GradedTree, found: Trajectory, weight: float) -> TrainRow:
+        prompt = self.student.prompt_ids(tree.task.problem.question)
+        return TrainRow(prompt, found.token_ids, found.logprobs, (0.0,) * len(found.token_ids), weight)
+
+    def replayed(self, number: int, count: int, *, scored: bool = True) -> list[TrainRow]:
+        """`count` demonstrations drawn by `number`; `scored` ones carry the student's log-probabilities of now.
+
+        A constant positive advantage makes the policy gradient of such a row that of supervised training.
+        """
+        if not count:
+            return []
+        rng = Random(derive_seed(self.config.seed, "replay", number))
+        weight = self.config.train.demonstration_weight
+        drawn = [rng.choice(self.demonstrations) for _ in range(count)]
+        pairs = []
+        for task in drawn:
+            prompt = self.student.prompt_ids(task.problem.question)
+            pairs.append((prompt, (*self.student.encode(task.solution or ""), self.student.engine.eos_id)))
+        old = asyncio.run(self.student.engine.score(pairs)) if scored else [[0.0] * len(ids) for _, ids in pairs]
+        return [
+            TrainRow(prompt, ids, tuple(logprobs), (weight,) * len(ids), 1.0, kind="demonstration")
+            for (prompt, ids), logprobs in zip(pairs, old, strict=True)
+        ]
+
+    def silent(self, trees: list[GradedTree]) -> TrainRow:
+        """A row that changes nothing: it fills a batch that the trees could not."""
+        for tree in trees:
+            for found in trajectories(tree.tree):
+                return self._row(tree, found, 0.0)
+        prompt = self.student.prompt_ids(self.tasks[0].problem.question)
+        return TrainRow(prompt, (self.student.engine.eos_id,), (0.0,), (0.0,), 0.0)

@@ -1,0 +1,97 @@
+"""Core types that every room shares. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+
+class Direction(StrEnum):
+    """What a proposer was asked for: a likely-right step, a likely-wrong one, or nothing in particular."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    NONE = "none"
+
+
+STUDENT = "student"  # Node.source of the policy's own tokens; a teacher's is "teacher:<name>".
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question without its answer: all that search ever sees."""
+
+    id: str
+    question: str
+    source: str
+    level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem with its gold answer and, where one is known, a worked solution in the `#### N` format."""
+
+    problem: Problem
+    gold: str
+    solution: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One reasoning step: token ids, their log-probabilities (nats, under the sampling policy) and their text.
+
+    `token_ids` and `logprobs` have the same length `[T]`; the text is what the tokens decode to, line end included.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Steps proposed after a prefix. The first is the proposal; the others are the rollout that follows it.
+
+    `ended` is True when the policy closed the response itself (end of sequence), False when a limit cut it.
+    """
+
+    steps: tuple[Step, ...]
+    ended: bool
+    source: str = STUDENT
+    direction: Direction = Direction.NONE
+
+
+@dataclass(slots=True)
+class Cost:
+    """The currency of every comparison.
+
+    prompt_tokens: prefix tokens that were computed; cached_tokens: prefix tokens read from a cache instead;
+    sampled_tokens: tokens generated; scored_tokens: tokens whose log-probability alone was asked for;
+    calls: requests to an engine; seconds: wall-clock; dollars: what providers charge.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    scored_tokens: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+    dollars: float = 0.0
+
+    def add(self, other: Cost) -> None:
+        """Add `other` to this cost in place."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardParts:
+    """A terminal reward and what it was made of. `total` is in [0, 1]; a part that is switched off is None."""
+
+    total: float
+    hre: float | None = None
+    pre: float | None = None

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphazero_llm_trainer import answers
+from alphazero_llm_trainer.errors import DataError
+
+NORMALIZED = [
+    ("72", "72"),
+    ("  72 ", "72"),
+    ("72.", "72"),
+    ("**72**", "72"),
+    ("`72`", "72"),
+    ("007", "7"),
+    ("-0", "0"),
+    # thousands
+    ("1,234", "1234"),
+    ("7,000,000", "7000000"),
+    ("1{,}234", "1234"),
+    (r"1\,234", "1234"),
+    ("1\u202f234", "1234"),
+    ("12,34", "12,34"),
+    ("1234,567", "1234,567"),
+    # currency, percent, units
+    ("$1,234.50", "2469/2"),
+    (r"\$18", "18"),
+    ("$18$", "18"),
+    ("US$5", "5"),
+    ("5 USD", "5"),
+    ("€5", "5"),
+    ("USD 5", "5"),
+    ("50%", "50"),
+    (r"50\%", "50"),
+    ("18 dollars per day", "18"),
+    ("18 dollars every day at the farmers' market.", "18"),
+    ("5km", "5"),
+    ("5 km/h", "5"),
+    ("25 m²", "25"),
+    ("25 square feet", "25"),
+    (r"5\text{ km}", "5"),
+    (r"90^\circ", "90"),
+    (r"90^{\circ}", "90"),
+    ("5 degrees Celsius", "5"),
+    ("3 times", "3"),
+    ("2.5 million dollars", "2500000"),
+    # signs
+    ("-5", "-5"),
+    ("- 5", "-5"),
+    ("+5", "5"),
+    ("−5", "-5"),
+    ("–5", "-5"),
+    ("-$5", "-5"),
+    ("$-5", "-5"),
+    # fractions, decimals, powers of ten
+    ("3/4", "3/4"),
+    ("6/8", "3/4"),
+    ("3 / 4", "3/4"),
+    (r"\frac{3}{4}", "3/4"),
+    (r"\dfrac{-6}{8}", "-3/4"),
+    (r"-\frac34", "-3/4"),
+    (r"1\frac{1}{2}", "3/2"),
+    ("1 1/2", "3/2"),
+    ("-1 1/2", "-3/2"),
+    ("1½", "3/2"),
+    ("½", "1/2"),
+    ("1⁄2", "1/2"),
+    ("0.50", "1/2"),
+    (".5", "1/2"),
+    ("5.", "5"),
+    ("18.00", "18"),
+    ("0.1", "1/10"),
+    ("1.5e6", "1500000"),
+    (r"3 \times 10^{5}", "300000"),
+    ("3/0", "3/0"),
+    # wrappings
+    ("x = 5", "5"),
+    ("10 - 3 = 7", "7"),
+    ("about 5", "5"),
+    ("Total: 5", "5"),
+    ("(5)", "5"),
+    (r"\boxed{5}", "5"),
+    (r"**\boxed{\frac12}**", "1/2"),
+    ("００5", "5"),
+    # not one number
+    ("5 and a half", "5 and a half"),
+    ("5 or 6", "5 or 6"),
+    ("3, 4", "3,4"),
+    ("3:30", "3:30"),
+    ("12/25/2020", "12/25/2020"),
+    ("3x", "3x"),
+    (r"3\pi", r"3\pi"),
+    (r"3\sqrt{13}", r"3\sqrt{13}"),
+    ("6 - 5i", "6-5i"),
+    ("10⁶", "10^6"),
+    ("5²", "5^2"),
+    ("Paris.", "paris"),
+    (r"\text{Evelyn}", "evelyn"),
+    ("New  York", "new york"),
+    # nothing there
+    ("", ""),
+    ("...", ""),
+    ("9" * 5000, "9" * 5000),
+]
+
+EXTRACTED = [  # text, strict=False, strict=True
+    ("16 - 3 = 13\n#### 13", "13", "13"),
+    ("#### 5\nno, wait\n#### 6", "6", "6"),
+    ("#### 1,234 apples", "1,234 apples", "1,234 apples"),
+    ("#### Janet makes $18 a day", "$18", "Janet makes $18 a day"),
+    ("The total is #### 7", "7", "7"),
+    ("#### -5", "-5", "-5"),
+    ("####7", "7", "7"),
+    ("#### Paris", "Paris", "Paris"),
+    (r"\boxed{3}" "\n#### 4", "4", "4"),
+    ("#### 4\n" r"\boxed{3}", "4", "4"),
+    ("#### Step 1: add 2\nso 9", "9", None),
+    ("#### Final Answer\n" r"\boxed{18}", "18", None),
+    ("##### 5", "5", None),
+    ("#### ", None, None),
+    ("3 + 4 = 7\n####", "7", None),
+    (r"\boxed{2} and \boxed{3}", "3", None),
+    (r"\boxed{\frac{1}{2}} 9", r"\frac{1}{2}", None),
+    (r"\boxed{\text{a {b} c}}", r"\text{a {b} c}", None),
+    (r"\boxed{3} and \boxed{4", "3", None),
+    (r"\boxed{} so 5", "5", None),
+    ("The answer is $18.", "$18", None),
+    ("The answer is 3.5. 7 is not.", "3.5", None),
+    ("The answer is 5. No: the answer is 6.", "6", None),
+    ("The answer is 18, because 9 + 9 is more than 4.", "18", None),
+    ("The answer is that she has 18 eggs left.", "18", None),
+    ("**Answer:** 18", "18", None),
+    ("Answer:\n18", "18", None),
+    ("I have 3. The answer is: **", "3", None),
+    ("3 = 3\n#### **", "3", None),
+    ("The answer is Paris.", "Paris", None),
+    ("16 - 3 = 13", "13", None),
+    ("16 - 3", "3", None),
+    ("it drops to -5", "-5", None),
+    ("it drops to −5.", "-5", None),
+    ("it costs $1,234.50.", "$1,234.50", None),
+    ("it costs -$5", "-$5", None),
+    ("it is 35km", "35", None),
+    ("from 5-7", "7", None),
+    ("GPT-4", "4", None),
+    ("H2O", None, None),
+    ("3.14x", None, None),
+    (r"so $x = \frac{3}{4}$.", "3/4", None),
+    ("so 50% of them", "50%", None),
+    ("no number", None, None),
+    ("", None, None),
+]
+
+
+@pytest.mark.parametrize(("text", "key"), NORMALIZED)
+def test_normalize(text, key):
+    assert answers.normalize(text) == key
+
+
+@pytest.mark.parametrize(("text", "loose", "strict"), EXTRACTED)
+def test_extract(text, loose, strict):
+    assert answers.extract(text) == loose
+    assert answers.extract(text, strict=True) == strict
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("1/2", "0.5", True),
+        ("0.1", "1/10", True),
+        ("0.3333333333333333", "1/3", False),
+        ("9007199254740993", "9007199254740992", False),  # a float can't tell these apart
+        ("50%", "0.5", False),
+        ("18", "-18", False),
+        ("$18.00", "18 dollars", True),
+        ("Paris", "paris.", True),
+        ("Paris", "London", False),
+        ("", "", False),
+        (".", "!", False),
+    ],
+)
+def test_equal(a, b, same):
+    assert answers.equal(a, b) is same
+    assert answers.equal(b, a) is same
+
+
+def test_gold():
+    assert answers.gold("48/2 = <<48/2=24>>24\n#### 1,024") == "1024"
+    assert answers.gold("#### -3") == "-3"
+
+
+@pytest.mark.parametrize("text", ["", "72", "so 72\n####", "#### seventy", "x" * 200 + "#### 5 or 6"])
+def test_gold_that_is_no_number(text):
+    with pytest.raises(DataError, match="no number after '####': end it with"):
+        answers.gold(text)
+
+
+@given(st.text())
+def test_any_text_is_survived(text):
+    key = answers.normalize(text)
+    assert answers.normalize(key) == key
+    assert answers.equal(text, text) is (key != "")
+    found = answers.extract(text)
+    assert found is None or answers.normalize(found)
+
+
+@given(st.text(alphabet="0123456789.,-+/$%#*{}()=: \\boxedfracanswri\n½²−"))
+def test_number_soup_is_survived(text):
+    key = answers.normalize(text)
+    assert answers.normalize(key) == key
+    answers.extract(text)
+    answers.extract(text, strict=True)
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_spellings_of_an_integer_are_equal(n):
+    spellings = [f"{n:,}", f"{n}.00", f"${n:,}", f"{n}%", f"{n} apples", f"{n}".replace("-", "−"), f"x = {n}"]
+    assert {answers.normalize(s) for s in spellings} == {str(n)}
+    assert not answers.equal(str(n), str(n + 1))
+    assert answers.equal(answers.extract(f"2 + 2 = 4\n#### {n:,}"), str(n))
+    assert answers.equal(answers.extract(f"so that makes {n:,} apples."), str(n))
+    assert answers.equal(answers.extract(rf"so \boxed{{{n}}}."), str(n))
+
+
+@given(st.integers(-999, 999), st.integers(1, 999))
+def test_fractions_are_exact(top, bottom):
+    value = Fraction(top, bottom)
+    sign = "-" if top < 0 else ""
+    assert answers.normalize(f"{top}/{bottom}") == str(value)
+    assert answers.normalize(rf"{sign}\frac{{{abs(top)}}}{{{bottom}}}") == str(value)
+    assert answers.normalize(f"{top / 100:.2f}") == str(Fraction(top, 100))
+
+
+@pytest.mark.data
+def test_every_real_gold_parses_and_equals_itself(data_dir):
+    rows = [json.loads(line) for split in ("train", "test") for line in (data_dir / "gsm8k" / f"{split}.jsonl").open()]
+    assert len(rows) == 8792
+    for row in rows:
+        number = row["answer"].rpartition("####")[2].strip()
+        gold = answers.gold(row["answer"])
+        assert gold == str(int(number.replace(",", "")))
+        assert answers.equal(gold, number)
+        for strict in (False, True):
+            assert answers.equal(answers.extract(row["answer"], strict=strict), gold)
+
+
+@pytest.mark.data
+def test_real_latex_answers_equal_themselves_and_their_box(data_dir):
+    rows = [json.loads(line) for line in (data_dir / "math500" / "test.jsonl").open()]
+    for row in rows:
+        assert answers.equal(row["answer"], row["answer"])
+    agreeing = sum(answers.equal(answers.extract(row["solution"]) or "", row["answer"]) for row in rows)
+    assert agreeing >= 0.99 * len(rows)

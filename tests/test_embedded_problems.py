@@ -1,0 +1,143 @@
+import time
+
+import pytest
+
+from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.problems import embedded
+
+MANY = 2000
+
+PINNED = {
+    "embedded/train/1/0": (
+        "Zoe owns 22 books and Ben owns 9 fewer than that. Mia has 2 fewer books than Ben. How many "
+        "books does Mia have?",
+        "22 - 9 = 13\n13 - 2 = 11\n#### 11",
+    ),
+    "embedded/arena/2/11": (
+        "Mia owns 8 coins. A week later she has three times as many coins. The way home takes 22 "
+        "minutes. Ben has 7 more coins than Mia. What is the number of coins they have together?",
+        "8 * 3 = 24\n24 + 7 = 31\n24 + 31 = 55\n#### 55",
+    ),
+    "embedded/test/4/42": (
+        "There are 6 shells in each of the 4 bags of Zoe. She sells half of the shells. Max takes 2 bags "
+        "with 4 shells in each from her. She splits the shells equally into 2 bags and keeps only one "
+        "bag. What is the number of shells that Zoe has now?",
+        "4 * 6 = 24\n24 / 2 = 12\n2 * 4 = 8\n12 - 8 = 4\n4 / 2 = 2\n#### 2",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def by_split():
+    return {split: embedded.load(split, MANY, (1, 2, 3, 4)) for split in embedded.SPLITS}
+
+
+def test_splits_share_no_solution_and_no_question(by_split):
+    for what in (lambda t: t.solution, lambda t: t.problem.question):
+        seen = {split: {what(t) for t in tasks} for split, tasks in by_split.items()}
+        assert len(set.union(*seen.values())) == sum(len(s) for s in seen.values())
+
+
+def test_a_split_hardly_repeats_a_question(by_split):
+    for tasks in by_split.values():
+        assert len({t.problem.question for t in tasks}) > 0.99 * MANY
+
+
+def test_every_gold_follows_from_its_own_steps_and_its_question(by_split):
+    for task in (t for tasks in by_split.values() for t in tasks):
+        assert embedded.check_solution(task.solution, task.problem.question), task
+        assert task.solution.endswith(f"\n#### {task.gold}")
+        assert 1 <= int(task.gold) <= embedded.MAX_RESULT
+
+
+@pytest.mark.parametrize(
+    "solution",
+    ["1 + 2 = 4\n#### 4", "1 + 2 = 3\n#### 4", "7 / 2 = 3\n#### 3", "1 + 2 = 3", "#### 3", "", "1 + 2 = 3\n\n#### 3"],
+)
+def test_a_wrong_solution_is_found(solution):
+    assert not embedded.check_solution(solution)
+
+
+def test_an_operand_from_nowhere_is_found():
+    assert embedded.check_solution("8 + 9 = 17\n#### 17", "Mia has 8 pens. She buys 9 more.")
+    assert not embedded.check_solution("8 + 5 = 13\n#### 13", "Mia has 8 pens. She buys 9 more.")
+
+
+def test_levels_have_the_right_number_of_steps(by_split):
+    seen = {level: set() for level in embedded.LEVELS}
+    for task in by_split["train"]:
+        seen[task.problem.level].add(task.solution.count("\n"))
+    assert seen == {level: set(steps) for level, steps in embedded.LEVELS.items()}
+
+
+def test_questions_read_like_text(by_split):
+    for task in by_split["test"]:
+        question = task.problem.question
+        assert question[0].isupper() and question.endswith("?")
+        assert not {"{", "}"} & set(question) and "  " not in question
+        assert " 1 " not in question  # so that plurals are right
+        for sentence in question.split(". "):
+            assert sentence[0].isupper()
+
+
+def test_distractors_appear_and_are_not_used(by_split):
+    with_age = [t for t in by_split["train"] if "years old" in t.problem.question]
+    assert 0.02 * MANY < len(with_age) < 0.2 * MANY
+
+
+def test_every_kind_and_phrasing_appears(by_split):
+    for kind in embedded.OPENINGS + embedded.EVENTS + embedded.CLOSINGS:
+        assert len(kind.phrasings) >= 3
+    for phrase in ("doubles", "half of", "triples", "equally", "dollars", "fewer", "together", "in each of the"):
+        assert any(phrase in t.problem.question for t in by_split["validation"]), phrase
+
+
+def test_the_same_arguments_give_the_same_task_in_any_order():
+    first = [embedded.build("arena", i, 2) for i in range(50)]
+    assert [embedded.build("arena", i, 2) for i in reversed(range(50))] == first[::-1]
+    assert embedded.load("arena", 10, (2,), start=40) == first[40:]
+
+
+def test_ids_lead_back_to_their_tasks(by_split):
+    for tasks in by_split.values():
+        for task in tasks[:200]:
+            assert embedded.from_id(task.problem.id) == task
+            assert task.problem.source == embedded.SOURCE
+
+
+def test_load_cycles_through_the_levels():
+    assert [t.problem.level for t in embedded.load("train", 5, (1, 3))] == [1, 3, 1, 3, 1]
+    ids = [t.problem.id for t in embedded.load("test", 2, (1, 2), start=7)]
+    assert ids == ["embedded/test/2/7", "embedded/test/1/8"]
+
+
+@pytest.mark.parametrize("task_id", sorted(PINNED))
+def test_the_generator_still_writes_what_it_wrote(task_id):
+    # The shipped student's manifest and saved trees name tasks by id: a changed text would make them mean other tasks.
+    task = embedded.from_id(task_id)
+    assert (task.problem.question, task.solution) == PINNED[task_id]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: embedded.build("dev", 0, 1), ("split", "'dev'", "train")),
+        (lambda: embedded.build("train", 0, 9), ("level", "9", "[1, 2, 3, 4]")),
+        (lambda: embedded.build("train", -1, 1), ("index", "-1", "0 or more")),
+        (lambda: embedded.load("train", 0, (1,)), ("count", "0", "1 or more")),
+        (lambda: embedded.load("train", 5, ()), ("levels", "at least one")),
+        (lambda: embedded.load("nope", 5, (1,)), ("split", "'nope'", "test")),
+        (lambda: embedded.from_id("gsm8k/test/3"), ("id", "'gsm8k/test/3'", "embedded/SPLIT/LEVEL/INDEX")),
+    ],
+)
+def test_bad_arguments_get_one_sentence_with_the_fix(call, words):
+    with pytest.raises(DataError) as error:
+        call()
+    text = str(error.value)
+    assert all(word in text for word in words) and text.endswith(".") and "\n" not in text
+
+
+def test_drawing_is_fast():
+    began = time.perf_counter()
+    embedded.load("train", 500)
+    assert time.perf_counter() - began < 2.0  # about 0.04 s; generous, for a busy machine

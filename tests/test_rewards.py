@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphazero_llm_trainer.config import RewardConfig
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.rewards.combined import combined
+from alphazero_llm_trainer.rewards.hre import hre
+from alphazero_llm_trainer.rewards.pre import perplexity, pre
+
+shares = st.floats(0, 1)
+logprobs = st.lists(st.floats(-2000, 0), max_size=8)
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "loose", "strict"),
+    [
+        ("2 + 3 = 5\n#### 5", "5", 1.0, 1.0),
+        ("2 + 3 = 5\n#### $5.00", "5", 1.0, 1.0),
+        ("2 + 3 = 5\n#### 6", "5", 0.0, 0.0),
+        ("2 + 3 = 5", "5", 1.0, 0.0),
+        ("", "5", 0.0, 0.0),
+        ("I can't say.", "5", 0.0, 0.0),
+    ],
+)
+def test_hre(response, gold, loose, strict):
+    assert hre(response, gold) == loose
+    assert hre(response, gold, strict=True) == strict
+
+
+def test_perplexity_closed_forms():
+    assert perplexity([math.log(0.25)] * 3) == pytest.approx(4.0)
+    assert perplexity([math.log(0.5), math.log(0.125)]) == pytest.approx(4.0)
+    assert perplexity([0.0]) == 1.0
+    assert perplexity([]) == math.inf
+    assert perplexity([-5000.0]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("ppl", "base", "expected"),
+    [(4, 4, 0.5), (2, 4, 0.75), (1, 4, 0.875), (6, 4, 0.25), (8, 4, 0.0), (80, 4, 0.0), (1, 1, 0.5)],
+)
+def test_pre_closed_forms(ppl, base, expected):
+    assert pre([-math.log(ppl)] * 3, [-math.log(base)] * 5) == pytest.approx(expected)
+
+
+def test_pre_with_nothing_to_measure():
+    assert pre([], [-1.0]) == 0.0
+    assert pre([-1.0], []) == 0.5
+    assert pre([], []) == 0.0
+    assert pre([-5000.0], [-1.0]) == 0.0
+    assert pre([-1.0], [-5000.0]) == 1.0
+    assert pre([-math.inf], [-1.0]) == 0.0
+    assert pre([-math.inf], [-math.inf]) == 0.5
+
+
+@given(logprobs.filter(bool), logprobs.filter(bool))
+def test_pre_is_the_design_formula(a, b):
+    ppl, base = perplexity(a), perplexity(b)
+    value = pre(a, b)
+    assert 0.0 <= value <= 1.0
+    if math.isfinite(ppl) and math.isfinite(base):
+        clipped = max(-1.0, min(1.0, (base - ppl) / base))
+        assert value == pytest.approx((clipped + 1) / 2, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("hre_part", "pre_part", "steps", "right", "wrong", "total"),
+    [
+        (1.0, None, 0, 0, 0, 1.0),  # no student model: correctness has all the weight
+        (0.0, None, 0, 0, 0, 0.0),
+        (None, 0.5, 0, 0, 0, 0.5),
+        (1.0, 0.5, 0, 0, 0, 0.7),
+        (0.0, 0.5, 0, 0, 0, 0.3),
+        (1.0, 0.5, 4, 0, 0, 0.66),
+        (1.0, 0.5, 4, 1, 0, 0.76),
+        (1.0, 0.5, 4, 3, 0, 0.76),  # once a response
+        (1.0, 0.5, 4, 0, 2, 0.61),
+        (1.0, 0.5, 4, 1, 1, 0.71),
+        (1.0, 1.0, 2, 1, 0, 1.0),  # clamped
+        (0.0, 0.0, 2, 0, 1, 0.0),
+    ],
+)
+def test_combined_with_the_shipped_weights(hre_part, pre_part, *, steps, right, wrong, total):
+    parts = combined(hre_part, pre_part, steps=steps, right=right, wrong=wrong, weights=RewardConfig())
+    assert parts.total == pytest.approx(total)
+    assert (parts.hre, parts.pre) == (hre_part, pre_part)
+
+
+def test_weights_are_renormalised_and_every_constant_is_configured():
+    weights = RewardConfig(hre_weight=0.2, pre_weight=0.2, step_penalty=0.1, right_bonus=0.2, wrong_penalty=0.3)
+    assert combined(1.0, 0.0, steps=0, right=0, wrong=0, weights=weights).total == pytest.approx(0.5)
+    assert combined(1.0, 0.0, steps=1, right=0, wrong=0, weights=weights).total == pytest.approx(0.4)
+    assert combined(1.0, 0.0, steps=0, right=1, wrong=0, weights=weights).total == pytest.approx(0.7)
+    assert combined(1.0, 0.0, steps=0, right=0, wrong=1, weights=weights).total == pytest.approx(0.2)
+    zero = RewardConfig(step_penalty=0, right_bonus=0, wrong_penalty=0)
+    assert combined(1.0, None, steps=9, right=1, wrong=1, weights=zero).total == 1.0
+
+
+@pytest.mark.parametrize(("hre_part", "pre_part"), [(None, None), (1.0, None)])
+def test_no_weight_at_all_is_said(hre_part, pre_part):
+    with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.0 .* weigh nothing"):
+        combined(hre_part, pre_part, steps=1, right=0, wrong=0, weights=RewardConfig(hre_weight=0.0))
+
+
+@given(shares, st.none() | shares, st.integers(0, 50), st.integers(0, 9), st.integers(0, 9))
+def test_combined_stays_in_range_and_is_monotonic(h, p, steps, right, wrong):
+    def total(h, steps, right, wrong):
+        return combined(h, p, steps=steps, right=right, wrong=wrong, weights=RewardConfig()).total
+
+    value = total(h, steps, right, wrong)
+    assert 0.0 <= value <= 1.0
+    assert total(1.0, steps, right, wrong) >= value >= total(h, steps + 1, right, wrong)
+    assert total(h, steps, right + 1, wrong) >= value >= total(h, steps, right, wrong + 1)
+
+
+def test_directions_never_lift_a_wrong_answer_above_a_right_one():
+    wrong = combined(0.0, 0.5, steps=4, right=4, wrong=0, weights=RewardConfig())
+    right = combined(1.0, 0.5, steps=4, right=0, wrong=4, weights=RewardConfig())
+    assert right.total > wrong.total
