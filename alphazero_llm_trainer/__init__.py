@@ -1,7 +1,7 @@
 """AlphaZero for language-model reasoning.
 
-`import alphazero_llm_trainer` loads nothing heavy: the three classes below, which verifiers looks for, are imported when
-they are first asked for.
+`import alphazero_llm_trainer` loads nothing heavy: the three classes below, which verifiers looks for, are imported
+when they are first asked for.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser(
         "train", parents=[train], add_help=False, help="search -> train in rounds", description=train.description
     ).set_defaults(run=run_train)
-    add_sft(commands)
-    add_search(commands)
-    add_info(commands)
+    add_sft(commands, add_config_arguments, resolve)
+    add_search(commands, add_config_arguments, resolve)
+    add_info(commands, add_config_arguments, resolve)
     args = parser.parse_args(argv)
     return guarded(lambda: args.run(args))

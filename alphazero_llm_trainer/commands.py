@@ -3,9 +3,161 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
+import os
+import platform
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import yaml
 
-def add_sft(commands: Any) -> None: ...
-def add_search(commands: Any) -> None: ...
-def add_info(commands: Any) -> None: ...
+from .config import Config
+from .errors import ConfigError
+from .types import Problem
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "verifiers", "datasets", "openai", "vllm", "bitsandbytes")
+Resolve = Callable[..., Config]
+AddArguments = Callable[[argparse.ArgumentParser], None]
+
+
+# -- sft ---------------------------------------------------------------------------------------------------------------
+
+
+def add_sft(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
+    parser = commands.add_parser("sft", help="train the embedded student from scratch on its demonstrations")
+    parser.add_argument("--out", type=Path, default=Path("checkpoints/sft"), metavar="DIR", help="where it goes")
+    parser.add_argument("--eval-size", type=int, default=1000, metavar="N", help="test problems, measured once at the end")
+    arguments(parser)
+    parser.set_defaults(run=lambda args: run_sft_command(args, resolve(args)))
+
+
+def run_sft_command(args: argparse.Namespace, config: Config) -> int:
+    """Train the embedded student on `train.demonstrations` worked solutions, select on validation, report on test."""
+    if config.student not in ("auto", "embedded"):
+        raise ConfigError(f"--student is {config.student!r}: sft trains the embedded student from scratch; use embedded")
+    if args.eval_size < 1:
+        raise ConfigError(f"--eval-size is {args.eval_size}: give at least 1")
+    from .train.warmup import warm_up
+
+    manifest = warm_up(config, args.out, args.eval_size)
+    test = manifest["test_greedy"]
+    print(
+        f"greedy accuracy on {test['problems']:,} test problems: {test['value']:.3f}"
+        f" [{test['low']:.3f}, {test['high']:.3f}], pass@8 {manifest['test_pass_at_8']['value']:.3f};"
+        f" {manifest['seconds']:.0f} s of training; student in {args.out}"
+    )
+    return 0
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def add_search(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
+    parser = commands.add_parser("search", help="search one question and print the tree")
+    parser.add_argument("question", nargs="?", help="the question's text (default: an embedded test problem)")
+    parser.add_argument("--index", type=int, default=0, metavar="N", help="which embedded test problem")
+    parser.add_argument("--path", type=Path, metavar="DIR", help="a student folder, such as checkpoints/run-001/student")
+    parser.add_argument("--iterations", type=int, metavar="N", help="expansions")
+    parser.add_argument("--json", action="store_true", help="print the whole tree as JSON instead")
+    arguments(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        extra = {} if args.iterations is None else {"search": {"iterations": args.iterations}}
+        return run_search(args, resolve(args, extra))
+
+    parser.set_defaults(run=run)
+
+
+def run_search(args: argparse.Namespace, config: Config) -> int:
+    """Search one question with the student alone and print its tree, the choice and the cost."""
+    from .cli import Stop
+    from .collect import Perplexity, answer_search
+    from .policy.student import load_student
+    from .problems.load import load_tasks
+    from .problems.prompts import SYSTEM_PROMPT
+    from .viewer.text import draw_tree
+
+    if args.question is None:
+        problem = load_tasks("embedded", "test", 1, levels=config.problems.levels, start=args.index)[0].problem
+    else:
+        problem = Problem("question", args.question, "user")
+    student = load_student(config, path=args.path, system_prompt=SYSTEM_PROMPT)
+    perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
+    result = asyncio.run(answer_search(student, config, perplexity, Stop()).run(problem, config.seed))
+    choice = result.choice
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "question": problem.question,
+                    "answer": None if choice is None else choice.answer,
+                    "why": None if choice is None else choice.why,
+                    "ended_by": result.ended_by,
+                    "cost": result.cost.as_dict(),
+                    "tree": result.tree.to_dict(),
+                }
+            )
+        )
+        return 0
+    print(problem.question)
+    print(draw_tree(result.tree, None if choice is None else choice.node))
+    if choice is None:
+        print("no response was finished: raise search.iterations or search.max_tokens")
+    else:
+        print(f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value {choice.value:.3f}")
+    cost = result.cost
+    print(
+        f"ended by {result.ended_by}: {cost.sampled_tokens} tokens sampled, {cost.cached_tokens} prefix tokens cached,"
+        f" {cost.calls} calls, {cost.seconds:.2f} s"
+    )
+    return 0
+
+
+# -- info --------------------------------------------------------------------------------------------------------------
+
+
+def add_info(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
+    parser = commands.add_parser("info", help="resolved configuration, versions, devices, tiers and their keys")
+    arguments(parser)
+    parser.set_defaults(run=lambda args: run_info(resolve(args)))
+
+
+def run_info(config: Config) -> int:
+    """Print what a run would use. Keys are reported as set or not set, never shown."""
+    import torch
+
+    from .policy.student import resolve_name
+
+    shown = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
+    print(yaml.safe_dump({"configuration": shown}, sort_keys=False, allow_unicode=True).rstrip())
+    name = resolve_name(config)
+    print(f"student: {name} -> {config.models[name].path} ({config.models[name].quantization}, {config.models[name].dtype})")
+    print("versions:")
+    print(f"  python: {platform.python_version()}")
+    for package in PACKAGES:
+        print(f"  {package}: {version(package)}")
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            facts = torch.cuda.get_device_properties(i)
+            print(f"device: cuda:{i} {facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+    else:
+        print(f"device: cpu, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
+    print("tiers:")
+    print("  none: no teachers; the student alone")
+    print("  embedded: the scripted teacher of the embedded problems; needs nothing")
+    for tier, spec in config.teacher_tiers.items():
+        key = spec.key_variable
+        needs = "needs no key" if key is None else f"{key} is {'set' if os.environ.get(key) else 'not set'}"
+        models = ", ".join(teacher.model for teacher in spec.teachers) or "no models named"
+        print(f"  {tier}: {spec.base_url} ({needs}): {models}")
+    return 0
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -102,13 +102,13 @@ class LegacyConfig(Section):
 class SftConfig(Section):
     learning_rate: PositiveFloat = 3e-3
     batch_size: Positive = 16
-    epochs: Positive = 24
+    steps: Positive = 6000
     question_weight: Share = 0.1
-    warmup_ratio: Share = 0.03
-    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: NonNegative = 50
+    weight_decay: NonNegativeFloat = 0.01
     max_grad_norm: PositiveFloat = 1.0
     validation_size: Positive = 300
-    evaluate_every: Positive = 100
+    evaluate_every: Positive = 300
 
 
 class TrainConfig(Section):

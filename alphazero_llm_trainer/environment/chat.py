@@ -8,10 +8,11 @@ from typing import Any
 
 import aiohttp
 
-from ..answers import is_final
-from ..policy.protocol import Limits
-from ..search.driver import derive_seed
-from ..types import Continuation, Cost, Direction, Problem, Step
+from alphazero_llm_trainer.answers import is_final
+from alphazero_llm_trainer.policy.protocol import Limits
+from alphazero_llm_trainer.search.driver import derive_seed
+from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, Step
+
 from .student import EMBEDDED_MODEL, FrozenStudent
 
 LINE_TOKENS = 128  # a call's allowance for one step where the whole response has more left
@@ -48,18 +49,25 @@ class Chat:
             raise CallFailed(f"the model call failed: {type(error).__name__}: {error}") from error
         except (KeyError, IndexError, TypeError) as error:
             raise CallFailed("the model call failed: the answer has no choices") from error
-        usage = answer.get("usage") or {}
-        cost = Cost(
-            prompt_tokens=usage.get("prompt_tokens") or 0, sampled_tokens=usage.get("completion_tokens") or 0, calls=1
-        )
-        return choice, cost
+        return choice, _cost(answer.get("usage") or {})
+
+
+def _cost(usage: dict[str, Any]) -> Cost:
+    """OpenAI's usage: its prompt tokens include the cached ones."""
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return Cost(
+        prompt_tokens=max((usage.get("prompt_tokens") or 0) - cached, 0),
+        cached_tokens=cached,
+        sampled_tokens=usage.get("completion_tokens") or 0,
+        calls=1,
+    )
 
 
 class ChatSteps:
-    """`search.driver.StepPolicy` over chat calls: every sampled step is one call whose messages are the steps before it.
+    """`search.driver.StepPolicy` over chat calls: a sampled step is one call whose messages are the steps before it.
 
-    So each node of the search's tree is a node of verifiers' trace. Steps carry the embedded student's token ids where
-    it is the one that answers, and text alone elsewhere.
+    So every path of the search's tree is a branch of verifiers' trace (where samples with one text stay apart). Steps
+    carry the embedded student's token ids where it is the one that answers, and text alone elsewhere.
 
     Args:
         chat: the rollout's calls.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EXIT_USER_ERROR, AlphaZeroError, ConfigError
+from alphazero_llm_trainer.errors import EXIT_USER_ERROR, AlphaZeroError, ConfigError
+
 from .argv import OUR_ID, Mode, Plan, plan
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ how to answer
   --tier free|production              teachers in search (the same as --env.taskset.tier); they need OPENROUTER_API_KEY
 how to score
   --use-student-model [true|false]    perplexity under the frozen student as 0.6 of the reward, beside correctness
-                                      (default: on for the embedded student; the same as --env.taskset.use-student-model)
+                                      (default: on for the embedded student, off for a model)
 other
   -r N rollouts a problem, -c N at once, -o FOLDER for the traces, --push uploads to Prime Intellect (off here)
   --help-all                          every option of verifiers' own vf-eval
@@ -46,7 +48,7 @@ other
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run `vf-eval` with `argv` and return its exit code: 0, 1 when every rollout failed, 2 for what the user can fix."""
+    """Run `vf-eval` with `argv`; its exit code: 0, 1 when every rollout failed, 2 for what the user can fix."""
     try:
         wanted = plan(argv)
         return _run(wanted)
@@ -57,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(wanted: Plan) -> int:
     if wanted.mode is Mode.TRAIN:
-        from ..cli import train_main
+        from alphazero_llm_trainer.cli import train_main
 
         return train_main(list(wanted.argv))
     if wanted.mode is Mode.HELP:
@@ -77,10 +79,12 @@ def evaluate(argv: list[str]) -> int:
     Raises:
         AlphaZeroError: one sentence for the user.
     """
+    import torch
     from verifiers.v1.cli.eval.main import main
     from verifiers.v1.cli.output import output_path
 
     from . import report
+    from .student import EMBEDDED_URL
 
     config = parse(argv)
     added = defaults(config)
@@ -94,6 +98,9 @@ def evaluate(argv: list[str]) -> int:
     if config.dry_run:
         main(argv)
         return 0
+    if config.client.base_url == EMBEDDED_URL and "OMP_NUM_THREADS" not in os.environ:
+        # A model this small loses by a second thread, and on a busy machine twentyfold: threads wait for each other.
+        torch.set_num_threads(1)
     try:
         main(argv)
     except SystemExit as stop:
@@ -158,7 +165,7 @@ def defaults(config: EvalConfig) -> list[str]:
     model_given = "model" in given
     if taskset is None or agent is None:
         if not model_given:
-            raise ConfigError("the embedded student answers in this package's own environment only: name a model with -m")
+            raise ConfigError("the embedded student answers in this package's own environment only: add -m MODEL")
         return [] if _says_push(config) else ["--no-push"]
     embedded = config.client.base_url == EMBEDDED_URL
     if not model_given and not url_given and agent.model is None and agent.client is None:
@@ -188,7 +195,7 @@ def _says_push(config: EvalConfig) -> bool:
 
 def _size(config: EvalConfig) -> list[str]:
     """`-n 100` asks for 100 problems, so the taskset must give as many where its own size isn't set."""
-    from ..config import load_config
+    from alphazero_llm_trainer.config import load_config
 
     taskset, select = _taskset(config), config.select
     name = "train_size" if taskset.split == "train" else "eval_size"
@@ -216,7 +223,8 @@ def _agent(config: EvalConfig) -> Any:
 
 def describe(config: EvalConfig) -> str:
     """One line: which model and which problems were taken, and how to change them."""
-    from ..config import load_config
+    from alphazero_llm_trainer.config import load_config
+
     from .student import EMBEDDED_URL
 
     taskset = _taskset(config)
@@ -234,7 +242,8 @@ def describe(config: EvalConfig) -> str:
 
 def notes(config: EvalConfig) -> list[str]:
     """What the user should know before the run: teachers that won't take part."""
-    from ..config import load_config
+    from alphazero_llm_trainer.config import load_config
+
     from .harness import missing_key
 
     taskset, agent = _taskset(config), _agent(config)

@@ -11,12 +11,13 @@ import aiohttp
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..collect import make_evaluate
-from ..config import Config, load_config
-from ..errors import AlphaZeroError, EngineError
-from ..policy.teachers import TeacherEnsemble, build_teachers
-from ..search.driver import Search, SearchResult, derive_seed
-from ..types import Direction, Problem, RewardParts, Step
+from alphazero_llm_trainer.collect import make_evaluate
+from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.errors import AlphaZeroError, EngineError
+from alphazero_llm_trainer.policy.teachers import TeacherEnsemble, build_teachers
+from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
+from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
+
 from .argv import OUR_ID
 from .chat import CallFailed, Chat, ChatSteps, answers_itself
 from .student import frozen_student
@@ -36,7 +37,7 @@ class AlphaZeroHarnessConfig(vf.HarnessConfig):
     samples: Annotated[int, Field(ge=1)] | None = None
     """Sampled continuations an expansion (unset: search.samples of training.yaml, 4)."""
     temperature: Annotated[float, Field(ge=0)] | None = None
-    """Sampling temperature. Unset: without search greedy for the embedded student and the server's default for any other
+    """Sampling temperature. Unset: without search greedy for the embedded student and the server's default for another
     model, with search search.temperature of training.yaml. `--sampling.temperature` overrides it."""
     tier: Tier = "none"
     """Teachers that propose steps in search. This package's environment sets it from `--env.taskset.tier`."""
@@ -61,7 +62,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         self._teachers: TeacherEnsemble | None = None
         self._resolved: Config | None = None
 
-    async def launch(
+    async def launch(  # noqa: PLR0917 - verifiers' own signature
         self,
         ctx: vf.ModelContext,
         trace: vf.Trace,

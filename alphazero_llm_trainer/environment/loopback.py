@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config import explain
-from ..errors import EngineError
-from ..policy.protocol import Generated, GenerateRequest
+from alphazero_llm_trainer.config import explain
+from alphazero_llm_trainer.errors import EngineError
+from alphazero_llm_trainer.policy.protocol import Generated, GenerateRequest
+
 from .student import EMBEDDED_MODEL, FrozenStudent
 
 MAX_BODY = 4 * 1024 * 1024
@@ -108,6 +109,7 @@ class Loopback:
                     "prompt_tokens": len(prompt_ids),
                     "completion_tokens": sampled,
                     "total_tokens": len(prompt_ids) + sampled,
+                    "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
                 },
             }
         )

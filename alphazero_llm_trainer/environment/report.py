@@ -12,7 +12,7 @@ TRACES = "traces.jsonl"
 
 @dataclass(slots=True)
 class Summary:
-    """Rollouts of one run: `means` maps reward names (and "reward", their weighted total) to means over those that ended."""
+    """Rollouts of one run. `means`: reward names, and "reward" for their weighted total, over rollouts that ended."""
 
     total: int = 0
     failed: int = 0

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from ..answers import is_final
-from ..collect import Perplexity
-from ..config import Config, load_config
-from ..policy.student import Student, load_student
-from ..types import Problem, Step
+from alphazero_llm_trainer.answers import is_final
+from alphazero_llm_trainer.collect import Perplexity
+from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.types import Problem, Step
 
 EMBEDDED_MODEL = "embedded-student"
 # A name, not an address: records and `--resume` stay the same from run to run while the server's port changes.
@@ -38,7 +38,7 @@ class FrozenStudent:
         return self.student.decode(token_ids)
 
     async def perplexity_reward(self, problem: Problem, response: str) -> float:
-        """PRE of a response's text (DESIGN section 5), in [0, 1]: 0.5 for the student's own greedy answer, 0 for nothing.
+        """PRE of a response's text (DESIGN section 5), in [0, 1]: 0.5 for the student's own greedy answer.
 
         A response beyond the student's context is measured on the part that fits.
 

@@ -9,13 +9,14 @@ from typing import Annotated, Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..answers import equal, extract
-from ..config import Config, RewardConfig, load_config
-from ..problems.load import load_tasks
-from ..problems.prompts import SYSTEM_PROMPT
-from ..rewards.hre import hre
-from ..types import Problem
-from ..types import Task as ProblemTask
+from alphazero_llm_trainer.answers import equal, extract
+from alphazero_llm_trainer.config import Config, RewardConfig, load_config
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
+from alphazero_llm_trainer.rewards.hre import hre
+from alphazero_llm_trainer.types import Problem
+from alphazero_llm_trainer.types import Task as ProblemTask
+
 from .student import frozen_student
 
 TRAIN_SPLIT = "train"
@@ -83,7 +84,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
 
 def response_text(trace: vf.Trace) -> str:
-    """What is scored: search's chosen response where search answered, else the last reply (search's is its last leaf)."""
+    """What is scored: search's chosen response, or the last reply (which under search is only its last leaf)."""
     chosen = trace.info.get("mcts")
     return trace.last_reply if chosen is None else chosen["response"]
 

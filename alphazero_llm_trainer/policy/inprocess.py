@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from ..config import EngineConfig
 from ..errors import EngineError
 from ..types import Cost
+from .forward import make_forward
 from .prefix_tree import PrefixTree
 from .protocol import Capabilities, Generated, GenerateRequest
 from .slots import Slots
@@ -108,6 +109,7 @@ class InProcessEngine:
             device=weight.device,
         )
         self.slots = Slots(min(32, settings.max_batch), min(128, context), layers, kv_heads, head_dim, self.tree)
+        self.forward = make_forward(model, self.slots)
         self.capabilities = Capabilities(scores=True, topk=True, trainable=True, max_context=context)
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
         self._waiting: deque[_Row] = deque()
@@ -164,6 +166,7 @@ class InProcessEngine:
             self.model.load_state_dict(weights)
         self.version = version
         self.tree.clear()
+        self.forward.refresh()
 
     # -- taking requests in ------------------------------------------------------------------------------------------
 
@@ -272,19 +275,23 @@ class InProcessEngine:
         futures += [row.scoring for row in rows if row.scoring is not None]
         for future in futures:
             if not future.done():
-                future.set_exception(EngineError(f"the engine's loop ended early: {error!r}"))
+                failure = EngineError(f"the engine's loop ended early: {error!r}")
+                failure.__cause__ = error
+                future.set_exception(failure)
         self._live, self._walkers = [], []
         self._waiting.clear()
         self._pending.clear()
         self.tree.clear()
 
+    @torch.inference_mode()
     def _step(self) -> None:
-        walkers, self._walkers = self._walkers, []
-        if walkers:
-            self._draw([(node, riders, None) for node, riders in walkers], None)
+        if self._walkers:
+            self._draw([(node, riders, None) for node, riders in self._walkers], None)
+            self._walkers = []
         self._refill()
         if not self._live:
             return
+        # Rows stay in `_live` until the step is through: a failure must find every caller there.
         frontier: list[tuple[int, list[_Rider], _Row | None]] = []
         parts = []
         for start, end, width in self._windows():
@@ -294,8 +301,7 @@ class InProcessEngine:
                 row = self._live[start + i]
                 frontier.append((row.nodes[-1], row.riders, row))
             parts.append(logprobs if len(sampling) == end - start else logprobs[sampling])
-        rows, self._live = self._live, []
-        for row in rows:
+        for row in self._live:
             if row.scoring is not None:
                 row.scoring.set_result(None)
                 self.tree.unlock(row.nodes[-1])
@@ -314,12 +320,12 @@ class InProcessEngine:
         if not taken:
             return
         taken.sort(key=lambda row: len(row.nodes))
-        slots = len(self._live) + len(taken)
-        self.slots.ensure(slots, max(row.start + len(taken[-1].nodes) for row in taken))
+        for slot, row in enumerate(taken, len(self._live)):
+            row.slot = slot
+        self._live += taken
+        self.slots.ensure(len(self._live), max(row.start + len(taken[-1].nodes) for row in taken))
         for row in taken:
-            row.slot = len(self._live)
             self.slots.load(row.slot, self.tree.path(row.nodes[0])[:-1])
-            self._live.append(row)
 
     def _forsaken(self, row: _Row) -> bool:
         """True, and the row is let go, when every caller of it was cancelled."""
@@ -347,11 +353,10 @@ class InProcessEngine:
             start = end
         return windows
 
-    @torch.inference_mode()
     def _forward(self, start: int, end: int, width: int) -> np.ndarray:
         """Compute the chains of live rows start..end; returns next-token log-probabilities at their ends `[n, V]`."""
         tree, rows, window = self.tree, self._live[start:end], self.slots.window
-        device = tree.keys[0].device
+        device = tree.states.device
         lengths = np.array([len(row.nodes) for row in rows])
         starts = np.array([row.start for row in rows])
         self.slots.ensure(len(self._live), int((starts + width).max()))
@@ -370,13 +375,7 @@ class InProcessEngine:
         # A query sees the keys at its own position and before; whatever lies in the slot beyond is masked.
         mask = (torch.arange(window.length, device=device) <= window.positions[:, :, None])[:, None]
         began = time.perf_counter()
-        hidden = self.model.base_model(
-            input_ids=torch.from_numpy(ids).to(device),
-            attention_mask=mask,
-            position_ids=window.positions,
-            past_key_values=self.slots.cache,
-            use_cache=True,
-        ).last_hidden_state
+        hidden = self.forward(torch.from_numpy(ids).to(device), mask)
         head = self.model.get_output_embeddings()
         last = hidden[torch.arange(len(rows), device=device), torch.from_numpy(lengths - 1).to(device)]
         logprobs = torch.log_softmax(head(last).float(), dim=-1)

@@ -17,12 +17,13 @@ ROOT = 0
 
 
 class PrefixTree:
-    """A trie over token ids in fixed storage of `capacity` nodes; node i's keys and values are row i of the pools.
+    """A trie over token ids in fixed storage of `capacity` nodes; node i's data are row i of the pools.
 
     Fields, one entry a node: `parent`, `children` (token id -> node), `ready` (keys and values are stored),
     `memoised` (the next-token distribution is stored), `locks` (rows that read it now), `stamp` (last use).
-    Pools: `keys[layer]`, `values[layer]` are `[capacity, kv_heads, head_dim]`; `logprob` `[capacity]` is each token's
-    own log-probability after its prefix (nats, NaN where unknown); `next_logprobs` is `[capacity, vocabulary]` or None.
+    Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values; `logprob` `[capacity]` is each
+    token's own log-probability after its prefix (nats, NaN where unknown); `next_logprobs` is `[capacity, vocabulary]`
+    or None.
     """
 
     def __init__(
@@ -38,9 +39,7 @@ class PrefixTree:
         device: torch.device,
     ) -> None:
         self.capacity = capacity
-        shape = (capacity, kv_heads, head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.states = torch.empty((capacity, layers, 2, kv_heads, head_dim), dtype=dtype, device=device)
         self.next_logprobs: torch.Tensor | None = None
         if capacity * vocabulary * 4 <= memo_bytes:
             self.next_logprobs = torch.empty((capacity, vocabulary), dtype=torch.float32, device=device)

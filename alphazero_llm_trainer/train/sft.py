@@ -57,7 +57,7 @@ class SftSettings:
     the steps or the seconds, whichever are used up first.
     """
 
-    steps: int = 2300
+    steps: int = 3000
     batch_size: int = 16
     learning_rate: float = 3e-3
     warmup_steps: int = 50
@@ -66,7 +66,7 @@ class SftSettings:
     adam_beta2: float = 0.98
     max_grad_norm: float = 1.0
     question_weight: float = 0.1
-    evaluate_every: int = 250
+    evaluate_every: int = 300
     max_seconds: float | None = None
     seed: int = 0
     shape: StudentShape = field(default_factory=StudentShape)

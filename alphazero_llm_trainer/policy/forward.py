@@ -1,0 +1,148 @@
+"""The model's forward over slots: transformers' own for any model, and a fused one for a plain fp32/bf16 Llama."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from .slots import Slots
+
+
+class Forward(Protocol):
+    """`ids` `[n, S]` of the slots' window -> hidden states `[n, S, D]`; new keys and values go to slots and tree."""
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor: ...
+
+    def refresh(self) -> None:
+        """The model's weights have changed."""
+        ...
+
+
+class LibraryForward:
+    """transformers' own forward, reading and writing the slots through its cache interface."""
+
+    def __init__(self, model: PreTrainedModel, slots: Slots) -> None:
+        self.model, self.slots = model, slots
+        self.cache = DynamicCache()
+        self.cache.layers = [_SlotLayer(index, slots) for index in range(slots.layers)]
+        self.cache.layer_class_to_replicate = None
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.model.base_model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=self.slots.window.positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).last_hidden_state
+        self.slots.remember([layer.new for layer in self.cache.layers])
+        return hidden
+
+    def refresh(self) -> None:
+        """Nothing is derived from the weights."""
+
+
+class _SlotLayer(DynamicLayer):
+    """One layer of the slots in the form that transformers' attention reads. Its own DynamicCache concatenates."""
+
+    def __init__(self, index: int, slots: Slots) -> None:
+        super().__init__()
+        self.index, self.slots = index, slots
+        self.new: torch.Tensor
+        self.is_initialized = True
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.new = torch.stack((key_states, value_states))
+        return self.slots.write(self.index, self.new)
+
+    def get_seq_length(self) -> int:
+        return self.slots.window.length
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        return self.slots.window.length, 0
+
+
+class FusedLlama:
+    """The same function as Llama's forward with fewer, larger operations: one matrix for q, k and v, one for gate and up.
+
+    On a CPU a small model's time is the calls, not the arithmetic. A contract test holds it to the library's forward.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, slots: Slots) -> None:
+        self.model, self.slots = model, slots
+        shape = model.config
+        self.heads, self.kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+        self.head_dim = shape.head_dim or shape.hidden_size // shape.num_attention_heads
+        self.epsilon, self.width = shape.rms_norm_eps, shape.hidden_size
+        self.refresh()
+
+    @staticmethod
+    def fits(model: PreTrainedModel) -> bool:
+        """True for a Llama of plain linear layers without biases: no adapters, no quantisation, default rope."""
+        if type(model) is not LlamaForCausalLM or model.config.hidden_act != "silu":
+            return False
+        linears = [module for name, module in model.named_modules() if name.endswith("_proj")]
+        return all(type(linear) is nn.Linear and linear.bias is None for linear in linears)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Join the layers' matrices anew and tabulate the rotary embedding."""
+        inner = self.model.model
+        self.layers = []
+        for layer in inner.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            qkv = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
+            self.layers.append(
+                (
+                    layer.input_layernorm.weight,
+                    torch.cat(qkv).t(),
+                    attention.o_proj.weight.t(),
+                    layer.post_attention_layernorm.weight,
+                    torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)).t(),
+                    mlp.down_proj.weight.t(),
+                )
+            )
+        positions = torch.arange(self.model.config.max_position_embeddings, device=inner.embed_tokens.weight.device)
+        cos, sin = inner.rotary_emb(inner.embed_tokens.weight[:1], positions[None])
+        # The half-rotation's sign is folded into the sine: rotate(x) * sin = roll(x) * signed sin.
+        half = cos.shape[-1] // 2
+        self.cos = cos[0]
+        self.sin = torch.cat((-sin[0][:, :half], sin[0][:, half:]), dim=-1)
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        count, width = ids.shape
+        inner, window = self.model.model, self.slots.window
+        hidden = F.embedding(ids.reshape(-1), inner.embed_tokens.weight)
+        positions = window.positions.reshape(-1)
+        cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
+        bias = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill_(~mask, float("-inf"))
+        rotated, half = self.heads + self.kv_heads, self.head_dim // 2
+        grouped = self.heads != self.kv_heads
+        new = []
+        for index, (norm1, qkv_weight, o_weight, norm2, up_weight, down_weight) in enumerate(self.layers):
+            x = F.rms_norm(hidden, (self.width,), norm1, self.epsilon)
+            qkv = (x @ qkv_weight).view(count * width, rotated + self.kv_heads, self.head_dim)
+            turning = qkv[:, :rotated]
+            turned = torch.addcmul(turning * cos, turning.roll(half, -1), sin)
+            query = turned[:, : self.heads].view(count, width, self.heads, self.head_dim).transpose(1, 2)
+            states = torch.stack((turned[:, self.heads :], qkv[:, rotated:]))
+            states = states.view(2, count, width, self.kv_heads, self.head_dim).transpose(2, 3)
+            keys, values = self.slots.write(index, states)
+            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, enable_gqa=grouped)
+            hidden = torch.addmm(hidden, mixed.transpose(1, 2).reshape(count * width, -1), o_weight)
+            x = F.rms_norm(hidden, (self.width,), norm2, self.epsilon)
+            gate, up = (x @ up_weight).chunk(2, dim=-1)
+            hidden = torch.addmm(hidden, F.silu(gate) * up, down_weight)
+            new.append(states)
+        self.slots.remember(new)
+        return F.rms_norm(hidden, (self.width,), inner.norm.weight, self.epsilon).view(count, width, self.width)
+
+
+def make_forward(model: PreTrainedModel, slots: Slots) -> Forward:
+    """The fused forward where it computes the same function, the library's elsewhere."""
+    return FusedLlama(model, slots) if FusedLlama.fits(model) else LibraryForward(model, slots)

@@ -1,0 +1,189 @@
+"""The in-process engine against Hugging Face `generate` and against re-prefilling, in one run.
+
+    uv run python benchmarks/engine.py
+
+Both models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints tokens/s at batch 1, 8, 32
+and 64 (same prompts, same number of new tokens, every row runs to its end), tokens computed a unique tree token in a
+step-level search, and the share of time inside the model's forward. Ratios hold, absolute times are this machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer.collect import Collector  # noqa: E402
+from alphazero_llm_trainer.config import EngineConfig, load_config  # noqa: E402
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine  # noqa: E402
+from alphazero_llm_trainer.policy.protocol import GenerateRequest  # noqa: E402
+from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+
+NEW_TOKENS = 48
+BATCHES = (1, 8, 32, 64)
+
+
+def random_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(shape).eval()
+
+
+def timed(call: Any, repeats: int) -> float:
+    """Seconds of the fastest of `repeats` calls."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def hf_generate(model: Any, prompts: list[tuple[int, ...]]) -> None:
+    """Left-padded batch, sampled at temperature 1, exactly NEW_TOKENS tokens a row."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    with torch.inference_mode():
+        model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            pad_token_id=0,
+        )
+
+
+def reprefill(model: Any, prompts: list[tuple[int, ...]]) -> None:
+    """The plain way without keys and values: the whole prefix is computed again for every token."""
+    rows = [list(p) for p in prompts]
+    with torch.inference_mode():
+        for _ in range(NEW_TOKENS):
+            width = max(map(len, rows))
+            ids = torch.tensor([[0] * (width - len(r)) + r for r in rows])
+            mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
+            last = model(input_ids=ids, attention_mask=mask, logits_to_keep=1).logits[:, -1]
+            for row, token in zip(rows, torch.multinomial(last.softmax(-1), 1)[:, 0].tolist(), strict=True):
+                row.append(token)
+
+
+def decode_table(name: str, model: Any, prompts: list[tuple[int, ...]], repeats: int) -> list[dict[str, Any]]:
+    """Tokens/s of the three ways at each batch size."""
+    rows = []
+    for batch in BATCHES:
+        chosen = prompts[:batch]
+
+        def ours(chosen: list[tuple[int, ...]] = chosen) -> None:
+            # A fresh engine: nothing is remembered from the run before. No end token, so that every row runs to its end.
+            engine = InProcessEngine(
+                model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig(cache_tokens=50_000)
+            )
+            requests = [GenerateRequest(p, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(chosen)]
+            asyncio.run(engine.generate(requests))
+            shares.append(engine.stats.forward_seconds / engine.stats.step_seconds)
+
+        shares: list[float] = []
+        tokens = batch * NEW_TOKENS
+        seconds = {
+            "ours": timed(ours, repeats),
+            "hf_generate": timed(lambda chosen=chosen: hf_generate(model, chosen), repeats),
+            "reprefill": timed(lambda chosen=chosen: reprefill(model, chosen), 1),
+        }
+        row: dict[str, Any] = {"model": name, "batch": batch}
+        row |= {f"{way}_tokens_per_second": tokens / s for way, s in seconds.items()}
+        row["over_hf_generate"] = seconds["hf_generate"] / seconds["ours"]
+        row["over_reprefill"] = seconds["reprefill"] / seconds["ours"]
+        row["forward_share"] = sum(shares) / len(shares)
+        rows.append(row)
+        print(
+            f"{name:18} {batch:5} {row['ours_tokens_per_second']:9,.0f} {row['hf_generate_tokens_per_second']:9,.0f}"
+            f" {row['reprefill_tokens_per_second']:9,.0f} {row['over_hf_generate']:7.2f}x {row['over_reprefill']:7.2f}x"
+            f" {row['forward_share']:8.0%}",
+            flush=True,
+        )
+    return rows
+
+
+def search_table(questions: int) -> dict[str, Any]:
+    """A step-level search over many trees at once: what is computed against what the trees hold."""
+    config = load_config(overrides=["student=embedded", "rewards.use_student_model=false", "train.iterations=15"])
+    student = load_student(config)
+    tasks = load_tasks("embedded", "train", questions, start=5000)
+
+    async def grow() -> list[Any]:
+        keyed = [(task.problem.id, task) for task in tasks]
+        return [tree async for tree in Collector(student, config, None).collect(keyed, 7)]
+
+    began = time.perf_counter()
+    trees = asyncio.run(grow())
+    seconds = time.perf_counter() - began
+    stats = student.engine.stats
+    prompts = {student.prompt_ids(task.problem.question) for task in tasks}
+    unique = sum(map(len, prompts)) + sum(sum(map(len, t.tree.token_ids)) for t in trees)
+    sampled = sum(t.cost.sampled_tokens for t in trees)
+    simulations = sum(t.tree.N[0] for t in trees)
+    # Without any reuse every call would compute its prefix again, and every sample its own tokens.
+    naive = sampled + sum(t.cost.prompt_tokens + t.cost.cached_tokens for t in trees)
+    row = {
+        "trees": questions,
+        "simulations": simulations,
+        "simulations_per_second": simulations / seconds,
+        "sampled_tokens_per_second": sampled / seconds,
+        "computed_per_unique_token": stats.computed_tokens / unique,
+        "computed_per_simulation": stats.computed_tokens / simulations,
+        "without_reuse_per_unique_token": naive / unique,
+        "rows_per_forward": stats.rows / stats.forwards,
+        "forward_share": stats.forward_seconds / seconds,
+    }
+    print(f"\nstep-level search, {questions} trees at once, embedded student")
+    for key, value in row.items():
+        print(f"  {key:32} {value:12,.2f}")
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--trees", type=int, default=96)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "engine.json")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    student = load_student(load_config(overrides=["student=embedded"]))
+    prompts = [student.prompt_ids(t.problem.question) for t in load_tasks("embedded", "train", 64, start=5000)]
+    print(f"{NEW_TOKENS} new tokens a row, {args.threads} thread(s), tokens/s")
+    print(f"{'model':18} {'batch':>5} {'ours':>9} {'generate':>9} {'reprefill':>9} {'/gen':>8} {'/repre':>8} {'forward':>8}")
+    decode = decode_table("embedded 0.66 M", student.model, prompts, args.repeats)
+    generator = torch.Generator().manual_seed(1)
+    random_prompts = [tuple(torch.randint(2, 512, (60,), generator=generator).tolist()) for _ in range(64)]
+    decode += decode_table("random Llama 3 M", random_llama(), random_prompts, args.repeats)
+    search = search_table(args.trees)
+    command = "python benchmarks/engine.py " + " ".join(sys.argv[1:])
+    result = {"command": command.strip(), "torch": torch.__version__, "decode": decode, "search": search}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Test tools: a fake step policy, a fake advisor, and a tiny real Llama with an engine over it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from alphazero_llm_trainer.config import EngineConfig
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy.protocol import Limits, TeacherProposal
+from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
+
+END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
+
+PAD, EOS, VOCABULARY = 0, 1, 60
+LINE_ENDS = frozenset({2, 3, 4})
+
+
+class ScriptedPolicy:
+    """FAKE policy (`search.driver.StepPolicy`): steps drawn from a seed, no model. A test tool, never a student.
+
+    One token a character. `words` different steps; after each step the response closes with probability `close`,
+    half of the times by a final-answer line (`answers` different ones), else by the end token alone. Draws depend on
+    (own seed, problem, prefix, call seed, sample) only.
+    """
+
+    def __init__(self, seed: int, words: int = 3, close: float = 0.35, answers: int = 3) -> None:
+        self.seed, self.words, self.close, self.answers = seed, words, close, answers
+        self.calls = 0
+
+    def draw(self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits) -> list[Continuation]:
+        prefix = "".join(step.text for step in steps)
+        return [
+            self._sample(Random(f"{self.seed}/{problem.id}/{prefix}/{seed}/{i}"), limits) for i in range(n)
+        ]
+
+    def _sample(self, rng: Random, limits: Limits) -> Continuation:
+        steps: list[Step] = []
+        left, ended = limits.tokens, False
+        while left > 0 and len(steps) < limits.lines and not ended:
+            ended = rng.random() < self.close
+            final = rng.random() < 0.5
+            if ended:
+                text, ids = (f"#### {rng.randrange(self.answers)}", ()) if final else ("", ())
+                ids = (*map(ord, text), END)
+            else:
+                word = rng.randrange(self.words)
+                text = f"w{word}" + "x" * word + "\n"
+                ids = tuple(map(ord, text))
+            if len(ids) > left:
+                ids, ended = ids[:left], False
+                text = "".join(chr(token) for token in ids if token != END)
+            left -= len(ids)
+            steps.append(Step(ids, tuple(-0.1 - 0.01 * (token % 7) for token in ids), text))
+        return Continuation(tuple(steps), ended)
+
+    async def continuations(
+        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
+    ) -> tuple[list[Continuation], Cost]:
+        self.calls += 1
+        await asyncio.sleep(0)
+        drawn = self.draw(problem, steps, n, seed, limits)
+        sampled = sum(len(step.token_ids) for one in drawn for step in one.steps)
+        return drawn, Cost(sampled_tokens=sampled, calls=1)
+
+    async def adopt(
+        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
+    ) -> tuple[Continuation, Cost]:
+        final = "####" in text
+        ids = (*map(ord, text), END) if final else tuple(map(ord, text + "\n"))
+        step = Step(ids, tuple(-1.0 for _ in ids), text if final else text + "\n")
+        return Continuation((step,), final, source, direction), Cost(scored_tokens=len(ids), calls=1)
+
+
+class ScriptedAdvisor:
+    """FAKE teachers (`search.driver.Advisor`): the same proposals everywhere."""
+
+    def __init__(self, proposals: Sequence[TeacherProposal]) -> None:
+        self.proposals = list(proposals)
+        self.asked: list[tuple[str, ...]] = []
+
+    async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]:
+        self.asked.append(tuple(steps))
+        return self.proposals
+
+
+def hashed_reward(text: str) -> float:
+    """A number in [0, 1] that depends on a text alone, with many ties (16 levels)."""
+    return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % 16 / 15
+
+
+async def scripted_evaluate(
+    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+) -> RewardParts:
+    """FAKE terminal reward: a hash of the response."""
+    return RewardParts(hashed_reward("".join(step.text for step in steps)))
+
+
+def a_problem(name: str = "p0") -> Problem:
+    return Problem(name, f"question {name}?", "scripted")
+
+
+def tiny_llama(seed: int = 0, positions: int = 256) -> LlamaForCausalLM:
+    """A random fp32 Llama: 2 layers, 60 tokens, grouped keys, far from uniform."""
+    torch.manual_seed(seed)
+    shape = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=positions,
+        pad_token_id=PAD,
+        bos_token_id=None,
+        eos_token_id=EOS,
+        initializer_range=0.25,
+        attn_implementation="sdpa",
+    )
+    return LlamaForCausalLM(shape).eval()
+
+
+def tiny_engine(model: LlamaForCausalLM | None = None, **settings: Any) -> InProcessEngine:
+    """An engine over `model` (default: a tiny Llama) with a small cache; `settings` are EngineConfig's."""
+    limits = {"max_batch": 32, "max_context": 256, "cache_tokens": 4096, **settings}
+    return InProcessEngine(
+        tiny_llama() if model is None else model, eos_id=EOS, line_end_ids=LINE_ENDS, settings=EngineConfig(**limits)
+    )
+
+
+@torch.inference_mode()
+def library_logprobs(model: LlamaForCausalLM, ids: Sequence[int]) -> torch.Tensor:
+    """`[len(ids), V]` next-token log-probabilities by the library's own full forward."""
+    return torch.log_softmax(model(input_ids=torch.tensor([list(ids)])).logits[0].float(), dim=-1)
+
+
+def library_scores(model: LlamaForCausalLM, prefix: Sequence[int], continuation: Sequence[int]) -> list[float]:
+    """Log-probability of each token of `continuation` after `prefix` by the library's own full forward."""
+    rows = library_logprobs(model, [*prefix, *continuation])
+    return [float(rows[len(prefix) + i - 1, token]) for i, token in enumerate(continuation)]
+
+
+def run(main: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """`asyncio.run` of the coroutine function `main`; a hang is a TimeoutError."""
+
+    async def limited() -> Any:
+        return await asyncio.wait_for(main(), seconds)
+
+    return asyncio.run(limited())

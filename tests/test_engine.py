@@ -1,0 +1,707 @@
+"""The in-process engine over a tiny real Llama: exact against the library, independent of company, and it never hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import (
+    EOS,
+    LINE_ENDS,
+    VOCABULARY,
+    library_logprobs,
+    library_scores,
+    run,
+    tiny_engine,
+    tiny_llama,
+)
+
+from alphazero_llm_trainer.errors import EngineError
+from alphazero_llm_trainer.policy import inprocess
+from alphazero_llm_trainer.policy.forward import FusedLlama, LibraryForward
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy.protocol import Engine, Generated, GenerateRequest
+
+MODEL = tiny_llama()
+PROMPT = (5, 6, 7, 8)
+CLOSE = 1e-5
+
+
+@pytest.fixture(params=["fused", "library", "no memo"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcessEngine:
+    """Engines with the fused forward, with the library's, and without stored next-token distributions."""
+    if request.param == "no memo":
+        monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
+    if request.param == "library":
+        monkeypatch.setattr(FusedLlama, "fits", staticmethod(lambda model: False))
+    made = tiny_engine(MODEL)
+    assert isinstance(made.forward, LibraryForward if request.param == "library" else FusedLlama)
+    assert (made.tree.next_logprobs is None) == (request.param == "no memo")
+    return made
+
+
+def generate(engine: InProcessEngine, *requests: GenerateRequest) -> list[list[Generated]]:
+    return run(lambda: engine.generate(requests))
+
+
+def score(engine: InProcessEngine, *pairs: tuple[tuple[int, ...], tuple[int, ...]]) -> list[list[float]]:
+    return run(lambda: engine.score(pairs))
+
+
+def sequences(groups: list[list[Generated]]) -> list[list[tuple[tuple[int, ...], str]]]:
+    return [[(one.token_ids, one.finish) for one in group] for group in groups]
+
+
+def assert_idle(engine: InProcessEngine) -> None:
+    """Nothing is left over: no rows, no locks, a sound tree."""
+    engine.tree.check()
+    assert not engine._live and not engine._waiting and not engine._walkers and not engine._pending
+    assert [node for node, locks in enumerate(engine.tree.locks) if locks] == []
+
+
+def random_prompt(rng: Random, low: int = 1, high: int = 9) -> tuple[int, ...]:
+    # Few tokens, so that prompts share prefixes.
+    return tuple(rng.randrange(5, 8) for _ in range(rng.randint(low, high)))
+
+
+def random_requests(seed: int, count: int, **more: Any) -> list[GenerateRequest]:
+    rng = Random(seed)
+    return [
+        GenerateRequest(
+            random_prompt(rng),
+            n=rng.randint(1, 3),
+            max_new_tokens=rng.randint(1, 24),
+            temperature=rng.choice([0.0, 0.7, 1.0, 1.5]),
+            seed=rng.randrange(4),
+            max_lines=rng.choice([None, 1, 2]),
+            **more,
+        )
+        for _ in range(count)
+    ]
+
+
+# -- exactness --------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_an_engine(engine: InProcessEngine) -> None:
+    assert isinstance(engine, Engine)
+    assert engine.capabilities.scores and engine.capabilities.topk and engine.capabilities.trainable
+    assert engine.capabilities.max_context == 256
+
+
+def test_sampled_logprobs_equal_the_librarys_forward(engine: InProcessEngine) -> None:
+    requests = random_requests(1, 12)
+    for request, group in zip(requests, generate(engine, *requests), strict=True):
+        assert len(group) == request.n
+        for one in group:
+            assert one.logprobs == pytest.approx(library_scores(MODEL, request.prompt_ids, one.token_ids), abs=CLOSE)
+    assert_idle(engine)
+
+
+def test_greedy_equals_the_librarys_generate(engine: InProcessEngine) -> None:
+    rng = Random(2)
+    prompts = [random_prompt(rng) for _ in range(12)]
+    groups = generate(engine, *(GenerateRequest(p, max_new_tokens=40, temperature=0.0) for p in prompts))
+    for prompt, [one] in zip(prompts, groups, strict=True):
+        library = MODEL.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=40,
+            eos_token_id=EOS,
+            pad_token_id=0,
+        )
+        assert one.token_ids == tuple(library[0, len(prompt) :].tolist())
+
+
+def test_a_response_far_longer_than_the_first_slots_is_exact(engine: InProcessEngine) -> None:
+    """The rows' room doubles in the middle of decoding; rows that come later must still be able to use it."""
+    # No stop: a model that never ends would do; here line ends are not limited and end tokens are avoided by seed.
+    for seed in range(200):
+        [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=200, temperature=1.0, seed=seed))
+        if len(one.token_ids) == 200:
+            break
+    else:
+        pytest.fail("no sample of 200 tokens: choose another model seed")
+    assert one.logprobs == pytest.approx(library_scores(MODEL, PROMPT, one.token_ids), abs=1e-4)
+    # A known prefix and an unknown continuation: its keys are loaded into the grown slots.
+    pair = (PROMPT + one.token_ids[:150], (9, 10, 11))
+    assert score(engine, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=1e-4)
+    assert_idle(engine)
+
+
+def test_top_k_and_next_token_topk_equal_the_models(engine: InProcessEngine) -> None:
+    [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=8, seed=3, top_k=5))
+    rows = library_logprobs(MODEL, PROMPT + one.token_ids)
+    assert one.top is not None and len(one.top) == len(one.token_ids)
+    for i, pairs in enumerate(one.top):
+        values, ids = rows[len(PROMPT) + i - 1].topk(5)
+        assert [token for token, _ in pairs] == ids.tolist()
+        assert [value for _, value in pairs] == pytest.approx(values.tolist(), abs=CLOSE)
+    assert generate(engine, GenerateRequest(PROMPT, max_new_tokens=2))[0][0].top is None
+
+    prefixes = [PROMPT, PROMPT[:2], (9,)]
+    found = run(lambda: engine.next_token_topk(prefixes, 4))
+    for prefix, pairs in zip(prefixes, found, strict=True):
+        values, ids = library_logprobs(MODEL, prefix)[-1].topk(4)
+        assert [token for token, _ in pairs] == ids.tolist()
+        assert [value for _, value in pairs] == pytest.approx(values.tolist(), abs=CLOSE)
+    [everything] = run(lambda: engine.next_token_topk([PROMPT], VOCABULARY + 5))
+    assert math.fsum(math.exp(value) for _, value in everything) == pytest.approx(1.0, abs=CLOSE)
+    assert len(everything) == VOCABULARY
+
+
+def test_score_equals_the_library(engine: InProcessEngine) -> None:
+    rng = Random(4)
+    pairs = [(random_prompt(rng), random_prompt(rng, 1, 12)) for _ in range(30)]
+    pairs += pairs[:5]  # the same pair twice in one call
+    found = score(engine, *pairs)
+    for pair, values in zip(pairs, found, strict=True):
+        assert values == pytest.approx(library_scores(MODEL, *pair), abs=CLOSE)
+    assert_idle(engine)
+
+
+def test_score_of_nothing_is_nothing(engine: InProcessEngine) -> None:
+    assert score(engine) == []
+    assert score(engine, (PROMPT, ())) == [[]]
+    assert generate(engine) == []
+    assert_idle(engine)
+
+
+# -- independence of company ------------------------------------------------------------------------------------------
+
+
+def test_alone_batched_concurrent_small_batch_and_repeated_are_the_same(engine: InProcessEngine) -> None:
+    requests = random_requests(5, 32)
+    alone = [tiny_engine_result(request) for request in requests]
+    assert sequences(generate(engine, *requests)) == alone
+    again = engine.stats.computed_tokens
+    assert sequences(generate(engine, *requests)) == alone
+    if engine.tree.next_logprobs is not None:
+        assert engine.stats.computed_tokens == again  # everything was remembered
+
+    async def concurrently() -> list[list[list[Generated]]]:
+        fresh.tree.clear()
+        return await asyncio.gather(*(later(i, request) for i, request in enumerate(requests)))
+
+    async def later(i: int, request: GenerateRequest) -> list[list[Generated]]:
+        for _ in range(i % 7):
+            await asyncio.sleep(0)
+        return await fresh.generate([request])
+
+    fresh = tiny_engine(MODEL)
+    assert [sequences(groups)[0] for groups in run(concurrently)] == alone
+    small = tiny_engine(MODEL, max_batch=3)
+    assert sequences(generate(small, *requests)) == alone
+    for used in (engine, fresh, small):
+        assert_idle(used)
+
+
+def tiny_engine_result(request: GenerateRequest) -> list[tuple[tuple[int, ...], str]]:
+    [group] = sequences(generate(tiny_engine(MODEL), request))
+    return group
+
+
+def test_logprobs_do_not_depend_on_company() -> None:
+    requests = random_requests(6, 32)
+    together = generate(tiny_engine(MODEL), *requests)
+    for request, group in zip(requests, together, strict=True):
+        [alone] = generate(tiny_engine(MODEL), request)
+        for one, other in zip(group, alone, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=CLOSE)
+
+
+def test_seed_and_sample_index_matter() -> None:
+    engine = tiny_engine(MODEL)
+    a, again, b = (
+        generate(engine, GenerateRequest(PROMPT, n=4, max_new_tokens=20, seed=seed))[0] for seed in (1, 1, 2)
+    )
+    assert [one.token_ids for one in a] == [one.token_ids for one in again]
+    assert len({one.token_ids for one in a + b}) == 8
+    # Sample i of n is the same whatever n is.
+    [[first]] = generate(engine, GenerateRequest(PROMPT, n=1, max_new_tokens=20, seed=1))
+    assert first.token_ids == a[0].token_ids
+
+
+def test_samples_follow_the_models_distribution() -> None:
+    engine = tiny_engine(MODEL)
+    draws = 4000
+    [group] = generate(engine, GenerateRequest(PROMPT, n=draws, max_new_tokens=1, temperature=1.5, seed=11))
+    expected = torch.softmax(library_logprobs(MODEL, PROMPT)[-1].double() / 1.5, dim=-1).numpy()
+    counts = np.bincount([one.token_ids[0] for one in group], minlength=VOCABULARY)
+    common = expected * draws >= 5
+    chi2 = float((((counts - expected * draws) ** 2) / (expected * draws))[common].sum())
+    # 99.99% of chi-square with that many degrees of freedom (Wilson-Hilferty).
+    k = int(common.sum())
+    assert chi2 < k * (1 - 2 / (9 * k) + 3.72 * math.sqrt(2 / (9 * k))) ** 3
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_finish_reasons() -> None:
+    engine = tiny_engine(MODEL)
+    seen = set()
+    for seed in range(60):
+        [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=30, seed=seed, max_lines=2))
+        ids, lines = one.token_ids, sum(token in LINE_ENDS for token in one.token_ids)
+        seen.add(one.finish)
+        assert EOS not in ids[:-1] and len(ids) <= 30
+        if one.finish == "eos":
+            assert ids[-1] == EOS and lines < 2
+        elif one.finish == "stop":
+            assert ids[-1] in LINE_ENDS and lines == 2
+        else:
+            assert one.finish == "length" and len(ids) == 30 and lines < 2
+    assert seen == {"eos", "stop", "length"}
+
+
+def test_stop_ids_are_kept_and_end_a_sequence() -> None:
+    engine = tiny_engine(MODEL)
+    [[free]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=20, seed=5))
+    stop = next(token for token in free.token_ids if token != EOS)
+    [[cut]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=20, seed=5, stop_ids=frozenset({stop})))
+    end = free.token_ids.index(stop) + 1
+    assert (cut.token_ids, cut.finish) == (free.token_ids[:end], "stop")
+
+
+def test_the_context_limits_a_response() -> None:
+    engine = tiny_engine(MODEL, max_context=16)
+    requests = [GenerateRequest(PROMPT, max_new_tokens=50, seed=seed, n=4) for seed in range(4)]
+    found = [one for group in generate(engine, *requests) for one in group]
+    assert any(one.finish == "length" for one in found)
+    assert all(len(PROMPT) + len(one.token_ids) == 16 for one in found if one.finish == "length")
+    [[one]] = generate(engine, GenerateRequest(PROMPT * 3 + (5, 6, 7), max_new_tokens=50))
+    assert len(one.token_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"), [((), "prompt is empty"), (tuple([5] * 256), "the context is 256"), ((5,) * 400, "400 tokens")]
+)
+def test_impossible_prompts_are_one_sentence(prompt: tuple[int, ...], words: str) -> None:
+    engine = tiny_engine(MODEL)
+    fine = GenerateRequest(PROMPT, max_new_tokens=2)
+    with pytest.raises(EngineError, match=words) as caught:
+        generate(engine, fine, GenerateRequest(prompt))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(EngineError, match=words):
+        score(engine, (PROMPT, (5,)), (prompt, (5,)))
+    assert_idle(engine)
+    assert len(generate(engine, fine)[0][0].token_ids) >= 1
+
+
+@pytest.mark.parametrize("broken", [{"n": 0}, {"max_new_tokens": 0}, {"max_new_tokens": 0, "temperature": 0.0}])
+def test_a_request_for_nothing_neither_hangs_nor_harms_others(broken: dict[str, Any]) -> None:
+    """No sample, or no token: an EngineError or an empty result, and the callers beside it get theirs."""
+    engine = tiny_engine(MODEL)
+
+    async def main() -> tuple[Any, Any]:
+        bad = engine.generate([GenerateRequest(PROMPT, **broken)])
+        good = engine.generate([GenerateRequest(PROMPT, max_new_tokens=6, seed=1)])
+        return tuple(
+            await asyncio.gather(*(asyncio.wait_for(c, 5) for c in (bad, good)), return_exceptions=True)
+        )
+
+    bad, good = run(main)
+    assert not isinstance(good, BaseException), good
+    if isinstance(bad, BaseException):
+        assert isinstance(bad, EngineError), repr(bad)
+    else:
+        assert all(one.token_ids == () for one in bad[0])
+    assert_idle(engine)
+
+
+# -- what is computed -------------------------------------------------------------------------------------------------
+
+
+def unique_prefixes(sequences: list[tuple[int, ...]]) -> int:
+    return len({ids[: i + 1] for ids in sequences for i in range(len(ids))})
+
+
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_samples_share_their_prefix(engine: InProcessEngine, n: int) -> None:
+    """Each distinct token that something follows is computed exactly once; a sample's last token never is."""
+    [group] = generate(engine, GenerateRequest(PROMPT, n=n, max_new_tokens=12, temperature=0.8, seed=7))
+    inner = unique_prefixes([PROMPT + one.token_ids[:-1] for one in group])
+    assert engine.stats.computed_tokens == inner
+    assert inner < unique_prefixes([PROMPT + one.token_ids for one in group]) + len(PROMPT)
+    if n == 40:  # the first tokens did coincide: sharing was put to the test
+        assert inner < len(PROMPT) + sum(len(one.token_ids) - 1 for one in group)
+
+
+def test_known_tokens_are_not_computed_again() -> None:
+    engine = tiny_engine(MODEL)
+    [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
+    computed = engine.stats.computed_tokens
+    [values] = score(engine, (PROMPT, one.token_ids))
+    assert values == list(one.logprobs)
+    assert engine.stats.computed_tokens == computed
+    # Going on from the middle computes what is new and nothing else.
+    middle = PROMPT + one.token_ids[:-1]
+    [[more]] = generate(engine, GenerateRequest(middle, max_new_tokens=5, seed=10))
+    assert more.cached_tokens == len(middle)
+    new = unique_prefixes([middle + more.token_ids[:-1], PROMPT + one.token_ids[:-1]]) - computed
+    assert engine.stats.computed_tokens == computed + new
+    # An unknown continuation of known tokens: its own tokens, and no distribution is asked for again.
+    computed = engine.stats.computed_tokens
+    score(engine, (PROMPT, (51, 52, 53)))
+    assert engine.stats.computed_tokens <= computed + 4
+    assert_idle(engine)
+
+
+def test_cost_adds_up() -> None:
+    engine = tiny_engine(MODEL)
+    requests = [GenerateRequest(PROMPT, n=3, max_new_tokens=6, seed=1), GenerateRequest(PROMPT, max_new_tokens=4)]
+    groups = generate(engine, *requests)
+    assert engine.cost.calls == 2
+    assert engine.cost.sampled_tokens == sum(len(one.token_ids) for group in groups for one in group)
+    assert engine.cost.prompt_tokens + engine.cost.cached_tokens == 2 * len(PROMPT)
+    assert groups[1][0].cached_tokens == len(PROMPT)  # it joined the first one's row
+    score(engine, (PROMPT, (5, 6, 7)))
+    assert (engine.cost.calls, engine.cost.scored_tokens) == (3, 3)
+
+
+def test_eviction_changes_nothing() -> None:
+    """A cache of 128 tokens serves 60 prompts of 18 distinct tokens and forgets the least recently used."""
+    rng = Random(13)
+    small = tiny_engine(MODEL, max_context=32, cache_tokens=0, max_batch=4)
+    assert small.tree.capacity == 128
+    prompts = [tuple(rng.randrange(5, VOCABULARY) for _ in range(18)) for _ in range(60)]
+    requests = [GenerateRequest(p, n=2, max_new_tokens=8, seed=i) for i, p in enumerate(prompts)]
+    for start in range(0, 60, 2):
+        both = generate(small, *requests[start : start + 2])
+        assert sequences(both) == [tiny_engine_result(request) for request in requests[start : start + 2]]
+        pair = (prompts[start], both[0][0].token_ids)
+        assert score(small, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=CLOSE)
+        small.tree.check()
+    assert_idle(small)
+    # The newest is still known, the oldest is not.
+    assert small.tree.used() <= 127
+    last, first = (generate(small, GenerateRequest(prompts[i], max_new_tokens=1))[0][0] for i in (58, 0))
+    assert last.cached_tokens == 18 and first.cached_tokens == 0
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_set_policy_forgets_and_changes_results() -> None:
+    model, other = tiny_llama(), tiny_llama(seed=1)
+    engine = tiny_engine(model)
+    request = GenerateRequest(PROMPT, n=4, max_new_tokens=10, seed=1)
+    before = sequences(generate(engine, request))
+    engine.set_policy(other.state_dict(), version=3)
+    assert engine.version == 3 and engine.tree.used() == 0
+    after = generate(engine, request)
+    assert sequences(after) != before
+    assert sequences(after) == sequences(generate(tiny_engine(other), request))
+    for one in after[0]:
+        assert one.logprobs == pytest.approx(library_scores(other, PROMPT, one.token_ids), abs=CLOSE)
+    # Changed in place, as a trainer does.
+    model.load_state_dict(MODEL.state_dict())
+    engine.set_policy(None, version=4)
+    assert sequences(generate(engine, request)) == before
+
+
+def test_set_policy_is_refused_while_requests_are_under_way() -> None:
+    engine = tiny_engine(tiny_llama())
+
+    async def main() -> None:
+        tasks = [
+            asyncio.create_task(engine.generate([GenerateRequest(PROMPT, max_new_tokens=20, seed=1)])),
+            asyncio.create_task(engine.score([(PROMPT, (5, 6, 7))])),
+        ]
+        refused = 0
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            if not all(task.done() for task in tasks) and (engine._live or engine._waiting or engine._walkers):
+                with pytest.raises(EngineError, match="under way"):
+                    engine.set_policy(None, version=1)
+                refused += 1
+        await asyncio.gather(*tasks)
+        assert refused > 1
+        engine.set_policy(None, version=1)
+
+    run(main)
+    assert engine.version == 1
+
+
+# -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_caller_does_not_block_the_others(engine: InProcessEngine) -> None:
+    requests = random_requests(20, 12)
+    expected = [tiny_engine_result(request) for request in requests]
+
+    async def main() -> list[Any]:
+        tasks = [asyncio.create_task(engine.generate([request])) for request in requests]
+        scores = [asyncio.create_task(engine.score([((5, 6), (7, i, 9)), ((5, 6), (i, i))])) for i in range(10, 16)]
+        await asyncio.sleep(0)
+        for task in (*tasks[::3], *scores[::2]):
+            task.cancel()
+        return await asyncio.gather(*(asyncio.wait_for(task, 20) for task in (*tasks, *scores)), return_exceptions=True)
+
+    found = run(main)
+    for i, (got, want) in enumerate(zip(found, expected, strict=False)):
+        if i % 3:
+            assert sequences(got)[0] == want
+        else:
+            assert isinstance(got, asyncio.CancelledError)
+    for i, got in enumerate(found[len(requests) :]):
+        if i % 2:
+            assert got[0] == pytest.approx(library_scores(MODEL, (5, 6), (7, 10 + i, 9)), abs=CLOSE)
+    # What the cancelled ones asked for is let go, locks included.
+    generate(engine, GenerateRequest((9, 9, 9), max_new_tokens=3))
+    assert_idle(engine)
+
+
+def test_a_broken_forward_reaches_every_caller_and_the_engine_recovers(engine: InProcessEngine) -> None:
+    requests = random_requests(21, 20)
+    expected = [tiny_engine_result(request) for request in requests]
+    calls = 0
+
+    def broken(module: Any, args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("the device is gone")
+
+    small = engine
+    small.settings = small.settings.model_copy(update={"max_batch": 4})  # some callers are in the queue
+
+    async def main() -> list[Any]:
+        jobs = [small.generate([request]) for request in requests]
+        jobs += [small.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 20)]
+        return await asyncio.gather(*(asyncio.wait_for(job, 10) for job in jobs), return_exceptions=True)
+
+    hook = MODEL.get_output_embeddings().register_forward_pre_hook(broken)
+    try:
+        found = run(main)
+    finally:
+        hook.remove()
+    assert calls >= 3
+    failed = [got for got in found if isinstance(got, BaseException)]
+    assert failed and all(isinstance(error, EngineError) for error in failed), failed
+    assert "the device is gone" in str(failed[0])
+    for got, want in zip(found, expected, strict=False):  # those that had ended before are right
+        assert isinstance(got, EngineError) or sequences(got)[0] == want
+    for i, got in enumerate(found[len(requests) :], 10):
+        if not isinstance(got, EngineError):
+            assert got[0] == pytest.approx(library_scores(MODEL, (5, 6), (7, i, 9)), abs=CLOSE)
+    assert_idle(small)
+    assert sequences(generate(small, *requests)) == expected
+    assert_idle(small)
+
+
+@pytest.mark.parametrize("place", ["_forward", "_draw", "_refill", "_compact", "_reserve", "load", "move", "ensure"])
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_whatever_breaks_inside_a_step_nobody_waits_forever(
+    place: str, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception anywhere in the engine's step ends every waiting call with a result or an EngineError."""
+    engine = tiny_engine(MODEL, max_batch=4)
+    owner: Any = engine.slots if place in ("load", "move", "ensure") else engine
+    real, calls = getattr(owner, place), 0
+    requests = random_requests(22, 12)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if stepping:
+            calls += 1
+            if calls == after + 1:
+                raise RuntimeError("broken on purpose")
+        return real(*args, **kwargs)
+
+    stepping = False
+    step = engine._step
+
+    def counted() -> None:
+        nonlocal stepping
+        stepping = True
+        try:
+            step()
+        finally:
+            stepping = False
+
+    async def main() -> list[Any]:
+        first = await asyncio.gather(*(engine.generate([request]) for request in requests[:3]))
+        assert len(first) == 3
+        monkeypatch.setattr(owner, place, broken)
+        monkeypatch.setattr(engine, "_step", counted)
+        jobs = [engine.generate([request]) for request in requests]
+        jobs += [engine.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 16)]
+        return await asyncio.gather(*(asyncio.wait_for(job, 4) for job in jobs), return_exceptions=True)
+
+    found = run(main)
+    assert calls > after, f"{place} was not reached {after + 1} times: the test tests nothing"
+    errors = [got for got in found if isinstance(got, BaseException)]
+    assert errors and all(isinstance(error, EngineError) for error in errors), [repr(error) for error in errors]
+    for got in found[len(requests) :]:
+        if not isinstance(got, BaseException):
+            assert all(value == value for values in got for value in values), "a score is not a number"
+    monkeypatch.undo()
+    for request in requests[:4]:
+        assert sequences(generate(engine, request))[0] == tiny_engine_result(request)
+    assert_idle(engine)
+
+
+def test_a_cache_too_small_for_the_live_rows_is_an_error_for_all_and_not_the_end() -> None:
+    engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
+    rng = Random(1)
+    prompts = [tuple(rng.randrange(5, VOCABULARY) for _ in range(20)) for _ in range(12)]
+
+    async def main(count: int) -> list[Any]:
+        jobs: list[Any] = [
+            engine.generate([GenerateRequest(p, n=4, max_new_tokens=11, seed=i)]) for i, p in enumerate(prompts[:count])
+        ]
+        jobs += [engine.score([(p, (5, 6))]) for p in prompts[:count]]
+        return await asyncio.gather(*(asyncio.wait_for(job, 10) for job in jobs), return_exceptions=True)
+
+    for count in (5, 12):  # too many tokens drawn; too many prompts
+        found = run(lambda count=count: main(count))
+        errors = [got for got in found if isinstance(got, BaseException)]
+        assert errors and all(isinstance(error, EngineError) for error in errors), [repr(e) for e in errors]
+        assert any("engine.cache_tokens is 128" in str(error) for error in errors)
+        assert len(generate(engine, GenerateRequest(prompts[0], max_new_tokens=3))[0]) == 1
+        assert_idle(engine)
+
+
+def test_a_refused_call_leaves_nothing_behind() -> None:
+    """The second prompt doesn't fit beside the first: the first must not stay in the queue for ever."""
+    engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
+    rng = Random(2)
+    requests = [GenerateRequest(tuple(rng.randrange(5, VOCABULARY) for _ in range(20))) for _ in range(9)]
+
+    async def main() -> None:
+        with pytest.raises(EngineError, match="cache_tokens"):
+            await engine.generate(requests)
+        with pytest.raises(EngineError, match="cache_tokens"):
+            await engine.score([(request.prompt_ids, (5,)) for request in requests])
+        for _ in range(300):
+            await asyncio.sleep(0)
+
+    run(main)
+    assert_idle(engine)
+    engine.set_policy(None, version=1)
+
+
+# -- event loops ------------------------------------------------------------------------------------------------------
+
+
+def test_one_loop_after_another() -> None:
+    engine = tiny_engine(MODEL)
+    for i in range(10):
+        pair = (PROMPT, (5 + i, 6, 7))
+        assert score(engine, pair)[0] == pytest.approx(library_scores(MODEL, *pair), abs=CLOSE)
+        assert len(generate(engine, GenerateRequest(PROMPT, n=3, max_new_tokens=5, seed=i))[0]) == 3
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5])
+def test_a_loop_that_ends_in_the_middle_leaves_a_working_engine(turns: int) -> None:
+    """asyncio.run cancels what is left when its main coroutine ends: Ctrl-C, an error, an early break."""
+    engine = tiny_engine(MODEL)
+
+    async def main() -> None:
+        tasks = [
+            asyncio.create_task(engine.generate([GenerateRequest(PROMPT, n=2, max_new_tokens=30, seed=i)] * 2))
+            for i in range(3)
+        ]
+        tasks.append(asyncio.create_task(engine.score([(PROMPT, (50, 51)), (PROMPT, (52, 53))])))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in tasks)
+
+    asyncio.run(main())
+    engine.set_policy(None, version=1)  # nothing is under way any more
+    assert score(engine, (PROMPT, (50, 51)))[0] == pytest.approx(library_scores(MODEL, PROMPT, (50, 51)), abs=CLOSE)
+    request = GenerateRequest(PROMPT, n=2, max_new_tokens=10, seed=0)
+    assert sequences(generate(engine, request))[0] == tiny_engine_result(request)
+    assert_idle(engine)
+
+
+def test_a_loop_that_was_closed_without_cancelling_leaves_a_working_engine() -> None:
+    """`run_until_complete` and `close` leave the engine's task pending for ever; the next loop must not wait for it."""
+    engine = tiny_engine(MODEL)
+    loop = asyncio.new_event_loop()
+
+    async def leave() -> None:
+        loop.create_task(engine.score([(PROMPT, (50, 51))]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    loop.run_until_complete(leave())
+    loop.close()
+
+    async def after() -> Any:
+        return await asyncio.wait_for(engine.score([((9, 8, 7), (6, 5))]), 5)
+
+    assert run(after)[0] == pytest.approx(library_scores(MODEL, (9, 8, 7), (6, 5)), abs=CLOSE)
+
+
+# -- the stress -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memo", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_random_interleavings_never_hang_and_are_never_wrong(
+    seed: int, memo: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many callers, many loops: generate, score (with duplicates), top-k, cancellations, long and short, one engine."""
+    if not memo:
+        monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
+    rng = Random(seed)
+    engine = tiny_engine(MODEL, max_batch=rng.choice([3, 16, 64]), cache_tokens=2048)
+    catalogue = random_requests(100 + seed, 24)
+    # Long ones, so that rows outgrow their first room (128 tokens) while others come and go.
+    catalogue += [GenerateRequest(random_prompt(rng), max_new_tokens=170, temperature=1.5, seed=i) for i in range(4)]
+    expected = [tiny_engine_result(request) for request in catalogue]
+    pairs = [(random_prompt(rng), random_prompt(rng, 1, 12)) for _ in range(20)]
+    pairs += [
+        (request.prompt_ids, group[0][0]) for request, group in zip(catalogue, expected, strict=True) if group[0][0]
+    ]
+    truth = [library_scores(MODEL, *pair) for pair in pairs]
+
+    async def caller(rng: Random) -> None:
+        for _ in range(5):
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+            kind = rng.random()
+            if kind < 0.4:
+                chosen = [rng.randrange(len(catalogue)) for _ in range(rng.randint(1, 3))]
+                job = engine.generate([catalogue[i] for i in chosen])
+            elif kind < 0.85:
+                chosen = [rng.randrange(len(pairs)) for _ in range(rng.randint(1, 4))]
+                job = engine.score([pairs[i] for i in chosen])
+            else:
+                prompt = rng.choice(pairs)[0]
+                top = await asyncio.wait_for(engine.next_token_topk([prompt], 3), 20)
+                assert [token for token, _ in top[0]] == library_logprobs(MODEL, prompt)[-1].topk(3).indices.tolist()
+                continue
+            task = asyncio.create_task(job)
+            if rng.random() < 0.2:
+                for _ in range(rng.randrange(6)):
+                    await asyncio.sleep(0)
+                task.cancel()
+            try:
+                got = await asyncio.wait_for(task, 20)
+            except asyncio.CancelledError:
+                continue
+            if kind < 0.4:
+                assert sequences(got) == [expected[i] for i in chosen]
+            else:
+                for i, values in zip(chosen, got, strict=True):
+                    assert values == pytest.approx(truth[i], abs=1e-4)
+
+    async def main() -> None:
+        await asyncio.gather(*(caller(Random(f"{seed}/{round_}/{i}")) for i in range(16)))
+
+    for round_ in range(3):
+        run(main, 60)
+    # Rows of cancelled callers are let go when the pump next runs.
+    generate(engine, GenerateRequest((9, 9), max_new_tokens=2))
+    assert_idle(engine)

@@ -1,0 +1,409 @@
+"""The verifiers taskset, harness and environment, run in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+import verifiers.v1 as vf
+from aiohttp import web
+
+from alphazero_llm_trainer.answers import extract
+from alphazero_llm_trainer.config import RewardConfig
+from alphazero_llm_trainer.environment.argv import OUR_ID
+from alphazero_llm_trainer.environment.chat import ChatSteps
+from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
+from alphazero_llm_trainer.environment.front_end import notes
+from alphazero_llm_trainer.environment.harness import AlphaZeroHarness, AlphaZeroHarnessConfig, record
+from alphazero_llm_trainer.environment.loopback import Loopback
+from alphazero_llm_trainer.environment.student import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
+from alphazero_llm_trainer.environment.taskset import (
+    AlphaZeroData,
+    AlphaZeroTask,
+    AlphaZeroTaskConfig,
+    AlphaZeroTaskset,
+    AlphaZeroTasksetConfig,
+    response_text,
+    scoring,
+)
+from alphazero_llm_trainer.errors import EngineError
+from alphazero_llm_trainer.policy.protocol import Limits
+from alphazero_llm_trainer.search.driver import SearchResult
+from alphazero_llm_trainer.search.tree import Tree
+from alphazero_llm_trainer.types import Cost, Direction, Problem
+
+Handler = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As the front end does: two threads over so small a model wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def environment(taskset: dict[str, Any] | None = None, harness: dict[str, Any] | None = None) -> AlphaZeroEnv:
+    raw = {"taskset": {"id": OUR_ID, "eval_size": 2, **(taskset or {})}, "agent": {"harness": harness or {}}}
+    env = vf.load_environment(vf.resolve_env_config(raw))
+    assert isinstance(env, AlphaZeroEnv)
+    return env
+
+
+def play(env: AlphaZeroEnv, ctx: vf.ModelContext) -> list[vf.Episode]:
+    """Every task of the environment's taskset, one episode each."""
+
+    async def main() -> list[vf.Episode]:
+        async with env.serving():
+            return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
+
+    return asyncio.run(main())
+
+
+def embedded() -> vf.ModelContext:
+    return vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
+
+
+async def served(answer: Handler, use: Callable[[str], Awaitable[Any]]) -> tuple[list[dict[str, Any]], Any]:
+    """Run `use(base_url)` against an endpoint that answers each chat body with `answer(body)`; returns the bodies."""
+    bodies: list[dict[str, Any]] = []
+
+    async def chat(request: web.Request) -> web.Response:
+        body = await request.json()
+        bodies.append(body)
+        reply = answer(body)
+        if isinstance(reply, int):
+            return web.json_response({"error": {"message": "out of order"}}, status=reply)
+        choice = {"index": 0, "message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+        return web.json_response(
+            {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+        )
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        return bodies, await use(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
+    finally:
+        await runner.cleanup()
+
+
+def remote(env: AlphaZeroEnv, answer: Handler, monkeypatch: pytest.MonkeyPatch) -> tuple[list[dict], list[vf.Episode]]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    async def use(url: str) -> list[vf.Episode]:
+        ctx = vf.ModelContext(model="m", client=vf.EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY"))
+        async with env.serving():
+            return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
+
+    return asyncio.run(served(answer, use))
+
+
+# -- the plugin -----------------------------------------------------------------------------------------------------
+
+
+def test_the_package_exports_one_of_each() -> None:
+    assert vf.environment_class(OUR_ID) is AlphaZeroEnv
+    assert vf.taskset_config_type(OUR_ID) is AlphaZeroTasksetConfig
+    assert vf.harness_config_type(OUR_ID) is AlphaZeroHarnessConfig
+    config = vf.resolve_env_config({"taskset": {"id": OUR_ID}})
+    assert isinstance(config.agent.harness, AlphaZeroHarnessConfig)
+    assert isinstance(config.agent.runtime, vf.SubprocessConfig)
+
+
+def test_the_taskset_sizes_splits_and_keys() -> None:
+    def tasks(**config: Any) -> list[AlphaZeroTask]:
+        return list(AlphaZeroTaskset(AlphaZeroTasksetConfig(id=OUR_ID, **config)))
+
+    assert len(tasks()) == 20
+    assert len(tasks(split="train")) == 50
+    assert len(tasks(eval_size=3)) == 3
+    assert {task.data.level for task in tasks(levels=[2])} == {2}
+    first, second = tasks(eval_size=1)[0], tasks(eval_size=2)[0]
+    assert first.key == second.key == first.data.id
+    assert {task.key for task in tasks()}.isdisjoint(task.key for task in tasks(split="train"))
+
+
+def test_real_rows_are_tasks_too(data_dir) -> None:
+    [task] = AlphaZeroTaskset(AlphaZeroTasksetConfig(source="gsm8k", eval_size=1, path=str(data_dir)))
+    assert task.key == "gsm8k/test/0"
+    assert asyncio.run(task.validate(None)) is True  # type: ignore[arg-type]
+
+
+# -- rewards --------------------------------------------------------------------------------------------------------
+
+
+def test_weights_renormalise_over_the_parts_that_are_on() -> None:
+    task = AlphaZeroTask(AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig())
+
+    def weights(config: AlphaZeroTaskConfig, on: bool) -> dict[str, float]:
+        changed = AlphaZeroTask(task.data, config).with_student(on)
+        return {hook.__name__: hook._vf_weight for hook in changed.hooks("reward")}
+
+    assert weights(AlphaZeroTaskConfig(), True) == {"correctness_reward": 0.4, "perplexity_reward": 0.6}
+    assert weights(AlphaZeroTaskConfig(), False)["correctness_reward"] == 1.0
+    half = AlphaZeroTaskConfig(hre_weight=0.2, pre_weight=0.2)
+    assert weights(half, True) == {"correctness_reward": 0.5, "perplexity_reward": 0.5}
+    perplexity_alone = AlphaZeroTaskConfig(hre_weight=0.0)
+    assert weights(perplexity_alone, True)["perplexity_reward"] == 1.0
+    assert weights(perplexity_alone, False)["correctness_reward"] == 1.0
+    own = AlphaZeroTaskConfig(rewards={"correctness_reward": vf.RewardFunctionConfig(weight=0.9)})
+    assert weights(own, True)["correctness_reward"] == 0.9
+
+
+def test_weights_come_from_the_configuration() -> None:
+    rewards = RewardConfig(hre_weight=0.3, pre_weight=0.1)
+    assert scoring(AlphaZeroTasksetConfig(), rewards).hre_weight == 0.3
+    given = AlphaZeroTasksetConfig(task=AlphaZeroTaskConfig(hre_weight=0.8))
+    assert (scoring(given, rewards).hre_weight, scoring(given, rewards).pre_weight) == (0.8, 0.1)
+    off = rewards.model_copy(update={"use_student_model": False})
+    assert scoring(AlphaZeroTasksetConfig(), off).use_student_model is False
+    assert scoring(AlphaZeroTasksetConfig(use_student_model=True), off).use_student_model is True
+
+
+def test_a_right_answer_of_another_model_scores_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    golds = {task.data.prompt_text: task.data.gold for task in environment().taskset}
+
+    def answer(body: dict[str, Any]) -> str:
+        gold = golds[body["messages"][-1]["content"]]
+        return f"1 + 1 = 2\n#### {gold}" if body["messages"][-1]["content"] == next(iter(golds)) else "#### -999"
+
+    bodies, episodes = remote(environment(), answer, monkeypatch)
+    assert [episode.ok for episode in episodes] == [True, True]
+    assert [episode.traces[0].reward for episode in episodes] == [1.0, 0.0]
+    assert [set(episode.traces[0].rewards) for episode in episodes] == [{"correctness_reward"}] * 2
+    assert all("temperature" not in body for body in bodies)
+    # The model sees the prompt and nothing of the task's other fields.
+    assert {message["role"] for body in bodies for message in body["messages"]} == {"system", "user"}
+
+
+def test_the_embedded_student_is_measured_by_itself() -> None:
+    env = environment()
+    episodes = play(env, embedded())
+    for episode in episodes:
+        [trace] = episode.traces
+        rewards = trace.rewards
+        assert rewards["correctness_reward"].score in (0.0, 1.0)
+        assert rewards["perplexity_reward"].score == pytest.approx(0.5)  # greedy against its own greedy baseline
+        assert trace.reward == pytest.approx(0.4 * rewards["correctness_reward"].score + 0.3)
+        assert trace.agent.config.client.base_url == EMBEDDED_URL
+
+
+def test_perplexity_prefers_what_the_student_would_say() -> None:
+    async def main() -> list[float]:
+        [task] = AlphaZeroTaskset(AlphaZeroTasksetConfig(eval_size=1))
+        problem = Problem(task.key, task.data.prompt_text, "embedded")
+        texts = ("", "banana banana", "#### 7", "1 + 1 = 2\n" * 400)
+        return [await frozen_student().perplexity_reward(problem, text) for text in texts]
+
+    empty, noise, bare, endless = asyncio.run(main())
+    assert empty == 0.0
+    assert 0.0 <= noise < 0.5 and 0.0 <= bare < 0.5 and 0.0 <= endless <= 1.0
+
+
+def test_the_chosen_response_is_scored_and_not_the_last_reply() -> None:
+    plain = SimpleNamespace(info={}, last_reply="#### 1")
+    searched = SimpleNamespace(info={"mcts": {"response": "#### 2"}}, last_reply="#### 1")
+    assert (response_text(plain), response_text(searched)) == ("#### 1", "#### 2")  # type: ignore[arg-type]
+
+
+# -- the harness ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_call_fails_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    for harness in ({}, {"search": "mcts", "simulations": 1}):
+        _, episodes = remote(environment(harness=harness), lambda body: 500, monkeypatch)
+        assert [episode.ok for episode in episodes] == [False, False]
+        assert all(episode.traces[0].reward == 0.0 for episode in episodes)
+
+
+def test_an_unreachable_endpoint_gives_a_non_zero_result() -> None:
+    async def main() -> vf.ProgramResult:
+        data = AlphaZeroData(id="a", prompt="q", system_prompt="s", gold="4")
+        ctx = vf.ModelContext(model="m", client=vf.EvalClientConfig())
+        harness = AlphaZeroHarness(AlphaZeroHarnessConfig())
+        trace = SimpleNamespace(info={}, id="t")
+        return await harness.launch(ctx, trace, None, "http://127.0.0.1:9/v1", "secret", {}, data)  # type: ignore[arg-type]
+
+    result = asyncio.run(main())
+    assert result.exit_code != 0
+    assert "model call failed" in result.stderr
+
+
+def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace() -> None:
+    harness = {"search": "mcts", "simulations": 4, "samples": 2}
+    for episode in play(environment(harness=harness), embedded()):
+        [trace] = episode.traces
+        assert episode.ok, trace.errors
+        found = trace.info["mcts"]
+        tree = Tree.from_dict(found["tree"])
+        assert found["response"].startswith(found["steps"][0]) and found["visits"] >= 1
+        assert found["answer"] == extract(found["response"])
+        assert found["cost"]["calls"] == len(trace.calls) and found["cost"]["sampled_tokens"] > 0
+        assert all(call.sampling.temperature == 1.0 for call in trace.calls)
+        sampled = [node for node in range(1, len(tree)) if tree.source[node] == "student"]
+        assert all(len(tree.token_ids[node]) == len(tree.logprobs[node]) > 0 for node in sampled)
+        replies = {node.message.content for node in trace.nodes if node.sampled}
+        assert {text.rstrip("\n") for text in tree.text[1:]} <= replies
+        assert trace.rewards["correctness_reward"].score in (0.0, 1.0)
+
+
+def test_search_is_the_same_twice() -> None:
+    harness = {"search": "mcts", "simulations": 3, "samples": 2}
+
+    def run() -> list[Any]:
+        episodes = play(environment(harness=harness), embedded())
+        return [(episode.task.key, episode.traces[0].info["mcts"]["tree"]["text"]) for episode in episodes]
+
+    assert sorted(run()) == sorted(run())
+
+
+def test_search_over_any_endpoint_votes_and_never_sends_gold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(body: dict[str, Any]) -> str:
+        written = [message for message in body["messages"] if message["role"] == "assistant"]
+        if not written:
+            return "1 + 1 = 2\nthis second line is not asked for"
+        return "#### 5" if body["seed"] % 3 else "#### 6"
+
+    harness = {"search": "mcts", "simulations": 4, "samples": 4, "temperature": 0.7}
+    bodies, episodes = remote(environment(harness=harness), answer, monkeypatch)
+    for episode in episodes:
+        found = episode.traces[0].info["mcts"]
+        assert found["answer"] in ("5", "6") and found["steps"][0] == "1 + 1 = 2"
+    assert all(body["stop"] == ["\n"] and body["temperature"] == 0.7 for body in bodies)
+    questions = {task.data.prompt_text for task in environment().taskset}
+    written = {m["content"] for body in bodies for m in body["messages"] if m["role"] != "system"}
+    assert written - questions <= {"1 + 1 = 2", "#### 5", "#### 6"}
+    assert all("gold" not in body for body in bodies)
+
+
+def test_a_search_that_finished_nothing_has_nothing_to_score() -> None:
+    result = SearchResult(Problem("a", "q", "x"), Tree(), None, Cost(), "tokens", 1)
+    with pytest.raises(EngineError, match="no finished response"):
+        record(result)
+
+
+def test_an_adopted_step_keeps_its_text() -> None:
+    async def main() -> Any:
+        steps = ChatSteps(None, [], 1.0, None)  # type: ignore[arg-type]
+        return await steps.adopt(Problem("a", "q", "x"), (), "#### 4\n", "teacher:t", Direction.RIGHT)
+
+    continuation, _ = asyncio.run(main())
+    assert continuation.ended and continuation.steps[0].text == "#### 4"
+    assert continuation.direction is Direction.RIGHT
+
+
+def test_a_limit_of_lines_ends_a_continuation() -> None:
+    class Endless:
+        async def __call__(self, messages: Any, **parameters: Any) -> Any:
+            return {"message": {"content": "1 + 1 = 2"}, "finish_reason": "stop"}, Cost(sampled_tokens=4, calls=1)
+
+    async def main(limits: Limits) -> Any:
+        return await ChatSteps(Endless(), [], 1.0, None).continuations(Problem("a", "q", "x"), (), 1, 0, limits)
+
+    [continuation], cost = asyncio.run(main(Limits(lines=3, tokens=100)))
+    assert (len(continuation.steps), continuation.ended, cost.calls) == (3, False, 3)
+    [continuation], _ = asyncio.run(main(Limits(lines=9, tokens=5)))
+    assert len(continuation.steps) == 2
+
+
+# -- teachers -------------------------------------------------------------------------------------------------------
+
+
+def test_without_its_key_a_tier_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    env = environment({"tier": "free"}, {"search": "mcts", "simulations": 1})
+    assert env.config.agent.harness.tier == "free"
+    [line] = notes(SimpleNamespace(env=env.config))  # type: ignore[arg-type]
+    assert "OPENROUTER_API_KEY isn't set" in line and "without teachers" in line
+    assert all(episode.ok for episode in play(env, embedded()))
+    monkeypatch.setenv("OPENROUTER_API_KEY", "k")
+    plain = AlphaZeroEnvConfig(taskset=AlphaZeroTasksetConfig(id=OUR_ID, tier="free"))
+    [line] = notes(SimpleNamespace(env=plain))  # type: ignore[arg-type]
+    assert "in search only" in line
+
+
+def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) -> None:
+    def teach(body: dict[str, Any]) -> str:
+        return "2 + 2 = 4"
+
+    async def use(url: str) -> list[vf.Episode]:
+        file = tmp_path / "teachers.yaml"
+        file.write_text(f"teacher_tiers: {{local: {{base_url: '{url}', teachers: [{{model: t}}]}}}}")
+        taskset = {"tier": "local", "config_file": str(file), "eval_size": 1}
+        env = environment(taskset, {"search": "mcts", "simulations": 1, "samples": 1})
+        async with env.serving():
+            return [await env.run_episode(task, embedded()) for task in env.taskset]
+
+    bodies, [episode] = asyncio.run(served(teach, use))
+    assert len(bodies) == 1  # one likely-right proposal; likely-wrong ones have no place in an answer
+    tree = episode.traces[0].info["mcts"]["tree"]
+    assert tree["source"][tree["text"].index("2 + 2 = 4\n")] == "teacher:t"
+
+
+# -- the loopback server --------------------------------------------------------------------------------------------
+
+QUESTION = {"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have?"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"model": EMBEDDED_MODEL}, 400, "messages"),
+        ({"model": EMBEDDED_MODEL, "messages": []}, 400, "messages"),
+        ({"model": "other", "messages": [QUESTION]}, 404, "there is no model 'other'"),
+        ({"model": EMBEDDED_MODEL, "messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
+        ({"model": EMBEDDED_MODEL, "messages": [QUESTION], "stop": ["END"]}, 400, "only the line end"),
+        ({"model": EMBEDDED_MODEL, "messages": [QUESTION], "stream": True}, 400, "stream"),
+        ({"model": EMBEDDED_MODEL, "messages": [QUESTION], "n": 0}, 400, "n is 0"),
+        ({"model": EMBEDDED_MODEL, "messages": [{"role": "user", "content": "1 " * 4000}]}, 400, "prompt"),
+        ("not json", 400, "JSON"),
+    ],
+)
+def test_bad_requests_get_openai_errors(body: Any, status: int, message: str) -> None:
+    got_status, got = asyncio.run(ask(body))
+    assert got_status == status
+    assert message.lower() in got["error"]["message"].lower()
+    assert got["error"]["type"] == "invalid_request_error"
+
+
+async def ask(body: Any) -> tuple[int, dict[str, Any]]:
+    loopback = Loopback(frozen_student())
+    await loopback.start()
+    try:
+        kwargs = {"data": body} if isinstance(body, str) else {"json": body}
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"{loopback.url}/models") as response:
+                assert [model["id"] for model in (await response.json())["data"]] == [EMBEDDED_MODEL]
+            async with session.post(f"{loopback.url}/chat/completions", **kwargs) as response:
+                return response.status, await response.json()
+    finally:
+        await loopback.close()
+        await loopback.close()
+
+
+def test_a_chat_answer_in_openais_shape() -> None:
+    content = [{"type": "text", "text": QUESTION["content"]}]
+    messages = [{"role": "system", "content": "ignored"}, {"role": "user", "content": content}]
+    body = {"model": EMBEDDED_MODEL, "messages": messages, "n": 2, "temperature": 0, "stop": "\n", "logprobs": True}
+    status, answer = asyncio.run(ask({**body, "max_tokens": 30}))
+    assert status == 200
+    first, second = answer["choices"]
+    assert first["message"] == second["message"] and "\n" not in first["message"]["content"]
+    assert (first["finish_reason"], first["stop_reason"]) == ("stop", "\n")
+    tokens = first["logprobs"]["content"]
+    assert "".join(token["token"] for token in tokens) == first["message"]["content"] + "\n"
+    assert answer["usage"]["completion_tokens"] == 2 * len(tokens)
+    assert answer["usage"]["prompt_tokens"] > 10
+    status, whole = asyncio.run(ask({**body, "stop": None, "n": 1}))
+    assert whole["choices"][0]["stop_reason"] is None and "####" in whole["choices"][0]["message"]["content"]
