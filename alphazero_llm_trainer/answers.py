@@ -19,9 +19,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from fractions import Fraction
+from functools import lru_cache
 
 from .errors import DataError
 
+CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 NO_UNIT = {"and", "or", "to", "point", "x"}  # "5 and a half" is not 5
@@ -70,6 +72,7 @@ _PLAIN = tuple(
 )
 
 
+@lru_cache(maxsize=CACHED_TEXTS)
 def extract(text: str, strict: bool = False) -> str | None:
     """The final answer in `text` as it was written, or None where there is none.
 
@@ -164,6 +167,7 @@ def _plain(text: str) -> str:
     return text
 
 
+@lru_cache(maxsize=CACHED_TEXTS)
 def _key(text: str) -> str:
     text = _strip(_plain(text))
     box = _WHOLE_BOX.fullmatch(text)
