@@ -36,9 +36,7 @@ class ScriptedPolicy:
 
     def draw(self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits) -> list[Continuation]:
         prefix = "".join(step.text for step in steps)
-        return [
-            self._sample(Random(f"{self.seed}/{problem.id}/{prefix}/{seed}/{i}"), limits) for i in range(n)
-        ]
+        return [self._sample(Random(f"{self.seed}/{problem.id}/{prefix}/{seed}/{i}"), limits) for i in range(n)]
 
     def _sample(self, rng: Random, limits: Limits) -> Continuation:
         steps: list[Step] = []

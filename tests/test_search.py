@@ -1,0 +1,730 @@
+"""The search: equal to a recursive reference, its invariants, formulas, budgets, verdicts and what it may never see."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import json
+import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import ScriptedAdvisor, ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
+
+from alphazero_llm_trainer import collect
+from alphazero_llm_trainer.config import SearchConfig
+from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.policy.protocol import Limits, TeacherProposal
+from alphazero_llm_trainer.search.choose import choose
+from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
+from alphazero_llm_trainer.search.extract import step_values, trajectories
+from alphazero_llm_trainer.search.journal import Journal
+from alphazero_llm_trainer.search.mcts import Leaf, Mcts, Playout
+from alphazero_llm_trainer.search.select import RULES, puct, step_prior, ucb1
+from alphazero_llm_trainer.search.tree import ROOT, Tree
+from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def search(policy: Any, problem: Problem, seed: int = 0, tree: Tree | None = None, **more: Any) -> SearchResult:
+    """One search to its end. `more`: SearchConfig's fields, and Search's advisor, finished, stop, evaluate."""
+    parts = {name: more.pop(name) for name in ("advisor", "finished", "stop") if name in more}
+    evaluate = more.pop("evaluate", scripted_evaluate)
+    one = Search(policy, evaluate, SearchConfig(**more), **parts)
+    return run(lambda: one.run(problem, seed, tree))
+
+
+# -- (a) the reference -------------------------------------------------------------------------------------------------
+
+
+class Node:
+    """A linked node of the reference."""
+
+    def __init__(self, parent: Node | None, step: Step) -> None:
+        self.parent, self.step = parent, step
+        self.children: list[Node] = []
+        self.N, self.W = 0, 0.0
+        self.reward: float | None = None
+        self.expanded = False
+
+
+class Reference:
+    """Recursive MCTS with linked nodes: descend while expanded, graft whole playouts, merge equal siblings."""
+
+    def __init__(self, policy: ScriptedPolicy, problem: Problem, seed: int, config: SearchConfig) -> None:
+        self.policy, self.problem, self.seed, self.config = policy, problem, seed, config
+        self.root = Node(None, Step((), (), ""))
+        self.made = [self.root]
+        for _ in range(config.iterations):
+            self.simulate(self.root, [])
+
+    def simulate(self, node: Node, steps: list[Step]) -> list[float]:
+        if node.reward is not None:
+            rewards = [node.reward]
+        elif node.expanded and node.children:
+            best = max(node.children, key=lambda child: (self.score(node, child), -node.children.index(child)))
+            rewards = self.simulate(best, [*steps, best.step])
+        else:
+            rewards = [self.graft(node, playout, steps) for playout in self.playouts(node, steps)]
+            node.expanded = True
+        return self.back_up(node, rewards)
+
+    def back_up(self, node: Node, rewards: list[float]) -> list[float]:
+        for reward in rewards:
+            node.N += 1
+            node.W += reward
+        return rewards
+
+    def playouts(self, node: Node, steps: list[Step]) -> list[tuple[Step, ...]]:
+        tokens = self.config.max_tokens - sum(len(step.token_ids) for step in steps)
+        limits = Limits(self.config.max_depth - len(steps), tokens)
+        if min(limits.lines, limits.tokens) <= 0:
+            return []
+        seed = derive_seed(self.seed, self.made.index(node), node.N)
+        return [c.steps for c in self.policy.draw(self.problem, steps, self.config.samples, seed, limits)]
+
+    def graft(self, leaf: Node, playout: tuple[Step, ...], steps: list[Step]) -> float:
+        earned = hashed_reward("".join(step.text for step in [*steps, *playout]))
+        return self.descend(leaf, playout, earned, at_leaf=True)
+
+    def descend(self, node: Node, rest: Sequence[Step], earned: float, at_leaf: bool = False) -> float:
+        if rest and node.reward is None:
+            earned = self.descend(self.child(node, rest[0]), rest[1:], earned)
+        else:
+            if node.reward is None and not node.children:
+                node.reward = earned
+            earned = earned if node.reward is None else node.reward
+        if not at_leaf:
+            self.back_up(node, [earned])
+        return earned
+
+    def child(self, node: Node, step: Step) -> Node:
+        for child in node.children:
+            a, b = sorted((child.step.token_ids, step.token_ids), key=len)
+            if child.step.text == step.text and (a == b or b[: len(a)] != a):
+                return child
+        made = Node(node, step)
+        node.children.append(made)
+        self.made.append(made)
+        return made
+
+    def score(self, node: Node, child: Node) -> float:
+        c = self.config.exploration
+        if self.config.select == "ucb1":
+            return math.inf if child.N == 0 else child.W / child.N + c * math.sqrt(math.log(node.N) / child.N)
+        priors = [math.exp(math.fsum(one.step.logprobs)) for one in node.children]
+        share = priors[node.children.index(child)] / math.fsum(priors)
+        return (child.W / child.N if child.N else 0.0) + c * share * math.sqrt(node.N) / (1 + child.N)
+
+    def columns(self) -> list[tuple[Any, ...]]:
+        index = {id(node): i for i, node in enumerate(self.made)}
+        return [
+            (-1 if node.parent is None else index[id(node.parent)], node.step.text, node.N, node.W, node.reward)
+            for node in self.made
+        ]
+
+
+@pytest.mark.parametrize("select", ["ucb1", "puct"])
+def test_the_arena_equals_the_recursive_reference(select: str) -> None:
+    deepest = widest = revisited = 0
+    for seed in range(100):
+        rng = Random(seed)
+        policy = ScriptedPolicy(seed, words=rng.randint(1, 4), close=rng.choice([0.1, 0.3, 0.6]))
+        config = SearchConfig(
+            select=select,
+            exploration=rng.choice([0.0, 0.5, 2**0.5, 5.0]),
+            iterations=rng.randint(1, 40),
+            samples=rng.randint(1, 6),
+            max_depth=rng.randint(1, 8),
+            max_tokens=rng.choice([4, 11, 40, 160]),
+        )
+        problem = a_problem(f"p{seed}")
+        tree = search(policy, problem, seed, **config.model_dump()).tree
+        found = list(zip(tree.parent, tree.text, tree.N, tree.W, tree.reward, strict=True))
+        assert found == Reference(policy, problem, seed, config).columns(), f"seed {seed}: {config}"
+        deepest = max(deepest, *(tree.depth(node) for node in range(len(tree))))
+        widest = max(widest, len(tree))
+        revisited += sum(tree.N[leaf] > tree.samples[leaf] for leaf in tree.leaves())
+    # The comparison saw deep trees, wide trees and terminal re-visits.
+    assert deepest >= 8 and widest >= 100 and revisited >= 100
+
+
+# -- (b) properties ----------------------------------------------------------------------------------------------------
+
+
+def check_invariants(tree: Tree) -> None:
+    for node in range(len(tree)):
+        below = sum(tree.N[child] for child in tree.children[node])
+        assert tree.N[node] >= below
+        assert -1e-9 <= tree.W[node] <= tree.N[node] + 1e-9
+        assert all(tree.parent[child] == node < child for child in tree.children[node])
+        assert len(tree.token_ids[node]) == len(tree.logprobs[node])
+        if tree.verdict[node] is not None:
+            assert not tree.children[node] and tree.reward[node] is not None
+            assert tree.W[node] == pytest.approx(tree.N[node] * tree.reward[node])
+        texts = [(tree.text[child], tree.token_ids[child]) for child in tree.children[node]]
+        assert len(set(texts)) == len(texts)
+
+
+steps_strategy = st.builds(
+    lambda word, end: Step((word, *((99,) if end else ())), (-0.5,) * (1 + end), f"s{word}"),
+    st.integers(0, 3),
+    st.booleans(),
+)
+playouts_strategy = st.lists(
+    st.builds(
+        lambda steps, reward, source: Playout(
+            Continuation(tuple(steps), True, source, Direction.NONE),
+            None if reward is None else "ended",
+            None if reward is None else RewardParts(reward),
+        ),
+        st.lists(steps_strategy, max_size=4),
+        st.none() | st.floats(0, 1),
+        st.sampled_from(["student", "teacher:t"]),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(playouts_strategy, max_size=8), st.sampled_from(sorted(RULES)), st.floats(0, 3))
+def test_invariants_hold_whatever_is_told(rounds: list[list[Playout]], rule: str, exploration: float) -> None:
+    tree = Tree()
+    mcts = Mcts(tree, RULES[rule], exploration, iterations=20)
+    for playouts in rounds:
+        leaf = mcts.ask()
+        if leaf is None:
+            break
+        assert mcts.ask() is leaf and mcts.ask() == leaf  # the same until it is told
+        told = tree.N[leaf.node]
+        mcts.tell(leaf, playouts)
+        graded = sum(playout.reward is not None for playout in playouts)
+        assert tree.N[leaf.node] == told + graded
+        after = copy.deepcopy(tree.to_dict())
+        mcts.tell(leaf, playouts)  # again: nothing changes
+        assert tree.to_dict() == after
+        check_invariants(tree)
+        loaded = Tree.from_dict(json.loads(json.dumps(tree.to_dict())))
+        assert loaded.to_dict() == tree.to_dict()
+        assert loaded.children == tree.children and loaded.token_ids == tree.token_ids
+    assert mcts.iteration <= 20
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["ucb1", "puct"]), st.integers(1, 5), st.integers(1, 12))
+def test_searched_trees_keep_the_invariants(seed: int, select: str, samples: int, iterations: int) -> None:
+    result = search(
+        ScriptedPolicy(seed), a_problem(), seed, select=select, samples=samples, iterations=iterations, max_tokens=60
+    )
+    check_invariants(result.tree)
+    assert result.tree.N[ROOT] >= samples  # every sample of the first expansion was backed up
+    assert result.cost.sampled_tokens >= sum(map(len, result.tree.token_ids))
+    assert Tree.from_dict(json.loads(json.dumps(result.tree.to_dict()))).to_dict() == result.tree.to_dict()
+
+
+@pytest.mark.parametrize("reward", [-0.01, 1.01, math.nan, math.inf, -math.inf])
+def test_a_reward_outside_0_to_1_changes_nothing(reward: float) -> None:
+    tree = Tree()
+    mcts = Mcts(tree, ucb1, 1.0, 5)
+    leaf = mcts.ask()
+    assert leaf == Leaf(ROOT, 1)
+    fine = Playout(Continuation((Step((1,), (-1.0,), "a"),), True), "ended", RewardParts(0.5))
+    wrong = Playout(Continuation((Step((2,), (-1.0,), "b"),), True), "ended", RewardParts(reward))
+    before = tree.to_dict()
+    with pytest.raises(ValueError, match="outside"):
+        mcts.tell(leaf, [fine, wrong])
+    assert tree.to_dict() == before
+    assert mcts.ask() is leaf  # still to be told
+    mcts.tell(leaf, [fine])
+    assert tree.N[ROOT] == 1
+
+
+def test_a_stale_leaf_is_ignored() -> None:
+    tree = Tree()
+    mcts = Mcts(tree, ucb1, 1.0, 5)
+    first = mcts.ask()
+    assert first is not None
+    mcts.tell(
+        first,
+        [Playout(Continuation((Step((1,), (-1.0,), "a\n"), Step((2,), (-1.0,), "b")), False), "depth", RewardParts(1))],
+    )
+    second = mcts.ask()
+    assert second is not None and second.node == 1
+    before = tree.to_dict()
+    mcts.tell(first, [])
+    assert tree.to_dict() == before and mcts.ask() is second
+
+
+def test_broken_saved_trees_are_data_errors() -> None:
+    raw = search(ScriptedPolicy(1), a_problem(), iterations=3).tree.to_dict()
+    for change in (
+        {"format": 0},
+        {"N": raw["N"][:-1]},
+        {"parent": [-1, *([10**6] * (len(raw["parent"]) - 1))]},
+        {"parent": [0, *raw["parent"][1:]]},
+        {"token_ids": None},
+        {"parent": ["x"] * len(raw["parent"])},
+    ):
+        with pytest.raises(DataError) as caught:
+            Tree.from_dict({**raw, **change})
+        assert "\n" not in str(caught.value)
+    with pytest.raises(DataError):
+        Tree.from_dict({key: value for key, value in raw.items() if key != "W"})
+
+
+# -- (c) formulas ------------------------------------------------------------------------------------------------------
+
+
+def fan(*children: tuple[int, float, float | None], visits: int | None = None) -> Tree:
+    """A root with children of (N, W, prior)."""
+    tree = Tree()
+    for i, (n, w, prior) in enumerate(children):
+        node = tree.attach(ROOT, Step((i,), (-1.0,), f"c{i}"))
+        tree.N[node], tree.W[node], tree.prior[node] = n, w, prior
+    tree.N[ROOT] = sum(n for n, _, _ in children) if visits is None else visits
+    return tree
+
+
+def test_ucb1_by_hand() -> None:
+    # N=10: 0.5 + c*sqrt(ln 10/4) = 0.5 + 0.75871c; 0.4 + c*sqrt(ln 10/3) = 0.4 + 0.87608c; 1/3 + c*... = the same + 0.333
+    tree = fan((4, 2.0, None), (3, 1.2, None), (3, 1.0, None))
+    assert ucb1(tree, ROOT, 0.0) == 1
+    assert ucb1(tree, ROOT, 0.85) == 1  # 1.14490 against 1.14467
+    assert ucb1(tree, ROOT, 0.86) == 2  # 1.15249 against 1.15343
+    assert ucb1(fan((1, 0.0, None), (99, 99.0, None)), ROOT, 2**0.5) == 1  # 3.0349 against 1.3050
+    assert ucb1(fan((1, 0.0, None), (99, 99.0, None)), ROOT, 0.1) == 2  # 0.2146 against 1.0216
+    assert ucb1(fan((5, 5.0, None), (0, 0.0, None), (0, 0.0, None)), ROOT, 0.0) == 2  # unvisited first, the earliest
+    assert ucb1(fan((2, 1.0, None), (2, 1.0, None)), ROOT, 1.0) == 1  # ties: the earliest
+    assert ucb1(fan((1, 0.0, None), (1, 1.0, None), visits=1), ROOT, 1.0) == 2  # ln 1 = 0
+
+
+def test_puct_by_hand() -> None:
+    # N=9, priors 2:1:1 normalised to .5, .25, .25. c=1: .2 + .5*3/6 = .45; .5 + .25*3/4 = .6875; 0 + .25*3/1 = .75
+    tree = fan((5, 1.0, 2.0), (3, 1.5, 1.0), (0, 0.0, 1.0), visits=9)
+    assert puct(tree, ROOT, 1.0) == 3
+    assert puct(tree, ROOT, 0.5) == 2  # .325, .59375, .375
+    assert puct(tree, ROOT, 0.0) == 2
+    # Scaling all priors changes nothing: they are normalised.
+    for node in (1, 2, 3):
+        tree.prior[node] = tree.prior[node] * 1e-3  # type: ignore[operator]
+    assert puct(tree, ROOT, 1.0) == 3
+    assert puct(fan((2, 1.0, 0.3), (2, 1.0, 0.3)), ROOT, 1.0) == 1  # ties: the earliest
+    assert puct(fan((1, 0.0, 0.0), (1, 0.5, 0.0)), ROOT, 1.0) == 2  # no prior at all: even shares
+
+
+def test_a_steps_prior_is_its_tokens_probability() -> None:
+    tree = Tree()
+    node = tree.attach(ROOT, Step((1, 2), (math.log(0.5), math.log(0.2)), "a"))
+    long = tree.attach(ROOT, Step((3,) * 400, (-10.0,) * 400, "b"))
+    assert step_prior(tree, node) == pytest.approx(0.1)
+    assert step_prior(tree, long) > 0.0  # too small for a float, yet not an error
+    tree.prior[node] = 0.7
+    assert step_prior(tree, node) == 0.7
+
+
+# -- (d) golden trees --------------------------------------------------------------------------------------------------
+
+
+def golden(select: str) -> dict[str, Any]:
+    result = search(
+        ScriptedPolicy(2024, words=3, close=0.3),
+        a_problem("golden"),
+        17,
+        select=select,
+        iterations=12,
+        samples=3,
+        max_depth=6,
+        max_tokens=60,
+        exploration=2**0.5,
+    )
+    tree = result.tree.to_dict()
+    keep = ("parent", "text", "N", "W", "samples", "expanded", "verdict", "reward")
+    return {
+        "choice": None if result.choice is None else [result.choice.node, result.choice.answer],
+        "sampled_tokens": result.cost.sampled_tokens,
+        "tree": {name: [round(x, 12) if isinstance(x, float) else x for x in tree[name]] for name in keep},
+    }
+
+
+@pytest.mark.parametrize("select", ["ucb1", "puct"])
+def test_golden_trees(select: str) -> None:
+    """Pinned trees. When a change is meant: `.venv/bin/python tests/test_search.py`, then read the difference."""
+    pinned = json.loads((GOLDEN / f"{select}.json").read_text(encoding="utf-8"))
+    assert golden(select) == pinned
+    assert len(pinned["tree"]["parent"]) > 20
+
+
+def test_the_golden_trees_differ() -> None:
+    assert golden("ucb1") != golden("puct")
+
+
+# -- (e) depth ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_of_depth_2000_is_saved_copied_and_pickled(tmp_path: Path) -> None:
+    tree = Tree()
+    mcts = Mcts(tree, ucb1, 1.0, 5)
+    steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
+    leaf = mcts.ask()
+    assert leaf is not None
+    mcts.tell(leaf, [Playout(Continuation(steps, True), "ended", RewardParts(0.75))])
+    while (leaf := mcts.ask()) is not None:
+        mcts.tell(leaf, [])
+    assert len(tree) == 2001 and tree.depth(2000) == 2000 and tree.W[ROOT] == 0.75
+    saved = tree.to_dict()
+    for twin in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree), Tree.from_dict(json.loads(json.dumps(saved)))):
+        assert twin.to_dict() == saved and twin.children == tree.children
+    journal = Journal(tmp_path / "deep.jsonl")
+    journal.append({"key": "deep", "tree": saved})
+    journal.close()
+    again = Tree.from_dict(Journal(tmp_path / "deep.jsonl").records["deep"]["tree"])
+    assert again.response(2000) == "".join(step.text for step in steps)
+    [found] = trajectories(again)
+    assert found.token_ids == tuple(range(2000)) and len(step_values(again, found)) == 2000
+    assert choose(again, "visits").node == 2000  # type: ignore[union-attr]
+
+
+# -- (f) budgets, verdicts, teachers -----------------------------------------------------------------------------------
+
+
+def test_the_token_budget_is_never_exceeded() -> None:
+    ended = set()
+    for seed in range(80):
+        rng = Random(seed)
+        budget = rng.randint(1, 300)
+        advisor = None
+        if seed % 2:
+            advisor = ScriptedAdvisor(
+                [TeacherProposal("a teacher's step", "teacher:t", Direction.RIGHT)] * rng.randint(1, 3)
+            )
+        result = search(
+            ScriptedPolicy(seed, words=4),
+            a_problem(),
+            seed,
+            iterations=rng.randint(1, 20),
+            samples=rng.randint(1, 6),
+            max_tokens=rng.choice([10, 60, 160]),
+            budget_tokens=budget,
+            advisor=advisor,
+        )
+        assert result.cost.sampled_tokens <= budget, f"seed {seed}"
+        ended.add(result.ended_by)
+        check_invariants(result.tree)
+    assert ended == {"tokens", "iterations"}
+
+
+def test_the_token_budget_is_used() -> None:
+    policy = ScriptedPolicy(3, words=9, close=0.1)
+    result = search(policy, a_problem(), iterations=1000, samples=2, budget_tokens=500)
+    assert result.ended_by == "tokens" and 400 < result.cost.sampled_tokens <= 500
+
+
+def test_the_seconds_budget_ends_a_search() -> None:
+    class Slow(ScriptedPolicy):
+        async def continuations(self, *args: Any) -> Any:
+            await asyncio.sleep(0.02)
+            return await super().continuations(*args)
+
+    result = search(Slow(1), a_problem(), iterations=100_000, budget_seconds=0.15)
+    assert result.ended_by == "seconds" and result.choice is not None
+    assert 0.15 <= result.cost.seconds < 5
+    fast = search(ScriptedPolicy(1), a_problem(), iterations=3, budget_seconds=60)
+    assert fast.ended_by == "iterations"
+
+
+def test_stop_returns_the_best_so_far() -> None:
+    policy = ScriptedPolicy(5)
+    result = search(policy, a_problem(), iterations=1000, stop=lambda: policy.calls >= 4)
+    assert result.ended_by == "stopped" and policy.calls == 4 and result.choice is not None
+    whole = search(ScriptedPolicy(5), a_problem(), iterations=200)
+    assert whole.tree.text[: len(result.tree)] == result.tree.text and len(whole.tree) > len(result.tree)
+    nothing = search(ScriptedPolicy(5), a_problem(), stop=lambda: True)
+    assert nothing.choice is None and nothing.ended_by == "stopped" and len(nothing.tree) == 1
+
+
+def continuation(*texts: str, ended: bool = False) -> Continuation:
+    return Continuation(tuple(Step((1,), (-1.0,), text) for text in texts), ended)
+
+
+@pytest.mark.parametrize(
+    ("given_", "limits", "verdict"),
+    [
+        (continuation("1 + 1 = 2\n", "#### 2", ended=True), Limits(5, 9), "answer"),
+        (continuation("#### 2\n"), Limits(1, 9), "answer"),
+        (continuation("1 + 1 = 2\n", ended=True), Limits(5, 9), "ended"),
+        (continuation("a\n", "b\n"), Limits(2, 9), "depth"),
+        (continuation("a\n", "b"), Limits(3, 2), "length"),
+        (continuation("####"), Limits(3, 1), "length"),
+        (continuation(ended=True), Limits(3, 1), "ended"),
+    ],
+)
+def test_verdicts(given_: Continuation, limits: Limits, verdict: str) -> None:
+    one = Search(ScriptedPolicy(0), scripted_evaluate, SearchConfig())
+    assert one.verdict(given_, limits) == verdict
+
+
+def test_all_verdicts_occur_and_depth_and_length_hold() -> None:
+    seen = set()
+    for seed in range(10):
+        tree = search(ScriptedPolicy(seed), a_problem(), seed, iterations=10, max_depth=4, max_tokens=15).tree
+        for leaf in tree.leaves():
+            seen.add(tree.verdict[leaf])
+            assert tree.depth(leaf) <= 4
+            assert sum(len(tree.token_ids[node]) for node in tree.path(leaf)) <= 15
+            if tree.verdict[leaf] == "answer":
+                assert tree.text[leaf].startswith("####")
+            if tree.verdict[leaf] == "depth":
+                assert tree.depth(leaf) == 4
+    assert seen == {"answer", "ended", "depth", "length"}
+
+
+def test_teachers_steps_become_children_with_source_and_direction() -> None:
+    asked: list[list[Direction]] = []
+
+    async def evaluate(
+        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+    ) -> RewardParts:
+        assert len(directions) == len(steps)
+        asked.append(list(directions))
+        return RewardParts(hashed_reward("".join(step.text for step in steps)))
+
+    advisor = ScriptedAdvisor(
+        [
+            TeacherProposal("right step", "teacher:good", Direction.RIGHT),
+            TeacherProposal("wrong step", "teacher:bad", Direction.WRONG),
+            TeacherProposal("#### 1", "teacher:good", Direction.RIGHT),
+        ]
+    )
+    result = search(ScriptedPolicy(1), a_problem(), iterations=30, samples=2, advisor=advisor, evaluate=evaluate)
+    tree = result.tree
+    top = {tree.text[child]: child for child in tree.children[ROOT]}
+    for text, source, direction in (
+        ("right step\n", "teacher:good", "right"),
+        ("wrong step\n", "teacher:bad", "wrong"),
+        ("#### 1", "teacher:good", "right"),
+    ):
+        assert (tree.source[top[text]], tree.direction[top[text]]) == (source, direction)
+    # The rollout below a teacher's step is the student's own, unless a teacher was asked there.
+    assert tree.verdict[top["#### 1"]] == "answer"
+    below = tree.children[top["right step\n"]]
+    assert below and tree.source[below[0]] == "student" and tree.direction[below[0]] == "none"
+    assert [Direction.RIGHT] in asked and any(d[0] is Direction.WRONG for d in asked if d)
+    # Directions on the way down are given to the evaluation too.
+    assert any(len(d) > 1 and d[0] is Direction.RIGHT and d[1] is Direction.WRONG for d in asked)
+    assert () in advisor.asked and ("right step",) in advisor.asked
+    assert result.cost.scored_tokens > 0
+    check_invariants(tree)
+    for found in trajectories(tree):
+        assert found.student == all(tree.source[node] == "student" for node in found.nodes)
+
+
+def test_a_teachers_step_equal_to_a_students_merges() -> None:
+    policy = ScriptedPolicy(7, words=1, close=0.0)  # always the step "w0\n"
+    advisor = ScriptedAdvisor([TeacherProposal("w0", "teacher:t", Direction.RIGHT)])
+    tree = search(policy, a_problem(), iterations=1, samples=3, max_depth=2, advisor=advisor).tree
+    [child] = tree.children[ROOT]
+    assert (tree.text[child], tree.source[child], tree.direction[child]) == ("w0\n", "student", "none")
+    assert tree.N[child] == 4  # three samples and the teacher's
+
+
+def test_a_text_with_and_without_the_end_token_stays_two_children() -> None:
+    tree = Tree()
+    open_, closed = Step((5,), (-1.0,), "a"), Step((5, 0), (-1.0, -1.0), "a")
+    other = Step((8, 9), (-1.0, -1.0), "a")  # other tokens, the same text: one step
+    first, second = tree.attach(ROOT, open_), tree.attach(ROOT, closed)
+    assert first != second and tree.attach(ROOT, open_) == first and tree.attach(ROOT, closed) == second
+    assert tree.attach(ROOT, other) == first and len(tree) == 3
+
+
+def test_the_finished_checker_is_asked_about_cut_responses_alone() -> None:
+    asked: list[str] = []
+
+    async def finished(problem: Problem, response: str, verdict: bool) -> bool:
+        asked.append(response)
+        assert verdict is False
+        return "w1" in response
+
+    policy = ScriptedPolicy(2, words=2, close=0.2)
+    tree = search(policy, a_problem(), iterations=8, max_depth=3, finished=finished).tree
+    plain = search(ScriptedPolicy(2, words=2, close=0.2), a_problem(), iterations=8, max_depth=3).tree
+    assert asked and not any("####" in response for response in asked)
+    changed = 0
+    for leaf in tree.leaves():
+        if tree.response(leaf) in asked:
+            assert tree.verdict[leaf] == ("ended" if "w1" in tree.response(leaf) else "depth")
+            changed += tree.verdict[leaf] == "ended"
+    assert changed and "depth" in plain.verdict
+
+
+def test_a_search_goes_on_with_a_tree() -> None:
+    policy = ScriptedPolicy(4, words=9, close=0.1)
+    first = search(policy, a_problem(), 1, iterations=5)
+    visits, size = first.tree.N[ROOT], len(first.tree)
+    more = search(policy, a_problem(), 2, tree=first.tree, iterations=5)
+    assert more.tree is first.tree and more.tree.N[ROOT] > visits and len(more.tree) > size
+    check_invariants(more.tree)
+
+
+def test_many_searches_at_once_equal_each_alone() -> None:
+    problems = [(a_problem(f"p{i}"), i) for i in range(32)]
+    config = SearchConfig(iterations=8, samples=3, concurrent=5)
+    alone = [search(ScriptedPolicy(9), problem, seed, iterations=8, samples=3).tree for problem, seed in problems]
+    alive = most = 0
+
+    class Counting(ScriptedPolicy):
+        async def continuations(self, *args: Any) -> Any:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+            try:
+                return await super().continuations(*args)
+            finally:
+                alive -= 1
+
+    async def together() -> dict[int, Tree]:
+        one = Search(Counting(9), scripted_evaluate, config)
+        return {index: result.tree async for index, result in one.run_many(problems)}
+
+    found = run(together)
+    assert most == 5 and sorted(found) == list(range(32))
+    assert [found[i].to_dict() for i in range(32)] == [tree.to_dict() for tree in alone]
+
+
+def test_a_failing_search_reaches_the_caller_and_ends_the_others() -> None:
+    class Broken(ScriptedPolicy):
+        async def continuations(self, problem: Problem, *args: Any) -> Any:
+            if problem.id == "p3":
+                raise DataError("broken")
+            return await super().continuations(problem, *args)
+
+    async def main() -> int:
+        count = 0
+        with pytest.raises(DataError, match="broken"):
+            one = Search(Broken(1), scripted_evaluate, SearchConfig(iterations=200))
+            async for _ in one.run_many([(a_problem(f"p{i}"), i) for i in range(8)]):
+                count += 1
+        await asyncio.sleep(0.01)
+        assert len(asyncio.all_tasks()) <= 2  # nothing goes on behind the caller's back
+        return count
+
+    assert run(main) < 8
+
+
+def test_seeds_are_the_same_everywhere_and_differ_by_part() -> None:
+    assert derive_seed(1, "a") == 475944544596965755
+    assert len({derive_seed(*parts) for parts in [(1, 2), (12,), (2, 1), (1, 2, 0), ("1", "2 ")]}) == 5
+    assert all(0 <= derive_seed(i) < 2**63 for i in range(100))
+
+
+# -- (g) choosing ------------------------------------------------------------------------------------------------------
+
+
+def grown(*responses: tuple[tuple[str, ...], float, int]) -> Tree:
+    """A tree of (steps, reward, visits) responses."""
+    tree = Tree()
+    for texts, reward, visits in responses:
+        node = ROOT
+        for text in texts:
+            node = tree.attach(node, Step(tuple(map(ord, text)), (-1.0,) * len(text), text))
+        tree.finish(node, "answer" if "####" in texts[-1] else "ended", RewardParts(reward))
+        for _ in range(visits):
+            tree.backup(node, reward)
+    return tree
+
+
+def test_choose_by_hand() -> None:
+    tree = grown(
+        (("a\n", "#### 7"), 0.5, 3),  # 7 earns 1.5 + 0.4
+        (("b\n", "#### 7.0"), 0.4, 1),
+        (("b\n", "#### 8"), 0.9, 2),  # 8 earns 1.8
+        (("c\n", "no answer"), 1.0, 1),
+    )
+    vote, value, visits = (choose(tree, rule) for rule in ("vote", "value", "visits"))
+    assert vote is not None and value is not None and visits is not None
+    assert (vote.answer, vote.response) == ("7", "a\n#### 7")
+    assert vote.why == "51% of the value-weighted vote over 4 finished responses"  # 1.9 of 3.7
+    assert (value.response, value.answer, value.value) == ("c\nno answer", None, 1.0)
+    assert (visits.response, visits.visits) == ("b\n#### 8", 2)  # b has 3 visits as a has, and earned more
+    assert "2 visits" in visits.why
+
+
+def test_choose_without_answers_or_without_leaves() -> None:
+    assert all(choose(Tree(), rule) is None for rule in ("vote", "value", "visits"))
+    unanswered = grown((("no",), 0.2, 5), (("none",), 0.3, 1))
+    assert choose(unanswered, "vote").response == "none"  # type: ignore[union-attr]
+    unearned = grown((("#### 1",), 0.0, 2), (("#### 2",), 0.0, 3))
+    chosen = choose(unearned, "vote")
+    assert chosen is not None and chosen.answer in ("1", "2") and chosen.why.startswith("0%")
+    # The most visited path can end in a node that nobody finished: then the value decides.
+    open_end = grown((("a\n", "#### 1"), 0.9, 1))
+    node = open_end.attach(ROOT, Step((1,), (-1.0,), "b\n"))
+    open_end.N[node] = 9
+    assert choose(open_end, "visits").answer == "1"  # type: ignore[union-attr]
+
+
+def test_ties_go_to_the_earliest() -> None:
+    tree = grown((("#### 1",), 0.5, 2), (("#### 2",), 0.5, 2))
+    assert [choose(tree, rule).answer for rule in ("vote", "value", "visits")] == ["1", "1", "1"]  # type: ignore[union-attr]
+
+
+# -- (h) what search may never see -------------------------------------------------------------------------------------
+
+
+def test_a_problem_has_no_answer() -> None:
+    assert {field.name for field in fields(Problem)} == {"id", "question", "source", "level"}
+    with pytest.raises(TypeError):
+        Problem("p", "q", "s", gold="7")  # type: ignore[call-arg]
+    assert not hasattr(a_problem(), "__dict__")  # and none can be put there
+
+
+def test_the_search_that_answers_takes_no_gold() -> None:
+    taken = set(inspect.signature(collect.answer_search).parameters)
+    assert taken == {"student", "config", "perplexity", "stop"}
+    for part in (Search.__init__, Search.run, Search.expand, Search.grade, Mcts.__init__, Mcts.tell, Tree.attach):
+        names = " ".join(inspect.signature(part).parameters)
+        assert not any(word in names for word in ("gold", "answer", "task", "solution")), part
+    source = inspect.getsource(collect.answer_search)
+    assert "make_evaluate(config.rewards, perplexity, None)" in source
+
+
+def test_answering_earns_nothing_from_gold() -> None:
+    """Without PRE a finished response earns 1 whatever it says: right and wrong answers earn the same."""
+    grades = [
+        run(lambda text=text: collect._finished_earns_one(a_problem(), [Step((1,), (-1.0,), text)], [], verdict))
+        for text in ("#### 7", "#### 8")
+        for verdict in ("answer",)
+    ]
+    assert [grade.total for grade in grades] == [1.0, 1.0] and all(grade.hre is None for grade in grades)
+
+
+def test_the_search_core_imports_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from alphazero_llm_trainer.search import choose, driver, extract, journal, mcts, select, tree\n"
+        "heavy = {'torch', 'transformers', 'trl', 'peft', 'openai', 'verifiers', 'datasets', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[1])
+
+
+def test_cost_adds_up_over_calls() -> None:
+    policy = ScriptedPolicy(3)
+    result = search(policy, a_problem(), iterations=6)
+    assert isinstance(result.cost, Cost) and result.cost.calls == policy.calls and result.cost.seconds > 0
+
+
+if __name__ == "__main__":  # regenerates the golden trees
+    GOLDEN.mkdir(exist_ok=True)
+    for rule in ("ucb1", "puct"):
+        (GOLDEN / f"{rule}.json").write_text(json.dumps(golden(rule), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,220 @@
+"""The training run end to end with the shipped student: learn, save, die, resume, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alphazero_llm_trainer.cli import EXIT_STOPPED, train_main
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.search.journal import read
+from alphazero_llm_trainer.search.tree import Tree
+from alphazero_llm_trainer.train.loop import Run
+from alphazero_llm_trainer.train.run import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = [
+    "--num-examples", "24", "--save-every", "8", "--eval-size", "12", "--student", "embedded",
+    "--set", "train.questions_per_round=8",
+    "--set", "train.validation_size=12",
+    "--set", "train.rows_per_round=8",
+    "--set", "train.demonstrations=20",
+    "--set", "train.grpo.batch_size=5",
+    "--set", "train.grpo.epochs=2",
+    "--set", "train.legacy.batch_size=5",
+    "--set", "train.legacy.updates_per_round=4",
+]  # fmt: skip
+METHODS = {"grpo": "--use-grpo", "legacy": "--use-legacy"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums in one order: equal weights are compared bit by bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "student" / "model.safetensors")
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def whole_run(request, tmp_path_factory):
+    """An uninterrupted run of each method: its folder and method."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp(request.param)
+    assert train_main([*SMALL, METHODS[request.param], "--checkpoint-dir", str(directory)]) == 0
+    return directory / "run-001", request.param
+
+
+def test_a_run_reports_what_it_did(whole_run):
+    run, method = whole_run
+    card = json.loads((run / "run.json").read_text())
+    assert card["method"] == method
+    assert card["before"]["problems"] == card["after"]["problems"] == 12
+    assert card["after"]["tokens"] > 0
+    assert len(card["after"]["correct"]) == 12
+    assert card["gain"]["low"] <= card["gain"]["value"] <= card["gain"]["high"]
+    rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["round"] for r in rounds if "mean_reward" in r] == [0, 1, 2]
+    assert all("loss" in r for r in rounds if "mean_reward" in r)
+    assert len([r for r in rounds if "validation_accuracy" in r]) == 3
+    sampled = sum(r["cost"]["sampled_tokens"] for r in rounds if "cost" in r)
+    assert card["search_cost"]["sampled_tokens"] == sampled > 0
+    assert (run / "report.png").stat().st_size > 10_000
+    assert {p.name for p in run.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (4, 8, 12)}
+
+
+def test_the_journal_has_each_question_once_and_its_trees_read_back(whole_run):
+    run, _ = whole_run
+    records = list(read(run / "journal.jsonl"))
+    assert len(records) == len({record["key"] for record in records}) == 24
+    for record in records:
+        tree = Tree.from_dict(record["tree"])
+        assert tree.N[0] > 0
+        assert record["cost"]["sampled_tokens"] > 0
+        assert "gold" not in json.dumps(record["problem"])
+
+
+def test_training_changed_the_weights_and_the_student_folder_loads(whole_run):
+    run, _ = whole_run
+    config = load_config(overrides=["student=embedded"])
+    trained, shipped = load_student(config, path=run / "student"), load_student(config)
+    assert trained.prompt_ids("Ana has 3 pens.") == shipped.prompt_ids("Ana has 3 pens.")
+    differences = [
+        (a - b).abs().max().item()
+        for a, b in zip(trained.model.parameters(), shipped.model.parameters(), strict=True)
+    ]
+    assert max(differences) > 1e-5
+
+
+def test_the_engine_and_the_trainer_agree_on_log_probabilities(whole_run):
+    run, method = whole_run
+    if method != "grpo":
+        pytest.skip("only GRPO recomputes them")
+    rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    gaps = [r["engine_logprob_gap"] for r in rounds if "engine_logprob_gap" in r]
+    assert gaps
+    assert max(gaps) < 1e-4
+
+
+def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp_path):
+    """A second process is killed with SIGKILL while it searches; nothing is lost, searched twice or trained otherwise."""
+    run, method = whole_run
+    command = [sys.executable, str(ROOT / "train_vllm.py"), *SMALL, METHODS[method], "--checkpoint-dir", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    journal = tmp_path / "run-001" / "journal.jsonl"
+    deadline = time.monotonic() + 120
+    # The 18th tree is in the middle of the third round, behind two checkpoints.
+    while time.monotonic() < deadline and process.poll() is None:
+        if journal.exists() and journal.read_bytes().count(b"\n") >= 18:
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = journal.read_bytes()
+    # What a crash in the middle of a write leaves behind.
+    with journal.open("ab") as file:
+        file.write(b'{"key": "2/half')
+    assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
+    resumed = tmp_path / "run-001"
+    assert journal.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+    mine = {record["key"]: record["tree"] for record in read(journal)}
+    whole = {record["key"]: record["tree"] for record in read(run / "journal.jsonl")}
+    assert mine == whole
+    assert len(list(read(journal))) == 24
+    for name, tensor in weights(run).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+    metrics = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
+    assert [m["round"] for m in metrics if "mean_reward" in m] == [0, 1, 2]
+
+
+def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
+    config = load_config(overrides=["student=embedded", *[SMALL[i + 1] for i, a in enumerate(SMALL) if a == "--set"]])
+    config = config.model_copy(
+        update={"train": config.train.model_copy(update={"num_examples": 16, "eval_size": 4, "save_every": 8})}
+    )
+    folder = RunFolder(tmp_path / "run-001")
+    folder.path.mkdir()
+    asked = False
+    run = Run(config, lambda: asked)
+    run.load()
+    whole = run.on_tree
+
+    def after_ten(tree):
+        nonlocal asked
+        whole(tree)
+        asked = len(list(read(folder.journal))) >= 10
+
+    run.on_tree = after_ten
+    assert run.execute(folder) is None
+    assert 10 <= len(list(read(folder.journal))) < 16
+    again = Run(folder.config())
+    again.load()
+    card = again.execute(folder, resume=True)
+    assert card is not None
+    assert len(list(read(folder.journal))) == 16
+    assert EXIT_STOPPED == 130
+
+
+def test_lora_trains_adapters_and_leaves_the_base_alone(tmp_path):
+    flags = [*SMALL, "--set", "train.adapter=lora", "--num-examples", "8", "--checkpoint-dir", str(tmp_path)]
+    assert train_main(flags) == 0
+    adapter = load_file(tmp_path / "run-001" / "student" / "adapter_model.safetensors")
+    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in adapter.items())
+    settings = json.loads((tmp_path / "run-001" / "student" / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["lora_dropout"]) == (32, 32, 0.05)
+    assert len(settings["target_modules"]) == 7
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--set", "train.groups=chain"],
+        ["--set", "train.grpo.credit=step", "--set", "train.grpo.negative_weight=1.0"],
+        ["--set", "train.reward=combined", "--set", "train.grpo.kl_coefficient=0.02"],
+        ["--set", "teachers.tier=embedded"],
+        ["--set", "rewards.use_student_model=false", "--set", "train.demonstration_share=0"],
+    ],
+)
+def test_variants_train(flags, tmp_path):
+    assert train_main([*SMALL, "--num-examples", "8", "--checkpoint-dir", str(tmp_path), *flags]) == 0
+    [record] = [json.loads((tmp_path / "run-001" / "run.json").read_text())]
+    assert record["search_cost"]["sampled_tokens"] > 0
+    if "teachers.tier=embedded" in flags:
+        assert record["teachers"]["scripted"]["calls"] > 0
+        sources = {s for r in read(tmp_path / "run-001" / "journal.jsonl") for s in r["tree"]["source"]}
+        assert "teacher:scripted" in sources
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_in_one_sentence(tmp_path, capsys):
+    flags = [*SMALL, "--set", "train.grpo.learning_rate=1e30", "--set", "train.grpo.max_grad_norm=1e30"]
+    assert train_main([*flags, "--checkpoint-dir", str(tmp_path)]) == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("error: loss is")
+    assert "learning rate" in message
+
+
+def test_a_truncated_checkpoint_is_refused_and_named(whole_run, tmp_path, capsys):
+    run, _ = whole_run
+    shutil.copytree(run, tmp_path / "run-001")
+    model = tmp_path / "run-001" / "checkpoint-12" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-100])
+    assert train_main(["--resume", str(tmp_path / "run-001")]) == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "truncated" in message
+    assert "model.safetensors" in message
