@@ -45,7 +45,9 @@ def train_parser(prog: str) -> Parser:
         ),
     )
     parser.add_argument("--num-examples", type=int, metavar="N", help="training questions")
-    parser.add_argument("--checkpoint-dir", type=Path, metavar="DIR", help="where run folders go (default: checkpoints)")
+    parser.add_argument(
+        "--checkpoint-dir", type=Path, metavar="DIR", help="where run folders go (default: checkpoints)"
+    )
     parser.add_argument("--save-every", type=int, metavar="N", help="questions between checkpoints")
     parser.add_argument("--log-interval", type=int, metavar="N", help="rounds between log lines")
     method = parser.add_mutually_exclusive_group()

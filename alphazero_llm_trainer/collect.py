@@ -216,6 +216,3 @@ async def _finished_earns_one(
     problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
 ) -> RewardParts:
     return RewardParts(total=1.0 if verdict == "answer" else 0.0)
-
-
-

@@ -29,7 +29,9 @@ AddArguments = Callable[[argparse.ArgumentParser], None]
 def add_sft(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
     parser = commands.add_parser("sft", help="train the embedded student from scratch on its demonstrations")
     parser.add_argument("--out", type=Path, default=Path("checkpoints/sft"), metavar="DIR", help="where it goes")
-    parser.add_argument("--eval-size", type=int, default=1000, metavar="N", help="test problems, measured once at the end")
+    parser.add_argument(
+        "--eval-size", type=int, default=1000, metavar="N", help="test problems, measured once at the end"
+    )
     arguments(parser)
     parser.set_defaults(run=lambda args: run_sft_command(args, resolve(args)))
 
@@ -37,7 +39,9 @@ def add_sft(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     """Train the embedded student on `train.demonstrations` worked solutions, select on validation, report on test."""
     if config.student not in ("auto", "embedded"):
-        raise ConfigError(f"--student is {config.student!r}: sft trains the embedded student from scratch; use embedded")
+        raise ConfigError(
+            f"--student is {config.student!r}: sft trains the embedded student from scratch; use embedded"
+        )
     if args.eval_size < 1:
         raise ConfigError(f"--eval-size is {args.eval_size}: give at least 1")
     from .train.warmup import warm_up
@@ -59,7 +63,9 @@ def add_search(commands: Any, arguments: AddArguments, resolve: Resolve) -> None
     parser = commands.add_parser("search", help="search one question and print the tree")
     parser.add_argument("question", nargs="?", help="the question's text (default: an embedded test problem)")
     parser.add_argument("--index", type=int, default=0, metavar="N", help="which embedded test problem")
-    parser.add_argument("--path", type=Path, metavar="DIR", help="a student folder, such as checkpoints/run-001/student")
+    parser.add_argument(
+        "--path", type=Path, metavar="DIR", help="a student folder, such as checkpoints/run-001/student"
+    )
     parser.add_argument("--iterations", type=int, metavar="N", help="expansions")
     parser.add_argument("--json", action="store_true", help="print the whole tree as JSON instead")
     arguments(parser)
@@ -134,7 +140,9 @@ def run_info(config: Config) -> int:
     shown = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
     print(yaml.safe_dump({"configuration": shown}, sort_keys=False, allow_unicode=True).rstrip())
     name = resolve_name(config)
-    print(f"student: {name} -> {config.models[name].path} ({config.models[name].quantization}, {config.models[name].dtype})")
+    print(
+        f"student: {name} -> {config.models[name].path} ({config.models[name].quantization}, {config.models[name].dtype})"
+    )
     print("versions:")
     print(f"  python: {platform.python_version()}")
     for package in PACKAGES:

@@ -209,7 +209,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise ConfigError(f"config file {path} holds a {type(loaded).__name__}, not a mapping: write `key: value` lines")
+        raise ConfigError(
+            f"config file {path} holds a {type(loaded).__name__}, not a mapping: write `key: value` lines"
+        )
     return loaded
 
 

@@ -173,7 +173,9 @@ def main() -> None:
     student = load_student(load_config(overrides=["student=embedded"]))
     prompts = [student.prompt_ids(t.problem.question) for t in load_tasks("embedded", "train", 64, start=5000)]
     print(f"{NEW_TOKENS} new tokens a row, {args.threads} thread(s), tokens/s")
-    print(f"{'model':18} {'batch':>5} {'ours':>9} {'generate':>9} {'reprefill':>9} {'/gen':>8} {'/repre':>8} {'forward':>8}")
+    print(
+        f"{'model':18} {'batch':>5} {'ours':>9} {'generate':>9} {'reprefill':>9} {'/gen':>8} {'/repre':>8} {'forward':>8}"
+    )
     decode = decode_table("embedded 0.66 M", student.model, prompts, args.repeats)
     generator = torch.Generator().manual_seed(1)
     random_prompts = [tuple(torch.randint(2, 512, (60,), generator=generator).tolist()) for _ in range(64)]

@@ -63,9 +63,7 @@ def control(seed: int, seconds: float, eval_size: int, work: Path) -> dict[str, 
             correct = answer(fresh, validation, max_tokens=config.search.max_tokens).first
             return sum(correct) / len(correct)
 
-        settings = SftSettings(
-            steps=10**6, learning_rate=rate, max_seconds=seconds, seed=seed, evaluate_every=300
-        )
+        settings = SftSettings(steps=10**6, learning_rate=rate, max_seconds=seconds, seed=seed, evaluate_every=300)
         rows = sft_rows(demonstrations, student.tokenizer)
         result = train_student(
             student.model, rows, student.tokenizer, settings, out_dir=work / "control", evaluate=validate
@@ -124,7 +122,9 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
     controls = {row["seed"]: row["correct"] for row in rows if row["arm"] == CONTROL}
     base = [x for seed in args.seeds for x in before[seed]]
     print(f"{len(args.seeds)} seeds x {args.eval_size:,} held-out problems; before: {wilson(sum(base), len(base))}")
-    print(f"{'arm':22} {'after':>6}  {'gain over before':>24}  {'gain over control':>24}  {'seconds':>7}  {'tokens':>10}")
+    print(
+        f"{'arm':22} {'after':>6}  {'gain over before':>24}  {'gain over control':>24}  {'seconds':>7}  {'tokens':>10}"
+    )
     summary = []
     for arm in args.arms:
         of_arm = [row for row in rows if row["arm"] == arm]

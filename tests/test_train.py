@@ -95,8 +95,7 @@ def test_training_changed_the_weights_and_the_student_folder_loads(whole_run):
     trained, shipped = load_student(config, path=run / "student"), load_student(config)
     assert trained.prompt_ids("Ana has 3 pens.") == shipped.prompt_ids("Ana has 3 pens.")
     differences = [
-        (a - b).abs().max().item()
-        for a, b in zip(trained.model.parameters(), shipped.model.parameters(), strict=True)
+        (a - b).abs().max().item() for a, b in zip(trained.model.parameters(), shipped.model.parameters(), strict=True)
     ]
     assert max(differences) > 1e-5
 

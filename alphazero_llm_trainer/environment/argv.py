@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from alphazero_llm_trainer.errors import ConfigError
+from ..errors import ConfigError
 
 OUR_ID = "alphazero-llm-trainer"
 ID_FLAG = "--env.taskset.id"

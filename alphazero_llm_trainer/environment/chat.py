@@ -8,11 +8,10 @@ from typing import Any
 
 import aiohttp
 
-from alphazero_llm_trainer.answers import is_final
-from alphazero_llm_trainer.policy.protocol import Limits
-from alphazero_llm_trainer.search.driver import derive_seed
-from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, Step
-
+from ..answers import is_final
+from ..policy.protocol import Limits
+from ..search.driver import derive_seed
+from ..types import Continuation, Cost, Direction, Problem, Step
 from .student import EMBEDDED_MODEL, FrozenStudent
 
 LINE_TOKENS = 128  # a call's allowance for one step where the whole response has more left

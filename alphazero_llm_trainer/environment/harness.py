@@ -11,13 +11,12 @@ import aiohttp
 import verifiers.v1 as vf
 from pydantic import Field
 
-from alphazero_llm_trainer.collect import make_evaluate
-from alphazero_llm_trainer.config import Config, load_config
-from alphazero_llm_trainer.errors import AlphaZeroError, EngineError
-from alphazero_llm_trainer.policy.teachers import TeacherEnsemble, build_teachers
-from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
-from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
-
+from ..collect import make_evaluate
+from ..config import Config, load_config
+from ..errors import AlphaZeroError, EngineError
+from ..policy.teachers import TeacherEnsemble, build_teachers
+from ..search.driver import Search, SearchResult, derive_seed
+from ..types import Direction, Problem, RewardParts, Step
 from .argv import OUR_ID
 from .chat import CallFailed, Chat, ChatSteps, answers_itself
 from .student import frozen_student
@@ -62,7 +61,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         self._teachers: TeacherEnsemble | None = None
         self._resolved: Config | None = None
 
-    async def launch(  # noqa: PLR0917 - verifiers' own signature
+    async def launch(
         self,
         ctx: vf.ModelContext,
         trace: vf.Trace,

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from alphazero_llm_trainer.config import explain
-from alphazero_llm_trainer.errors import EngineError
-from alphazero_llm_trainer.policy.protocol import Generated, GenerateRequest
-
+from ..config import explain
+from ..errors import EngineError
+from ..policy.protocol import Generated, GenerateRequest
 from .student import EMBEDDED_MODEL, FrozenStudent
 
 MAX_BODY = 4 * 1024 * 1024

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from alphazero_llm_trainer.answers import is_final
-from alphazero_llm_trainer.collect import Perplexity
-from alphazero_llm_trainer.config import Config, load_config
-from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.types import Problem, Step
+from ..answers import is_final
+from ..collect import Perplexity
+from ..config import Config, load_config
+from ..policy.student import Student, load_student
+from ..types import Problem, Step
 
 EMBEDDED_MODEL = "embedded-student"
 # A name, not an address: records and `--resume` stay the same from run to run while the server's port changes.

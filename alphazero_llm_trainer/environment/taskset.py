@@ -9,14 +9,13 @@ from typing import Annotated, Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field
 
-from alphazero_llm_trainer.answers import equal, extract
-from alphazero_llm_trainer.config import Config, RewardConfig, load_config
-from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
-from alphazero_llm_trainer.rewards.hre import hre
-from alphazero_llm_trainer.types import Problem
-from alphazero_llm_trainer.types import Task as ProblemTask
-
+from ..answers import equal, extract
+from ..config import Config, RewardConfig, load_config
+from ..problems.load import load_tasks
+from ..problems.prompts import SYSTEM_PROMPT
+from ..rewards.hre import hre
+from ..types import Problem
+from ..types import Task as ProblemTask
 from .student import frozen_student
 
 TRAIN_SPLIT = "train"

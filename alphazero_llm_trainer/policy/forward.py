@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
@@ -29,7 +29,8 @@ class LibraryForward:
     def __init__(self, model: PreTrainedModel, slots: Slots) -> None:
         self.model, self.slots = model, slots
         self.cache = DynamicCache()
-        self.cache.layers = [_SlotLayer(index, slots) for index in range(slots.layers)]
+        self.layers = [_SlotLayer(index, slots) for index in range(slots.layers)]
+        self.cache.layers = list(self.layers)
         self.cache.layer_class_to_replicate = None
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -40,7 +41,7 @@ class LibraryForward:
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
-        self.slots.remember([layer.new for layer in self.cache.layers])
+        self.slots.remember([layer.new for layer in self.layers])
         return hidden
 
     def refresh(self) -> None:
@@ -76,13 +77,14 @@ class FusedLlama:
     def __init__(self, model: LlamaForCausalLM, slots: Slots) -> None:
         self.model, self.slots = model, slots
         shape = model.config
-        self.heads, self.kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+        self.heads: int = shape.num_attention_heads
+        self.kv_heads: int = shape.num_key_value_heads or self.heads
         self.head_dim = shape.head_dim or shape.hidden_size // shape.num_attention_heads
         self.epsilon, self.width = shape.rms_norm_eps, shape.hidden_size
         self.refresh()
 
     @staticmethod
-    def fits(model: PreTrainedModel) -> bool:
+    def fits(model: PreTrainedModel) -> TypeGuard[LlamaForCausalLM]:
         """True for a Llama of plain linear layers without biases: no adapters, no quantisation, default rope."""
         if type(model) is not LlamaForCausalLM or model.config.hidden_act != "silu":
             return False

@@ -96,7 +96,7 @@ class InProcessEngine:
         kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         context = min(settings.max_context, shape.max_position_embeddings)
-        weight = model.get_input_embeddings().weight
+        weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
         self.tree = PrefixTree(
             max(settings.cache_tokens, 4 * context),
@@ -404,9 +404,7 @@ class InProcessEngine:
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
-    def _draw(
-        self, frontier: list[tuple[int, list[_Rider], _Row | None]], logprobs: np.ndarray | None
-    ) -> list[_Row]:
+    def _draw(self, frontier: list[tuple[int, list[_Rider], _Row | None]], logprobs: np.ndarray | None) -> list[_Row]:
         """Every rider draws its next token and goes on through known nodes until it ends or must wait for a forward.
 
         Args:
@@ -506,4 +504,3 @@ class InProcessEngine:
             row.slot = hole
             taken[hole] = row
         self._live = [taken[slot] for slot in range(len(kept))]
-

@@ -20,9 +20,9 @@ from typing import Any
 
 import openai
 
-from alphazero_llm_trainer.config import TeacherModel, TeachersConfig, TeacherTier
-from alphazero_llm_trainer.errors import ConfigError, TeacherError
-from alphazero_llm_trainer.types import Cost
+from ..config import TeacherModel, TeachersConfig, TeacherTier
+from ..errors import ConfigError, TeacherError
+from ..types import Cost
 
 RETRIED_STATUS = {408, 409, 429}  # and everything from 500 on
 CHARACTERS_PER_TOKEN = 4  # the estimate for providers that report no usage

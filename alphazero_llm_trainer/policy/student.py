@@ -113,12 +113,14 @@ def load_model(source: str, spec: StudentModel) -> PreTrainedModel:
         raise ConfigError(
             f"student {source} is quantised and bitsandbytes is missing: install alphazero-llm-trainer[gpu]"
         ) from error
-    except Exception as error:  # noqa: BLE001 - hub, safetensors and JSON failures share no base class
+    except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"student {source} can't be loaded ({reason[:200]}): check the folder, or log in to the hub for a gated model"
         ) from error
-    return model.to(device).eval() if spec.quantization == "none" else model.eval()
+    if spec.quantization == "none":
+        model.to(torch.device(device))  # type: ignore[arg-type]
+    return model.eval()
 
 
 def line_ends(tokenizer: Any) -> frozenset[int]:

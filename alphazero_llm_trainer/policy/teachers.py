@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from alphazero_llm_trainer.config import Config, TeacherTier
-from alphazero_llm_trainer.errors import ConfigError, TeacherError
-from alphazero_llm_trainer.policy.openai_client import CallError, ChatClient, Failure, open_endpoint
-from alphazero_llm_trainer.policy.protocol import Teacher, TeacherLedger, TeacherProposal
-from alphazero_llm_trainer.types import Cost, Direction, Problem
+from ..config import Config, TeacherTier
+from ..errors import ConfigError, TeacherError
+from ..types import Cost, Direction, Problem
+from .openai_client import CallError, ChatClient, Failure, open_endpoint
+from .protocol import Teacher, TeacherLedger, TeacherProposal
 
 log = logging.getLogger(__name__)
 

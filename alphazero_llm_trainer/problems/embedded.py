@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.types import Problem, Task
+from ..errors import DataError
+from ..types import Problem, Task
 
 SOURCE = "embedded"
 SPLITS = ("train", "validation", "arena", "test")

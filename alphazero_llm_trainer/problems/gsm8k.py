@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
-from alphazero_llm_trainer import answers
-from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.types import Problem, Task
+from .. import answers
+from ..errors import DataError
+from ..types import Problem, Task
 
 HUB_NAME, HUB_CONFIG = "openai/gsm8k", "main"
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"

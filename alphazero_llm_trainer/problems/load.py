@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.types import Task
+from ..errors import ConfigError, DataError
+from ..types import Task
 
 SOURCES = ("embedded", "gsm8k")
 SPLITS = ("train", "validation", "arena", "test")
@@ -37,11 +37,11 @@ def load_tasks(
     if count < 1 or start < 0:
         raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
     if source == "embedded":
-        from alphazero_llm_trainer.problems import embedded
+        from . import embedded
 
         tasks = embedded.load(split, count, embedded.DEFAULT_LEVELS if levels is None else levels, start)
     elif source == "gsm8k":
-        from alphazero_llm_trainer.problems import gsm8k
+        from . import gsm8k
 
         if levels is not None:
             raise ConfigError(

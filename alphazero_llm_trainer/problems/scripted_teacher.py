@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from alphazero_llm_trainer.errors import DataError, TeacherError
-from alphazero_llm_trainer.policy.protocol import TeacherLedger, TeacherProposal
-from alphazero_llm_trainer.problems.embedded import SOURCE, apply, from_id
-from alphazero_llm_trainer.types import Direction, Problem
+from ..errors import DataError, TeacherError
+from ..policy.protocol import TeacherLedger, TeacherProposal
+from ..types import Direction, Problem
+from .embedded import SOURCE, apply, from_id
 
 OPERATORS = "+-*/"
 _STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")

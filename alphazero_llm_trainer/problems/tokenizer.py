@@ -8,7 +8,7 @@ from __future__ import annotations
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from alphazero_llm_trainer.problems.embedded import vocabulary_texts
+from .embedded import vocabulary_texts
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 PIECES = r" ?[A-Za-z]+| [-+*/=] |#### |\d|\n|[.,?$']| "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from alphazero_llm_trainer.config import RewardConfig
-from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.types import RewardParts
+from ..config import RewardConfig
+from ..errors import ConfigError
+from ..types import RewardParts
 
 
 def combined(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alphazero_llm_trainer.answers import equal, extract
+from ..answers import equal, extract
 
 
 def hre(response: str, gold: str, strict: bool = False) -> float:

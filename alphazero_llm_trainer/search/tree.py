@@ -74,7 +74,7 @@ class Tree:
         self.N.append(0)
         self.W.append(0.0)
         for column in (self.V, self.prior, self.prm, self.verdict, self.reward, self.hre, self.pre):
-            column.append(None)  # type: ignore[attr-defined]
+            column.append(None)
         self.samples.append(0)
         self.expanded.append(False)
         self.children.append([])

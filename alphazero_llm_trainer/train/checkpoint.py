@@ -29,7 +29,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} has no {MANIFEST}: it was never finished, use an earlier one") from error
+        raise CheckpointError(
+            f"checkpoint {folder} has no {MANIFEST}: it was never finished, use an earlier one"
+        ) from error
     except ValueError as error:
         raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one") from error
     for name, expected in facts["files"].items():

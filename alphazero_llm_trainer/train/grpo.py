@@ -41,7 +41,7 @@ class SearchGRPOTrainer(GRPOTrainer):
 
 
 def make_grpo_trainer(
-    model: torch.nn.Module,
+    model: Any,
     tokenizer: Any,
     settings: GrpoConfig,
     *,
@@ -72,9 +72,9 @@ def make_grpo_trainer(
             "row_reward": [max(row.advantages, key=abs) for row in rows],
         }
 
-    def row_reward(prompts: Any, completions: Any, row_reward: list[float], **kwargs: Any) -> list[float]:
+    def row_reward(prompts: Any, completions: Any, row_reward: list[float], **kwargs: Any) -> list[float | None]:
         # TRL insists on a reward function; the advantages that count are the rows' own.
-        return row_reward
+        return list(row_reward)
 
     arguments = GRPOConfig(
         output_dir=str(output_dir),

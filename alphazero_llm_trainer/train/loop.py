@@ -68,7 +68,7 @@ class Run:
     def opening(self) -> str:
         """What is about to run, in a few lines."""
         config, train = self.config, self.config.train
-        method = train.method
+        method: str = train.method
         if method == "grpo" and train.grpo.negative_weight == 0:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
         return (
@@ -246,7 +246,9 @@ class Run:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except (OSError, ValueError, RuntimeError) as error:
             if checkpoint is not None and trainer.state.global_step == 0:
-                raise CheckpointError(f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one") from error
+                raise CheckpointError(
+                    f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one"
+                ) from error
             raise
         finally:
             self.progress.stop()
@@ -278,7 +280,7 @@ class Run:
         card["search_cost"] = total.as_dict()
         teachers = self.collector.teachers
         card["teachers"] = {} if teachers is None else {name: asdict(one) for name, one in teachers.ledgers.items()}
-        self.trainable.save_pretrained(self.folder.student)
+        self.trainable.save_pretrained(str(self.folder.student))
         self.student.tokenizer.save_pretrained(self.folder.student)
         self.folder.write_card(card)
         draw_report(self.folder.report, card, metrics)

@@ -80,12 +80,19 @@ def table(card: dict[str, Any]) -> str:
         )
     gain = card["gain"]
     if gain is not None:
-        rows.append(("gain (paired)", f"{gain['value']:+.3f}", f"[{gain['low']:+.3f}, {gain['high']:+.3f}]", "", "", ""))
+        rows.append(
+            ("gain (paired)", f"{gain['value']:+.3f}", f"[{gain['low']:+.3f}, {gain['high']:+.3f}]", "", "", "")
+        )
     cost = card["search_cost"]
     sampled = f"{cost['sampled_tokens']:,}"
     rows.append(("training", "", "", f"{card['questions']:,}", sampled, f"{card['seconds']['training']:.1f}"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -102,10 +109,16 @@ def draw_report(path: Path, card: dict[str, Any], metrics: list[dict[str, Any]])
     figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), constrained_layout=True)
     learning, flat, updates, result = axes.flat
     learning.plot(seen, [r["mean_reward"] for r in rounds], color="tab:blue", label="mean reward of sampled responses")
-    checked = [(by_round[m["round"]], m["validation_accuracy"]) for m in metrics if "validation_accuracy" in m and m["round"] in by_round]
+    checked = [
+        (by_round[m["round"]], m["validation_accuracy"])
+        for m in metrics
+        if "validation_accuracy" in m and m["round"] in by_round
+    ]
     if card.get("validation_before") is not None:
         checked.insert(0, (0, card["validation_before"]))
-    learning.plot(*zip(*checked, strict=True), "o-", color="tab:orange", label="greedy accuracy, validation") if checked else None
+    learning.plot(
+        *zip(*checked, strict=True), "o-", color="tab:orange", label="greedy accuracy, validation"
+    ) if checked else None
     learning.set(xlabel="training questions", ylim=(0, 1), title="Learning")
     learning.legend(loc="lower right", fontsize=8)
     flat.plot(seen, [r["flat_at_first"] / r["questions"] for r in rounds], color="tab:gray", label="at first")

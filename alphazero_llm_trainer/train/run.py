@@ -48,7 +48,9 @@ class RunFolder:
         try:
             card = json.loads(self.card.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"run folder {self.path} has no readable run.json: name another with --resume") from error
+            raise CheckpointError(
+                f"run folder {self.path} has no readable run.json: name another with --resume"
+            ) from error
         if not isinstance(card, dict) or "config" not in card:
             raise CheckpointError(f"run folder {self.path} has a run.json without a config: name another with --resume")
         return card

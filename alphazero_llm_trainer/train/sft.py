@@ -31,8 +31,8 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
-from alphazero_llm_trainer.errors import DataError, TrainingError
-from alphazero_llm_trainer.types import Task
+from ..errors import DataError, TrainingError
+from ..types import Task
 
 Row = dict[str, list[Any]]
 Evaluate = Callable[[torch.nn.Module], float]

@@ -1,0 +1,146 @@
+"""The journal survives any kind of death and refuses what it did not write."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.search.journal import Journal, read
+
+RECORDS = [{"key": f"0/{i}", "text": f"Zeile {i}\n\u2028 #### {i}", "W": 0.1 * i} for i in range(5)]
+
+
+def written(path: Path) -> Path:
+    journal = Journal(path)
+    for record in RECORDS:
+        journal.append(record)
+    journal.close()
+    return path
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
+    path = written(tmp_path / "new" / "journal.jsonl")
+    assert list(read(path)) == RECORDS
+    again = Journal(path)
+    assert list(again.records.values()) == RECORDS and again.dropped_bytes == 0
+    assert "0/3" in again and "0/9" not in again
+    assert again.get("0/3") == RECORDS[3] and again.get("0/9") is None
+    again.append({"key": "later"})
+    again.close()
+    assert [record["key"] for record in read(path)] == ["0/0", "0/1", "0/2", "0/3", "0/4", "later"]
+
+
+def test_each_record_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    for i, record in enumerate(RECORDS):
+        journal.append(record)
+        assert list(read(journal.path)) == RECORDS[: i + 1]
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20])
+def test_a_half_written_last_line_is_dropped(tmp_path: Path, cut: int) -> None:
+    path = written(tmp_path / "journal.jsonl")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert list(read(path)) == RECORDS[:-1]  # a reader leaves it out
+    assert path.read_bytes() == whole[:-cut]  # and the file alone
+    journal = Journal(path)
+    lines = whole.splitlines(keepends=True)
+    assert journal.dropped_bytes == len(lines[-1]) - cut
+    assert path.read_bytes() == b"".join(lines[:-1])  # truncated, so that the next line starts on its own
+    assert "0/4" not in journal
+    journal.append(RECORDS[-1])
+    journal.close()
+    assert path.read_bytes() == whole
+
+
+def test_a_file_of_nothing_but_half_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"key": "a", "tr')
+    journal = Journal(path)
+    assert journal.records == {} and path.read_bytes() == b"" and journal.dropped_bytes == 16
+    path.write_bytes(b"")
+    assert Journal(path).records == {} and list(read(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (b"{not json}", "is not JSON"),
+        (b"", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[1]", "has no key"),
+        (b'{"a": 1}', "has no key"),
+        (b'{"key": 3}', "has no key"),
+    ],
+)
+def test_a_broken_line_elsewhere_is_an_error(tmp_path: Path, broken: bytes, words: str) -> None:
+    path = written(tmp_path / "journal.jsonl")
+    lines = path.read_bytes().splitlines()
+    lines[2] = broken
+    damaged = b"\n".join(lines) + b"\n"
+    path.write_bytes(damaged)
+    for use in (lambda: Journal(path), lambda: list(read(path))):
+        with pytest.raises(DataError, match=words) as caught:
+            use()
+        assert str(path) in str(caught.value) and "line 3" in str(caught.value) and "\n" not in str(caught.value)
+    assert path.read_bytes() == damaged  # nothing was thrown away
+
+
+def test_a_key_is_written_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "journal.jsonl")
+    before = path.read_bytes()
+    journal = Journal(path)
+    with pytest.raises(DataError, match="'0/2'"):
+        journal.append({"key": "0/2", "text": "again"})
+    journal.close()
+    assert path.read_bytes() == before
+
+
+def test_a_record_that_is_not_json_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = written(tmp_path / "journal.jsonl")
+    before = path.read_bytes()
+    journal = Journal(path)
+    with pytest.raises(ValueError):
+        journal.append({"key": "nan", "W": float("nan")})
+    journal.close()
+    assert path.read_bytes() == before and "nan" not in journal
+
+
+def test_a_missing_journal_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="can't be read"):
+        list(read(tmp_path / "none.jsonl"))
+
+
+def test_a_killed_process_loses_no_finished_record(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom alphazero_llm_trainer.search.journal import Journal\n"
+        f"journal = Journal(Path({str(path)!r}))\n"
+        "for i in range(10**9):\n"
+        "    journal.append({'key': str(i), 'filler': 'x' * 5000})\n"
+        "    print(i, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+    ) as child:
+        assert child.stdout is not None
+        told = 0
+        for line in child.stdout:
+            told = int(line)
+            if told >= 50:
+                break
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    journal = Journal(path)
+    assert set(map(str, range(told + 1))) <= set(journal.records)
+    assert [json.loads(line)["key"] for line in path.read_bytes().splitlines()] == [
+        str(i) for i in range(len(journal.records))
+    ]

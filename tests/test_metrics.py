@@ -1,0 +1,103 @@
+"""Figures with their uncertainty, against published values and enumeration."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap, pass_at_k, wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),  # Newcombe 1998, table I
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        (29, 29, 0.8830, 1.0),
+    ],
+)
+def test_wilson_against_published_values(successes: int, trials: int, low: float, high: float) -> None:
+    found = wilson(successes, trials)
+    assert found.value == successes / trials
+    assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+def test_wilson_solves_its_own_equation() -> None:
+    """Both ends p satisfy |p_hat - p| = z sqrt(p(1-p)/n)."""
+    for successes, trials in [(3, 10), (512, 1000), (1, 7)]:
+        found = wilson(successes, trials)
+        for p in (found.low, found.high):
+            z = abs(found.value - p) / math.sqrt(p * (1 - p) / trials)
+            assert z == pytest.approx(1.959964, abs=1e-6)
+
+
+def test_wilson_of_nothing_knows_nothing() -> None:
+    found = wilson(0, 0)
+    assert math.isnan(found.value) and (found.low, found.high) == (0.0, 1.0)
+
+
+def test_an_interval_prints_itself() -> None:
+    assert str(wilson(50, 100)) == "0.500 [0.404, 0.596]"
+
+
+def test_the_paired_bootstrap_is_paired() -> None:
+    rng = np.random.default_rng(0)
+    before = rng.random(400)
+    after = before + 0.05  # the same gain on each problem: no uncertainty at all
+    found = paired_bootstrap(after, before)
+    assert (found.value, found.low, found.high) == pytest.approx((0.05, 0.05, 0.05))
+    shuffled = paired_bootstrap(rng.permutation(after), before)
+    assert shuffled.high - shuffled.low > 0.05
+
+
+def test_the_paired_bootstrap_is_near_the_normal_interval() -> None:
+    rng = np.random.default_rng(1)
+    before, after = (rng.random(1000) < 0.5).astype(float), (rng.random(1000) < 0.6).astype(float)
+    difference = after - before
+    half = 1.96 * difference.std() / math.sqrt(1000)
+    found = paired_bootstrap(after, before)
+    assert found.value == pytest.approx(difference.mean())
+    assert (found.low, found.high) == (
+        pytest.approx(found.value - half, abs=0.004),
+        pytest.approx(found.value + half, abs=0.004),
+    )
+    assert paired_bootstrap(after, before) == found  # seeded
+    assert paired_bootstrap(after, before, seed=1) != found
+    mirrored = paired_bootstrap(before, after)
+    assert mirrored.value == pytest.approx(-found.value) and mirrored.low == pytest.approx(-found.high, abs=0.004)
+
+
+def test_the_paired_bootstrap_covers() -> None:
+    """A 95% interval holds the truth in about 95 of 100 samples."""
+    rng = np.random.default_rng(2)
+    held = 0
+    for i in range(200):
+        difference = rng.normal(0.1, 1.0, 60)
+        found = paired_bootstrap(difference, np.zeros(60), seed=i, draws=1000)
+        held += found.low <= 0.1 <= found.high
+    assert 180 <= held <= 199
+
+
+def test_the_bootstrap_of_nothing_and_of_unequal_lengths() -> None:
+    assert math.isnan(paired_bootstrap([], []).value)
+    with pytest.raises(ValueError):
+        paired_bootstrap([1.0, 0.0, 1.0], [1.0, 0.0])
+
+
+def test_pass_at_k_equals_enumeration() -> None:
+    for samples in range(1, 8):
+        for correct in range(samples + 1):
+            for k in range(1, samples + 1):
+                draws = list(combinations([i < correct for i in range(samples)], k))
+                expected = sum(any(draw) for draw in draws) / len(draws)
+                assert pass_at_k(samples, correct, k) == pytest.approx(expected)
+
+
+def test_pass_at_k_needs_k_samples() -> None:
+    with pytest.raises(ValueError, match="k is 9 with 8 samples"):
+        pass_at_k(8, 3, 9)

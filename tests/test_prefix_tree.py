@@ -1,0 +1,151 @@
+"""The prefix tree under random operations, against a model made of plain dictionaries."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from alphazero_llm_trainer.errors import EngineError
+from alphazero_llm_trainer.policy.prefix_tree import ROOT, PrefixTree
+
+
+def make(capacity: int = 40, memo_bytes: int = 1 << 20) -> PrefixTree:
+    return PrefixTree(capacity, 1, 1, 2, 8, memo_bytes=memo_bytes, dtype=torch.float32, device=torch.device("cpu"))
+
+
+class Machine(RuleBasedStateMachine):
+    """walk, lock, unlock, reserve and clear in any order; `locked` is the model: locked sequences are never lost."""
+
+    @initialize(capacity=st.integers(8, 40))
+    def start(self, capacity: int) -> None:
+        self.tree = make(capacity)
+        self.locked: list[tuple[int, tuple[int, ...]]] = []  # (node, its tokens from the root)
+
+    @rule(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=7))
+    def walk(self, tokens: list[int]) -> None:
+        known = self.tree.used()
+        if not self.tree.reserve(len(tokens)):
+            return
+        path = self.tree.walk(tokens)
+        assert [self.tree.token[node] for node in path] == tokens
+        assert self.tree.path(path[-1]) == path
+        assert self.tree.walk(tokens) == path  # a second walk makes nothing
+        assert self.tree.used() <= known + len(tokens)
+        assert self.tree.child(path[-1], tokens[0]) != path[-1] if self.tree.free else True
+
+    @rule(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=7), ready=st.booleans())
+    def walk_and_lock(self, tokens: list[int], ready: bool) -> None:
+        if not self.tree.reserve(len(tokens)):
+            return
+        path = self.tree.walk(tokens)
+        self.tree.lock(path[-1])
+        self.locked.append((path[-1], tuple(tokens)))
+        if ready:
+            for node in path:
+                self.tree.ready[node] = True
+
+    @rule(which=st.integers(0, 100))
+    def unlock(self, which: int) -> None:
+        if self.locked:
+            node, _ = self.locked.pop(which % len(self.locked))
+            self.tree.unlock(node)
+
+    @rule(count=st.integers(0, 45))
+    def reserve(self, count: int) -> None:
+        evictable = self.tree.capacity - 1 - len({n for node, _ in self.locked for n in self.tree.path(node)})
+        assert self.tree.reserve(count) == (count <= evictable)
+        if count <= evictable:
+            assert len(self.tree.free) >= count
+
+    @rule()
+    def clear(self) -> None:
+        if not self.locked:
+            self.tree.clear()
+            assert self.tree.used() == 0
+
+    @invariant()
+    def sound(self) -> None:
+        if not hasattr(self, "tree"):
+            return
+        self.tree.check()
+        assert self.tree.ready[ROOT]
+        assert sum(self.tree.locks) == len(self.locked)
+        for node, tokens in self.locked:  # whatever was evicted, a locked node still spells its tokens
+            assert tuple(self.tree.token[n] for n in self.tree.path(node)) == tokens
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    tree = make(capacity=21)
+    for token in range(4):
+        tree.walk([token] * 5)  # 20 nodes: full
+    tree.walk([0] * 5)  # 0 is used again: 1 is the oldest now
+    assert tree.free == []
+    assert tree.reserve(1)
+    kept = {token: len(tree.path_of(token)) if hasattr(tree, "path_of") else _depth(tree, token) for token in range(4)}
+    assert kept[0] == 5 and kept[1] < 5
+    tree.check()
+
+
+def _depth(tree: PrefixTree, token: int) -> int:
+    node, depth = ROOT, 0
+    while token in tree.children[node]:
+        node, depth = tree.children[node][token], depth + 1
+    return depth
+
+
+def test_a_dropped_node_forgets_what_it_knew() -> None:
+    tree = make(capacity=5)
+    path = tree.walk([1, 2, 3, 4])
+    for node in path:
+        tree.ready[node] = tree.memoised[node] = True
+        tree.logprob[node] = -1.0
+    assert tree.reserve(4)
+    again = tree.walk([5, 6, 7, 8])
+    assert set(again) == set(path)  # the same storage
+    assert not any(tree.ready[node] or tree.memoised[node] for node in again)
+    assert all(tree.logprob[node] != tree.logprob[node] for node in again)
+
+
+def test_locks_forbid_eviction() -> None:
+    tree = make(capacity=5)
+    path = tree.walk([1, 2, 3])
+    tree.lock(path[-1])
+    assert not tree.reserve(2)
+    assert tree.walk([1, 2, 3]) == path
+    tree.unlock(path[-1])
+    assert tree.reserve(4) and tree.used() == 0
+
+
+def test_the_memo_is_made_only_where_it_fits() -> None:
+    assert make(10, memo_bytes=10 * 8 * 4).next_logprobs is not None
+    assert make(10, memo_bytes=10 * 8 * 4 - 1).next_logprobs is None
+
+
+def test_check_finds_broken_trees() -> None:
+    rng = Random(0)
+    for damage in ("link", "lock", "ready", "free", "lost"):
+        tree = make()
+        paths = [tree.walk([rng.randrange(3) for _ in range(5)]) for _ in range(4)]
+        tree.check()
+        node = paths[0][-1]
+        if damage == "link":
+            tree.parent[node] = paths[0][0]
+        elif damage == "lock":
+            tree.unlock(node)
+        elif damage == "ready":
+            tree.ready[node] = True
+        elif damage == "free":
+            tree.free.append(tree.free[0])
+        else:
+            tree.free.pop()
+        with pytest.raises(EngineError, match="prefix tree"):
+            tree.check()
