@@ -208,11 +208,12 @@ def answer_search(
 
     Then the vote counts responses and the most visited path is the likeliest one.
     """
-    evaluate = make_evaluate(config.rewards, perplexity, None) if perplexity is not None else _finished_earns_one
+    evaluate = make_evaluate(config.rewards, perplexity, None) if perplexity is not None else finished_earns_one
     return Search(EngineSteps(student, config.search.temperature), evaluate, config.search, stop=stop)
 
 
-async def _finished_earns_one(
+async def finished_earns_one(
     problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
 ) -> RewardParts:
+    """Without gold and without a student to measure by, a response that states an answer earns 1: the vote counts."""
     return RewardParts(total=1.0 if verdict == "answer" else 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,12 +10,12 @@ import aiohttp
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..collect import make_evaluate
+from ..collect import finished_earns_one, make_evaluate
 from ..config import Config, load_config
 from ..errors import AlphaZeroError, EngineError
 from ..policy.teachers import TeacherEnsemble, build_teachers
 from ..search.driver import Search, SearchResult, derive_seed
-from ..types import Direction, Problem, RewardParts, Step
+from ..types import Problem
 from .argv import OUR_ID
 from .chat import CallFailed, Chat, ChatSteps, answers_itself
 from .student import frozen_student
@@ -123,13 +122,6 @@ def missing_key(config: Config, tier: str) -> str | None:
 
 def _no_scripted_teacher() -> Any:
     raise AssertionError("the scripted teacher is never used at evaluation")
-
-
-async def finished_earns_one(
-    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-) -> RewardParts:
-    """Without gold and without a student to measure by, a response that states an answer earns 1: the vote counts."""
-    return RewardParts(total=1.0 if verdict == "answer" else 0.0)
 
 
 def record(result: SearchResult) -> dict[str, Any]:

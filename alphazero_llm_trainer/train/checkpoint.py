@@ -34,6 +34,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one") from error
+    if not isinstance(facts, dict) or not isinstance(facts.get("files"), dict):
+        raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one")
     for name, expected in facts["files"].items():
         file = folder / name
         if not file.is_file():

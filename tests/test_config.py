@@ -1,0 +1,290 @@
+"""Configuration: every number may be written as YAML 1.1 reads it, every key is documented, every mistake is a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from alphazero_llm_trainer.config import (
+    Config,
+    Section,
+    load_config,
+    merge,
+    parse_override,
+    read_yaml,
+    shipped,
+    validate,
+)
+from alphazero_llm_trainer.errors import ConfigError
+
+
+def leaves(section: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every field of the configuration that is not itself a section. `models` and `teacher_tiers` have own files."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, (*path, name))
+        elif name not in ("models", "teacher_tiers"):
+            yield (*path, name), field
+
+
+LEAVES = dict(leaves(Config))
+
+
+def plain_types(annotation: Any) -> set[Any]:
+    """The types inside unions and Annotated."""
+    inner = get_args(annotation)
+    return {annotation} if not inner else {kind for part in inner for kind in plain_types(part)}
+
+
+FLOATS = [path for path, field in LEAVES.items() if float in plain_types(field.annotation)]
+INTS = [path for path, field in LEAVES.items() if field.annotation is int or plain_types(field.annotation) & {int}]
+
+
+def nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    for part in reversed(path):
+        value = {part: value}
+    return value
+
+
+def value_at(config: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        config = getattr(config, part)
+    return config
+
+
+def keys(raw: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in raw.items():
+        if isinstance(value, dict):
+            yield from keys(value, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def refused(caught: pytest.ExceptionInfo[BaseException], *words: str) -> None:
+    """One sentence that names what is wrong."""
+    text = str(caught.value)
+    assert "\n" not in text and 10 < len(text) < 400, text
+    for word in words:
+        assert word in text, (word, text)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_numbers_to_check() -> None:
+    assert len(FLOATS) >= 25 and ("train", "grpo", "learning_rate") in FLOATS and ("search", "budget_seconds") in FLOATS
+    assert len(INTS) >= 30 and ("search", "budget_tokens") in INTS
+
+
+def test_yaml_reads_such_numbers_as_text() -> None:
+    assert yaml.safe_load("2e-5") == "2e-5"  # the trap itself
+
+
+@pytest.mark.parametrize("path", FLOATS, ids=".".join)
+@pytest.mark.parametrize("text", ["2e-5", "1E-3", "2.5e-1", "0.5"])
+def test_every_float_takes_every_way_of_writing_one(path: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("\n".join("  " * i + f"{part}:" for i, part in enumerate(path)) + f" {text}\n")
+    for config in (load_config(file), load_config(overrides=[f"{'.'.join(path)}={text}"])):
+        value = value_at(config, path)
+        assert type(value) is float and value == float(text)
+
+
+@pytest.mark.parametrize("path", FLOATS, ids=".".join)
+@pytest.mark.parametrize("text", ["-0.5", ".nan", ".inf", "fast", "[1]"])
+def test_every_float_refuses_what_it_is_not(path: tuple[str, ...], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[f"{'.'.join(path)}={text}"])
+    refused(caught, ".".join(path))
+
+
+@pytest.mark.parametrize("path", INTS, ids=".".join)
+@pytest.mark.parametrize("text", ["-1", "1.5", "many", ".inf"])
+def test_every_integer_refuses_what_it_is_not(path: tuple[str, ...], text: str) -> None:
+    if path == ("problems", "levels"):
+        text = f"[{text}]"
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[f"{'.'.join(path)}={text}"])
+    refused(caught, ".".join(path))
+
+
+# -- shipped files -----------------------------------------------------------------------------------------------------
+
+
+def test_training_yaml_documents_every_key_and_no_other() -> None:
+    written = set(keys(read_yaml(shipped("training.yaml"))))
+    assert written == set(LEAVES)
+
+
+def test_the_codes_defaults_are_the_shipped_ones() -> None:
+    """Somebody who builds a Config by hand gets what the files say."""
+    config = load_config()
+    bare = validate({"models": config.model_dump()["models"], "teacher_tiers": config.model_dump()["teacher_tiers"]})
+    assert bare == config
+
+
+def test_the_other_files_hold_models_and_tiers() -> None:
+    config = load_config()
+    assert set(config.models) == set(read_yaml(shipped("models.yaml"))) >= {"embedded", "llama-3.2-3b"}
+    assert (
+        set(config.teacher_tiers) == set(read_yaml(shipped("teacher_models.yaml"))) == {"free", "production", "local"}
+    )
+    assert config.models["llama-3.2-3b"].quantization == "nf4" and config.models["llama-3.2-3b"].lora.rank == 32
+    assert config.teacher_tiers["production"].teachers[0].prompt_cost > 0
+
+
+def test_configurations_are_frozen() -> None:
+    config = load_config()
+    with pytest.raises(ValidationError):
+        config.seed = 8  # type: ignore[misc]
+    with pytest.raises(ValidationError):
+        config.train.grpo.epochs = 8  # type: ignore[misc]
+
+
+def test_a_configuration_survives_json() -> None:
+    config = load_config(overrides=["search.budget_seconds=2.5", "problems.levels=[1,2]"])
+    assert validate(config.model_dump(mode="json")) == config
+
+
+# -- order of precedence -----------------------------------------------------------------------------------------------
+
+
+def test_later_settings_win(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "seed: 1\ntrain:\n  grpo:\n    epochs: 9\n    clip_low: 0.1\nmodels:\n  mine:\n    path: ./somewhere\n"
+    )
+    assert load_config().seed == 7
+    from_file = load_config(file)
+    assert (from_file.seed, from_file.train.grpo.epochs, from_file.train.grpo.clip_low) == (1, 9, 0.1)
+    assert from_file.train.grpo.batch_size == load_config().train.grpo.batch_size  # beside it nothing changed
+    assert set(from_file.models) == {*load_config().models, "mine"}
+    over = load_config(file, ["train.grpo.epochs=2", {"train": {"grpo": {"epochs": 3}}}, "seed=5", "student=mine"])
+    assert (over.seed, over.train.grpo.epochs, over.train.grpo.clip_low, over.student) == (5, 3, 0.1, "mine")
+    assert load_config(overrides=["seed=2", "seed=0"]).seed == 0  # an explicit 0 is a value
+    assert load_config(overrides=["search.budget_tokens=5", "search.budget_tokens=null"]).search.budget_tokens is None
+
+
+def test_merging_changes_neither_side() -> None:
+    base, over = {"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "d": {"e": 1}}
+    assert merge(base, over) == {"a": {"b": 9, "c": 2}, "d": {"e": 1}}
+    assert base == {"a": {"b": 1, "c": 2}, "d": 3} and over == {"a": {"b": 9}, "d": {"e": 1}}
+
+
+def test_overrides_are_yaml() -> None:
+    assert parse_override("a.b=[1, 2]") == {"a": {"b": [1, 2]}}
+    assert parse_override("a=x=y") == {"a": "x=y"}
+    assert parse_override("a=") == {"a": None}
+    assert parse_override("a=false") == {"a": False}
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("# nothing\n")
+    assert load_config(file) == load_config()
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("seeed=3", ["seeed", "unknown"]),
+        ("train.grpo.learning_rat=1", ["train.grpo.learning_rat", "unknown"]),
+        ("rewards.hre_weight=1.4", ["rewards.hre_weight", "1.4", "less than or equal to 1"]),
+        ("rewards.hre_weight=-0.1", ["rewards.hre_weight", "-0.1"]),
+        ("search.iterations=0", ["search.iterations", "0", "greater than 0"]),
+        ("search.iterations=lots", ["search.iterations", "lots"]),
+        ("search.select=best", ["search.select", "best", "ucb1"]),
+        ("train.grpo=3", ["train.grpo", "3"]),
+        ("train.demonstration_share=1", ["train.demonstration_share"]),
+        ("train.chain_samples=1", ["train.chain_samples", "1"]),
+        ("problems.levels=[5]", ["problems.levels", "5"]),
+        ("rewards.use_student_model=perhaps", ["rewards.use_student_model", "perhaps"]),
+        ("student=gpt", ["student", "gpt", "embedded"]),
+        ({"rewards": {"hre_weight": 0, "pre_weight": 0}}, ["rewards.hre_weight", "rewards.pre_weight"]),
+        ({"models": {"x": {"adapter": "full"}}}, ["models.x.path", "missing"]),
+        ({"teacher_tiers": {"free": {"base_url": 3}}}, ["teacher_tiers.free.base_url", "3"]),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(override: Any, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[override])
+    refused(caught, *words)
+
+
+@pytest.mark.parametrize("text", ["seed", "=3", " =3", "", "seed: 3"])
+def test_an_override_without_key_or_value(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[text])
+    refused(caught, "--set", "KEY=VALUE")
+
+
+def test_an_override_that_is_not_yaml() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=["student=[a"])
+    refused(caught, "--set student", "[a")
+
+
+@pytest.mark.parametrize("text", ["train..epochs=1", ".seed=1", "seed.=1"])
+def test_an_override_with_an_empty_part(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[text])
+    refused(caught)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"seed: [1\n", ["not valid YAML", "line"]),
+        (b"seed: 1\n\tstudent: x\n", ["not valid YAML", "line 2"]),
+        (b"\xff\xfe\x00", ["not valid YAML"]),
+        (b"- 1\n- 2\n", ["list", "mapping"]),
+        (b"just words\n", ["str", "mapping"]),
+        (b"sede: 1\n", ["sede", "unknown"]),
+        (b"3: 1\n", ["3"]),
+        (b"search:\n", ["search"]),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(tmp_path: Path, content: bytes, words: list[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    refused(caught, *words)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(ConfigError) as caught:
+            load_config(path)
+        refused(caught, str(path), "can't be read")
+
+
+def test_a_file_that_is_not_shipped_is_one_sentence() -> None:
+    with pytest.raises(ConfigError) as caught:
+        shipped("nothing.yaml")
+    refused(caught, "nothing.yaml", "reinstall")
+
+
+def test_the_shipped_comments_explain_every_choice() -> None:
+    """Where a key takes one of some words, training.yaml's comment lists them."""
+    lines = shipped("training.yaml").read_text(encoding="utf-8").splitlines()
+    for path, field in LEAVES.items():
+        words = [word for word in _choices(field.annotation) if isinstance(word, str)]
+        if words:
+            candidates = [line for line in lines if re.match(rf"\s*{path[-1]}:", line)]
+            assert any(all(word in line for word in words) for line in candidates), (path, words)
+
+
+def _choices(annotation: Any) -> set[Any]:
+    return {value for value in plain_types(annotation) if not isinstance(value, type)}
