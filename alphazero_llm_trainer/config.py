@@ -85,6 +85,7 @@ class GrpoConfig(Section):
     advantage_clip: PositiveFloat = 3.0
     credit: Literal["group", "step"] = "group"
     negative_weight: Share = 0.0
+    weigh_repeats: bool = True
     warmup_rounds: NonNegative = 4
     max_grad_norm: PositiveFloat = 1.0
     weight_decay: NonNegativeFloat = 0.0

@@ -62,7 +62,8 @@ class _Row:
     nodes: list[int]
     start: int
     riders: list[_Rider]
-    scoring: asyncio.Future[None] | None = None
+    scoring: asyncio.Future[list[float]] | None = None
+    scored: list[int] = field(default_factory=list)
     slot: int = -1
 
 
@@ -124,32 +125,33 @@ class InProcessEngine:
         """See `Engine.generate`. Raises EngineError for an empty or too long prompt."""
         for request in requests:
             self._admit_check(len(request.prompt_ids))
-        calls = [self._submit(request) for request in requests]
+            if request.n < 1 or request.max_new_tokens < 1:
+                raise EngineError(
+                    f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
+                )
         self._ensure_pump()
-        return [await call.future for call in calls]
+        calls: list[_Call] = []
+        try:
+            for request in requests:
+                calls.append(self._submit(request))
+            return [await call.future for call in calls]
+        finally:
+            for call in calls:
+                call.future.cancel()  # what nobody waits for any more is let go; changes nothing where it has ended
 
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         """See `Engine.score`."""
         for prefix, continuation in sequences:
             self._admit_check(len(prefix), len(continuation))
-        waits = []
-        paths = []
-        for prefix, continuation in sequences:
-            self._reserve(len(prefix) + len(continuation))
-            path = self.tree.walk(prefix + continuation)
-            self.tree.lock(path[-1])
-            paths.append(path)
-            self.cost.calls += 1
-            self.cost.scored_tokens += len(continuation)
-            waits.append(self._submit_scoring(path, len(prefix)))
         self._ensure_pump()
-        scores = []
-        for (prefix, _), path, wait in zip(sequences, paths, waits, strict=True):
-            if wait is not None:
-                await wait
-            scores.append([self.tree.logprob[node] for node in path[len(prefix) :]])
-            self.tree.unlock(path[-1])
-        return scores
+        waits: list[asyncio.Future[list[float]]] = []
+        try:
+            for prefix, continuation in sequences:
+                waits.append(self._submit_scoring(prefix, continuation))
+            return [await wait for wait in waits]
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
         """See `Engine.next_token_topk`."""
@@ -160,7 +162,7 @@ class InProcessEngine:
 
     def set_policy(self, weights: Any, version: int) -> None:
         """See `Engine.set_policy`; `weights` is a state dict or None. Raises EngineError while requests are under way."""
-        if self._live or self._waiting or self._walkers:
+        if self._busy():
             raise EngineError("set_policy was called while requests are under way: wait for them first")
         if weights is not None:
             self.model.load_state_dict(weights)
@@ -169,6 +171,15 @@ class InProcessEngine:
         self.forward.refresh()
 
     # -- taking requests in ------------------------------------------------------------------------------------------
+
+    def _busy(self) -> bool:
+        if not (self._live or self._waiting or self._walkers):
+            return False
+        if self._pump is not None and not self._pump.done() and not self._pump.get_loop().is_closed():
+            return True
+        # Left over from an event loop that ended before the pump could run once more.
+        self._abandon(RuntimeError("the event loop ended"))
+        return False
 
     def _admit_check(self, prompt: int, response: int = 1) -> None:
         limit = self.capabilities.max_context
@@ -217,10 +228,16 @@ class InProcessEngine:
         self._waiting.append(row)
         return start
 
-    def _submit_scoring(self, path: list[int], prefix: int) -> asyncio.Future[None] | None:
-        """Queue what is needed to know the log-probability of every node of path[prefix:]."""
+    def _submit_scoring(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> asyncio.Future[list[float]]:
+        """Queue what is needed to know the log-probability of every token of `continuation`; at once where all are."""
         tree = self.tree
-        for i in range(prefix, len(path)):
+        self._reserve(len(prefix) + len(continuation))
+        path = tree.walk(prefix + continuation)
+        self.cost.calls += 1
+        self.cost.scored_tokens += len(continuation)
+        future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        wanted = path[len(prefix) :]
+        for i in range(len(prefix), len(path)):
             if tree.logprob[path[i]] != tree.logprob[path[i]]:  # NaN: not known yet
                 parent = path[i - 1]
                 if tree.memoised[parent] and tree.next_logprobs is not None:
@@ -228,13 +245,13 @@ class InProcessEngine:
                     continue
                 break
         else:
-            return None
+            future.set_result([tree.logprob[node] for node in wanted])
+            return future
         start = i - 1
         while start > 0 and not tree.ready[path[start - 1]]:
             start -= 1
         tree.lock(path[-1])
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Row(path[start:], start, [], scoring=future))
+        self._waiting.append(_Row(path[start:], start, [], scoring=future, scored=wanted))
         return future
 
     def _reserve(self, count: int) -> None:
@@ -247,8 +264,17 @@ class InProcessEngine:
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _ensure_pump(self) -> None:
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.get_running_loop().create_task(self._run())
+        """Have a task that steps the engine on this event loop. Call it before anything is queued."""
+        loop, pump = asyncio.get_running_loop(), self._pump
+        if pump is not None and not pump.done():
+            owner = pump.get_loop()
+            if owner is loop:
+                return
+            if not owner.is_closed():
+                raise EngineError("the engine serves another event loop now: wait for it, or load a second engine")
+            self._pump = None
+        self._busy()
+        self._pump = loop.create_task(self._run())
 
     async def _run(self) -> None:
         """Step until nothing waits. After each step every caller whose request ended may put in the next one."""
@@ -260,6 +286,8 @@ class InProcessEngine:
                 # Woken callers pass through a few nested awaits before they submit again.
                 for _ in range(3):
                     await asyncio.sleep(0)
+        except Exception as error:  # noqa: BLE001 - every waiting caller gets it as its own EngineError
+            self._abandon(error)
         except BaseException as error:
             self._abandon(error)
             raise
@@ -274,7 +302,7 @@ class InProcessEngine:
         futures: list[asyncio.Future] = [rider.call.future for rider in riders]
         futures += [row.scoring for row in rows if row.scoring is not None]
         for future in futures:
-            if not future.done():
+            if not future.done() and not future.get_loop().is_closed():
                 failure = EngineError(f"the engine's loop ended early: {error!r}")
                 failure.__cause__ = error
                 future.set_exception(failure)
@@ -303,7 +331,8 @@ class InProcessEngine:
             parts.append(logprobs if len(sampling) == end - start else logprobs[sampling])
         for row in self._live:
             if row.scoring is not None:
-                row.scoring.set_result(None)
+                if not row.scoring.done():
+                    row.scoring.set_result([self.tree.logprob[node] for node in row.scored])
                 self.tree.unlock(row.nodes[-1])
             else:
                 self._pending.pop(row.nodes[-1], None)
@@ -315,8 +344,11 @@ class InProcessEngine:
     def _refill(self) -> None:
         """Take rows from the queue into free slots, short ones first so that they join the decode window."""
         room = self.settings.max_batch - len(self._live)
-        taken = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
-        taken = [row for row in taken if not self._forsaken(row)]
+        taken: list[_Row] = []
+        while self._waiting and len(taken) < room:
+            row = self._waiting.popleft()
+            if not self._forsaken(row):
+                taken.append(row)
         if not taken:
             return
         taken.sort(key=lambda row: len(row.nodes))

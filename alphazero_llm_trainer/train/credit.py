@@ -21,14 +21,17 @@ def is_flat(rewards: Sequence[float], tolerance: float = 1e-9) -> bool:
     return len(rewards) < 2 or max(rewards) - min(rewards) <= tolerance
 
 
-def group_advantages(rewards: Sequence[float], counts: Sequence[int], *, clip: float) -> list[float]:
-    """`count * (r - mean) / (std + EPSILON)`, clipped to [-clip, clip]: one number a distinct response `[G]`.
+def group_advantages(
+    rewards: Sequence[float], counts: Sequence[int], *, clip: float, weigh_repeats: bool
+) -> list[float]:
+    """`(r - mean) / (std + EPSILON)`, clipped to [-clip, clip]: one number a distinct response `[G]`.
 
-    GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision). A response that was sampled `count` times
-    stands for that many rows of the group.
+    GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision); mean and deviation are over all samples.
+    A response that was sampled `count` times stands for one row, or with `weigh_repeats` for that many (clipped after).
     """
     mean, std = mean_and_std(rewards, counts)
-    return [clamp(c * (r - mean) / (std + EPSILON), clip) for r, c in zip(rewards, counts, strict=True)]
+    weights = counts if weigh_repeats else [1] * len(counts)
+    return [clamp(w * (r - mean) / (std + EPSILON), clip) for r, w in zip(rewards, weights, strict=True)]
 
 
 def step_advantages(
