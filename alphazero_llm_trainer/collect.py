@@ -36,7 +36,8 @@ class Perplexity:
         if not token_ids:
             return 0.0
         [logprobs] = await self.frozen.engine.score([(prompt, token_ids)])
-        return pre(logprobs, await self._baseline(problem, prompt))
+        # Shielded: a cancelled caller must not take the baseline from the others.
+        return pre(logprobs, await asyncio.shield(self._baseline(problem, prompt)))
 
     def _baseline(self, problem: Problem, prompt: tuple[int, ...]) -> asyncio.Future[tuple[float, ...]]:
         known = self._baselines.get(problem.id)

@@ -84,7 +84,7 @@ class GrpoConfig(Section):
     kl_coefficient: NonNegativeFloat = 0.0
     advantage_clip: PositiveFloat = 3.0
     credit: Literal["group", "step"] = "group"
-    negative_weight: Share = 0.0
+    negative_weight: Share = 0.3
     weigh_repeats: bool = True
     warmup_rounds: NonNegative = 4
     max_grad_norm: PositiveFloat = 1.0
@@ -108,13 +108,13 @@ class SftConfig(Section):
     warmup_steps: NonNegative = 50
     weight_decay: NonNegativeFloat = 0.01
     max_grad_norm: PositiveFloat = 1.0
-    validation_size: Positive = 300
+    validation_size: Positive = 500
     evaluate_every: Positive = 300
 
 
 class TrainConfig(Section):
     method: Literal["grpo", "legacy"] = "grpo"
-    num_examples: Positive = 3840
+    num_examples: Positive = 5760
     questions_per_round: Positive = 96
     checkpoint_dir: str = "checkpoints"
     save_every: Positive = 960
@@ -129,7 +129,7 @@ class TrainConfig(Section):
     chain_samples: Annotated[int, Field(ge=2)] = 8
     reward: Literal["hre", "combined"] = "hre"
     rows_per_round: Positive = 32
-    demonstrations: NonNegative = 1500
+    demonstrations: NonNegative = 1350
     demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None = None
     demonstration_weight: NonNegativeFloat = 0.5
     adapter: Literal["full", "lora"] | None = None

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,103 +37,138 @@ ARMS = {
 CONTROL = "control: more SFT"
 
 
-def train_arm(flags: list[str], seed: int, work: Path, extra: list[str]) -> dict[str, Any]:
-    """One training run in a process of its own; its run card and command."""
-    command = [sys.executable, "train_vllm.py", *flags, "--seed", str(seed), "--checkpoint-dir", str(work), *extra]
-    before = set(work.glob("run-*"))
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    [folder] = set(work.glob("run-*")) - before
-    return json.loads((folder / "run.json").read_text()) | {"command": ["python", *command[1:]]}
+def environment() -> dict[str, str]:
+    """Every arm gets one thread, so that two of them side by side don't disturb each other."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def control(seed: int, seconds: float, eval_size: int, work: Path) -> dict[str, Any]:
-    """More supervised training on the demonstrations for `seconds`, with a fresh learning-rate cycle.
+def train_arm(arm: str, seed: int, work: Path, extra: list[str]) -> dict[str, Any]:
+    """One training run in a process of its own, as a row."""
+    directory = work / f"{seed} {arm}".replace(" ", "-").replace(",", "")
+    flags = [*ARMS[arm], "--seed", str(seed), *extra]
+    command = [sys.executable, "train_vllm.py", *flags, "--checkpoint-dir", str(directory)]
+    before = set(directory.glob("run-*"))
+    subprocess.run(
+        command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+    )
+    [folder] = set(directory.glob("run-*")) - before
+    card = json.loads((folder / "run.json").read_text())
+    return {
+        "arm": arm,
+        "seed": seed,
+        "correct": card["after"]["correct"],
+        "before": card["before"]["correct"],
+        "training_seconds": card["seconds"]["training"],
+        "total_seconds": card["seconds"]["total"],
+        "sampled_tokens": card["search_cost"]["sampled_tokens"],
+        "kept": card["kept"],
+        "positives_only": card["positives_only"],
+        "command": " ".join(["python train_vllm.py", *flags]),
+    }
 
-    Its best of three rates on validation is taken, each for the full time, so that the control is not handicapped.
+
+def control_arm(seed: int, seconds: float, rate: float, eval_size: int, work: Path) -> dict[str, Any]:
+    """`control` in a process of its own."""
+    out = work / f"control-{seed}-{rate}.json"
+    command = [sys.executable, __file__, "--control", str(seed), str(seconds), str(rate)]
+    command += ["--eval-size", str(eval_size), "--out", str(out), "--work", str(work)]
+    subprocess.run(
+        command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+    )
+    return json.loads(out.read_text())
+
+
+def control(seed: int, seconds: float, rate: float, eval_size: int, work: Path) -> dict[str, Any]:
+    """More supervised training on the demonstrations for `seconds`, with a fresh learning-rate cycle from `rate`.
+
+    It keeps its best weights on validation, as the training runs do.
     """
     config = load_config(overrides=["student=embedded", f"seed={seed}"])
     test = load_tasks("embedded", "test", eval_size)
     validation = load_tasks("embedded", "validation", config.train.validation_size)
     demonstrations = load_tasks("embedded", "train", config.train.demonstrations)
-    best: tuple[float, Any, float] | None = None
-    for rate in (3e-4, 1e-3, 3e-3):
-        student = load_student(config)
+    student = load_student(config)
 
-        def validate(model: Any) -> float:
-            fresh = make_student("embedded", model, student.tokenizer, student.spec, config, None)
-            correct = answer(fresh, validation, max_tokens=config.search.max_tokens).first
-            return sum(correct) / len(correct)
+    def answers(model: Any, tasks: Any) -> list[bool]:
+        fresh = make_student("embedded", model, student.tokenizer, student.spec, config, None)
+        return answer(fresh, tasks, max_tokens=config.search.max_tokens).first
 
-        settings = SftSettings(steps=10**6, learning_rate=rate, max_seconds=seconds, seed=seed, evaluate_every=300)
-        rows = sft_rows(demonstrations, student.tokenizer)
-        result = train_student(
-            student.model, rows, student.tokenizer, settings, out_dir=work / "control", evaluate=validate
-        )
-        accuracy = max(e["accuracy"] for e in result["evaluations"])
-        if best is None or accuracy > best[0]:
-            best = (accuracy, student, rate)
-    assert best is not None
-    fresh = make_student("embedded", best[1].model, best[1].tokenizer, best[1].spec, config, None)
-    answers = answer(fresh, test, max_tokens=config.search.max_tokens)
-    return {"correct": answers.first, "validation": best[0], "learning_rate": best[2], "seconds": seconds}
+    settings = SftSettings(steps=10**6, learning_rate=rate, max_seconds=seconds, seed=seed, evaluate_every=200)
+    result = train_student(
+        student.model,
+        sft_rows(demonstrations, student.tokenizer, config.train.sft.question_weight),
+        student.tokenizer,
+        settings,
+        out_dir=work / "control",
+        evaluate=lambda model: sum(answers(model, validation)) / len(validation),
+    )
+    return {
+        "arm": CONTROL,
+        "seed": seed,
+        "correct": answers(student.model, test),
+        "validation": max(e["accuracy"] for e in result["evaluations"]),
+        "learning_rate": rate,
+        "training_seconds": seconds,
+        "sampled_tokens": 0,
+        "updates": result["steps"],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
     parser.add_argument("--eval-size", type=int, default=1000)
-    parser.add_argument("--arms", nargs="+", default=[*ARMS, CONTROL], choices=[*ARMS, CONTROL])
+    parser.add_argument("--arms", nargs="+", default=[*ARMS], choices=[*ARMS], metavar="ARM")
+    parser.add_argument("--control-rates", type=float, nargs="+", default=[1e-3, 3e-3])
+    parser.add_argument("--jobs", type=int, default=2, help="processes side by side, one thread each")
     parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "improvement")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "improvement.json")
-    parser.add_argument("--extra", nargs="*", default=[], metavar="FLAG", help="more flags for every training run")
+    parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="more flags for every training run")
+    parser.add_argument("--control", type=float, nargs=3, metavar=("SEED", "SECONDS", "RATE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    if args.control:
+        seed, seconds, rate = args.control
+        args.out.write_text(json.dumps(control(int(seed), seconds, rate, args.eval_size, args.work)))
+        return
+    extra = ["--eval-size", str(args.eval_size), *args.extra]
+
+    def told(row: dict[str, Any]) -> dict[str, Any]:
+        rate = f", rate {row['learning_rate']}" if "learning_rate" in row else ""
+        accuracy = sum(row["correct"]) / len(row["correct"])
+        line = f"seed {row['seed']}, {row['arm']}{rate}: {accuracy:.3f}, {row['training_seconds']:.0f} s of training"
+        print(line, file=sys.stderr, flush=True)
+        return row
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        wanted = [(arm, seed) for seed in args.seeds for arm in args.arms]
+        rows = list(pool.map(lambda job: told(train_arm(*job, args.work, extra)), wanted))
+        longest = {seed: max(row["training_seconds"] for row in rows if row["seed"] == seed) for seed in args.seeds}
+        tries = [(seed, longest[seed], rate) for seed in args.seeds for rate in args.control_rates]
+        controls = list(pool.map(lambda job: told(control_arm(*job, args.eval_size, args.work)), tries))
     for seed in args.seeds:
-        seconds = 0.0
-        for arm in args.arms:
-            began = time.perf_counter()
-            if arm == CONTROL:
-                card = control(seed, seconds, args.eval_size, args.work)
-                row: dict[str, Any] = {"correct": card["correct"], "training_seconds": seconds, "sampled_tokens": 0}
-                row["learning_rate"] = card["learning_rate"]
-            else:
-                card = train_arm(ARMS[arm], seed, args.work, ["--eval-size", str(args.eval_size), *args.extra])
-                seconds = max(seconds, card["seconds"]["training"])
-                row = {
-                    "correct": card["after"]["correct"],
-                    "before": card["before"]["correct"],
-                    "training_seconds": card["seconds"]["training"],
-                    "sampled_tokens": card["search_cost"]["sampled_tokens"],
-                    "kept": card["kept"],
-                    "command": card["command"],
-                }
-            rows.append({"arm": arm, "seed": seed, **row})
-            print(
-                f"seed {seed}, {arm}: {sum(row['correct']) / len(row['correct']):.3f} ({time.perf_counter() - began:.0f} s)",
-                file=sys.stderr,
-                flush=True,
-            )
-    report(rows, args)
+        # The control is its best rate, by validation.
+        rows.append(max((c for c in controls if c["seed"] == seed), key=lambda c: c["validation"]))
+    report(rows, controls, args)
 
 
-def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+def report(rows: list[dict[str, Any]], controls: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """The table, and everything as JSON. Seeds are pooled problem by problem for the paired intervals."""
     before = {row["seed"]: row["before"] for row in rows if "before" in row}
-    controls = {row["seed"]: row["correct"] for row in rows if row["arm"] == CONTROL}
+    control_of = {row["seed"]: row["correct"] for row in rows if row["arm"] == CONTROL}
     base = [x for seed in args.seeds for x in before[seed]]
     print(f"{len(args.seeds)} seeds x {args.eval_size:,} held-out problems; before: {wilson(sum(base), len(base))}")
     print(
         f"{'arm':22} {'after':>6}  {'gain over before':>24}  {'gain over control':>24}  {'seconds':>7}  {'tokens':>10}"
     )
     summary = []
-    for arm in args.arms:
+    for arm in [*args.arms, CONTROL]:
         of_arm = [row for row in rows if row["arm"] == arm]
         after = [x for row in of_arm for x in row["correct"]]
         gain = paired_bootstrap(after, base)
         versus = None
-        if controls and arm != CONTROL:
-            versus = paired_bootstrap(after, [x for row in of_arm for x in controls[row["seed"]]])
+        if arm != CONTROL:
+            versus = paired_bootstrap(after, [x for row in of_arm for x in control_of[row["seed"]]])
         seconds = sum(row["training_seconds"] for row in of_arm) / len(of_arm)
         tokens = sum(row["sampled_tokens"] for row in of_arm) // len(of_arm)
         print(
@@ -152,13 +188,12 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
         )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     command = "python benchmarks/improvement.py " + " ".join(sys.argv[1:])
-    for row in rows:
-        row["correct"] = "".join("1" if x else "0" for x in row["correct"])
-        if "before" in row:
-            row["before"] = "".join("1" if x else "0" for x in row["before"])
-        if "command" in row:
-            row["command"] = " ".join(part for part in row["command"] if str(ROOT) not in part)
-    args.out.write_text(json.dumps({"command": command.strip(), "summary": summary, "runs": rows}, indent=1) + "\n")
+    runs = [row for row in rows if row["arm"] != CONTROL] + controls
+    for row in runs:
+        for name in ("correct", "before"):
+            if name in row:
+                row[name] = "".join("1" if x else "0" for x in row[name])
+    args.out.write_text(json.dumps({"command": command.strip(), "summary": summary, "runs": runs}, indent=1) + "\n")
 
 
 def vars_of(interval: Any) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -78,12 +77,10 @@ def evaluate(argv: list[str]) -> int:
     Raises:
         AlphaZeroError: one sentence for the user.
     """
-    import torch
     from verifiers.v1.cli.eval.main import main
     from verifiers.v1.cli.output import output_path
 
     from . import report
-    from .student import EMBEDDED_URL
 
     config = parse(argv)
     added = defaults(config)
@@ -97,9 +94,6 @@ def evaluate(argv: list[str]) -> int:
     if config.dry_run:
         main(argv)
         return 0
-    if config.client.base_url == EMBEDDED_URL and "OMP_NUM_THREADS" not in os.environ:
-        # A model this small loses by a second thread, and on a busy machine twentyfold: threads wait for each other.
-        torch.set_num_threads(1)
     try:
         main(argv)
     except SystemExit as stop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,8 @@ def load_student(
     """
     name = resolve_name(config, name)
     spec = config.models[name]
+    if spec.path == "package":
+        limit_threads()
     folder = path if path is not None else (PACKAGED if spec.path == "package" else None)
     if folder is not None and not (folder / "config.json").is_file():
         raise CheckpointError(f"student folder {folder} has no config.json: name a folder that `train` or `sft` wrote")
@@ -82,6 +85,15 @@ def load_student(
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
     return make_student(name, model, tokenizer, spec, config, system_prompt)
+
+
+def limit_threads() -> None:
+    """One torch thread for a model as small as the embedded student, unless OMP_NUM_THREADS says otherwise.
+
+    It gains little from a second thread, and on a busy machine it loses twentyfold: the threads wait for each other.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
 
 
 def make_student(

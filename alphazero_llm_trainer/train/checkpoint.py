@@ -47,8 +47,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def newest(run: Path) -> Path | None:
     """The newest sealed checkpoint of a run folder; unsealed ones were cut off by a crash and don't count."""
-    sealed = [path.parent for path in run.glob(f"checkpoint-*/{MANIFEST}")]
-    return max(sealed, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+    sealed = [path.parent for path in run.glob(f"checkpoint-*/{MANIFEST}") if path.parent.name[11:].isdigit()]
+    return max(sealed, key=lambda folder: int(folder.name[11:]), default=None)
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

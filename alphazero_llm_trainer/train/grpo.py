@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ..config import GrpoConfig
-from .rows import TrainRow
-
-RowsOfRound = Callable[[int], Sequence[TrainRow]]
+from .rows import RowsOfRound
 
 
 class SearchGRPOTrainer(GRPOTrainer):

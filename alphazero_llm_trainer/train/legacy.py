@@ -15,8 +15,7 @@ from datasets import Dataset
 from trl import SFTConfig
 
 from ..config import LegacyConfig
-from .grpo import RowsOfRound
-from .rows import TrainRow
+from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -17,3 +18,7 @@ class TrainRow:
     advantages: tuple[float, ...]
     weight: float = 1.0
     kind: str = "policy"
+
+
+# The rows of round k, asked for with the weights of the moment.
+RowsOfRound = Callable[[int], Sequence[TrainRow]]

@@ -93,7 +93,7 @@ def find_run(checkpoint_dir: Path, named: Path | None) -> RunFolder:
         if not (named / "run.json").is_file():
             raise CheckpointError(f"--resume {named} has no run.json: name a run's folder, such as checkpoints/run-001")
         return RunFolder(named)
-    runs = sorted(path.parent for path in checkpoint_dir.glob("run-*/run.json"))
+    runs = [path.parent for path in checkpoint_dir.glob("run-*/run.json") if path.parent.name[4:].isdigit()]
     if not runs:
         raise CheckpointError(f"--resume found no run in {checkpoint_dir}: start one without --resume")
-    return RunFolder(runs[-1])
+    return RunFolder(max(runs, key=lambda path: int(path.name[4:])))

@@ -225,9 +225,7 @@ class RoundSource:
             else:
                 rewards = [self.collector.reward(t) for t in found]
                 counts = [t.samples for t in found]
-                whole = group_advantages(
-                    rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats
-                )
+                whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
                 advantages = [[a] * len(t.token_ids) for a, t in zip(whole, found, strict=True)]
             prompt = self.student.prompt_ids(tree.task.problem.question)
             rows = [

@@ -9,7 +9,7 @@ from typing import Any
 from ..config import Config
 from ..eval.greedy import answer
 from ..eval.metrics import pass_at_k, wilson
-from ..policy.student import make_student
+from ..policy.student import limit_threads, make_student
 from ..problems.embedded import DEFAULT_LEVELS
 from ..problems.load import load_tasks
 from ..problems.tokenizer import build_tokenizer
@@ -36,6 +36,7 @@ def settings_of(config: Config) -> SftSettings:
 
 def warm_up(config: Config, out: Path, eval_size: int) -> dict[str, Any]:
     """Train, write the student's folder and return its manifest. The test split is read once, at the end."""
+    limit_threads()
     levels = config.problems.levels
     tokenizer = build_tokenizer()
     demonstrations = load_tasks("embedded", "train", max(config.train.demonstrations, 1), levels=levels)
