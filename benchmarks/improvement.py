@@ -42,17 +42,27 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+def finished(directory: Path) -> dict[str, Any] | None:
+    """The card of an arm's finished run: an interrupted benchmark goes on where it was."""
+    for path in sorted(directory.glob("run-*/run.json")):
+        card = json.loads(path.read_text())
+        if "after" in card:
+            return card
+    return None
+
+
 def train_arm(arm: str, seed: int, work: Path, extra: list[str]) -> dict[str, Any]:
     """One training run in a process of its own, as a row."""
     directory = work / f"{seed} {arm}".replace(" ", "-").replace(",", "")
     flags = [*ARMS[arm], "--seed", str(seed), *extra]
     command = [sys.executable, "train_vllm.py", *flags, "--checkpoint-dir", str(directory)]
-    before = set(directory.glob("run-*"))
-    subprocess.run(
-        command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
-    )
-    [folder] = set(directory.glob("run-*")) - before
-    card = json.loads((folder / "run.json").read_text())
+    card = finished(directory)
+    if card is None:
+        subprocess.run(
+            command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+        )
+        card = finished(directory)
+        assert card is not None
     return {
         "arm": arm,
         "seed": seed,
@@ -119,7 +129,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
     parser.add_argument("--eval-size", type=int, default=1000)
     parser.add_argument("--arms", nargs="+", default=[*ARMS], choices=[*ARMS], metavar="ARM")
-    parser.add_argument("--control-rates", type=float, nargs="+", default=[1e-3, 3e-3])
+    parser.add_argument("--control-rates", type=float, nargs="+", default=[3e-3])
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side, one thread each")
     parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "improvement")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "improvement.json")
