@@ -97,7 +97,7 @@ def decode_table(name: str, model: Any, prompts: list[tuple[int, ...]], repeats:
         def ours(chosen: list[tuple[int, ...]] = chosen) -> None:
             # A fresh engine: nothing is remembered from the run before. No end token, so that every row runs to its end.
             engine = InProcessEngine(
-                model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig(cache_tokens=50_000)
+                model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig(cache_tokens=16_384)
             )
             requests = [GenerateRequest(p, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(chosen)]
             asyncio.run(engine.generate(requests))

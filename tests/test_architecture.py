@@ -42,8 +42,7 @@ LAYERS = {
 KNOWN = {
     # `vf-eval alphazero-llm-trainer -s` hands over to the training command line.
     ("environment.front_end", "cli"),
-    # The legacy trainer borrows the SFT trainer and the rows' queue.
-    ("train.legacy", "train.grpo"),
+    # The legacy trainer is the SFT trainer over rounds.
     ("train.legacy", "train.sft"),
 }
 

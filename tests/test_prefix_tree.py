@@ -59,7 +59,7 @@ class Machine(RuleBasedStateMachine):
         evictable = self.tree.capacity - 1 - len({n for node, _ in self.locked for n in self.tree.path(node)})
         assert self.tree.reserve(count) == (count <= evictable)
         if count <= evictable:
-            assert len(self.tree.free) >= count
+            assert self.tree.room() >= count
 
     @rule()
     def clear(self) -> None:
@@ -87,7 +87,7 @@ def test_the_least_recently_used_goes_first() -> None:
     for token in range(4):
         tree.walk([token] * 5)  # 20 nodes: full
     tree.walk([0] * 5)  # 0 is used again: 1 is the oldest now
-    assert tree.free == []
+    assert tree.room() == 0
     assert tree.reserve(1)
     assert [_depth(tree, token) for token in range(4)] == [5, 4, 4, 5]  # the two oldest leaves; a sweep frees a tenth
     tree.check()
@@ -142,8 +142,8 @@ def test_check_finds_broken_trees() -> None:
         elif damage == "ready":
             tree.ready[node] = True
         elif damage == "free":
-            tree.free.append(tree.free[0])
+            tree.free += [node, node]
         else:
-            tree.free.pop()
+            del tree.children[tree.parent[node]][tree.token[node]]
         with pytest.raises(EngineError, match="prefix tree"):
             tree.check()

@@ -29,6 +29,7 @@ from .slots import Slots
 
 MEMO_BYTES = 1 << 30  # next-token distributions are kept where all of them fit into this
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
+PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth at most
 
 
 @dataclass(slots=True, eq=False)
@@ -378,8 +379,12 @@ class InProcessEngine:
             windows.append((0, decode, 1))
             start = decode
         while start < len(live):
-            end = start + 1
-            while end < len(live) and (end + 1 - start) * len(live[end].nodes) <= PREFILL_TOKENS:
+            end, tokens = start + 1, len(live[start].nodes)
+            while end < len(live):
+                padded = (end + 1 - start) * len(live[end].nodes)
+                tokens += len(live[end].nodes)
+                if padded > PREFILL_TOKENS or (end - start >= PREFILL_ROWS and padded > PADDING * tokens):
+                    break
                 end += 1
             windows.append((start, end, len(live[end - 1].nodes)))
             start = end
@@ -454,9 +459,10 @@ class InProcessEngine:
                 logprobs = tree.next_logprobs[index].cpu().numpy()
             self._reserve(sum(len(riders) for _, riders, _ in frontier))
             onward: list[tuple[int, list[_Rider], _Row | None]] = []
-            for (node, riders, row), after in zip(frontier, logprobs, strict=True):
+            cumulative: dict[float, np.ndarray] = {}
+            for i, ((node, riders, row), after) in enumerate(zip(frontier, logprobs, strict=True)):
                 slot_owner = row
-                for token, group in self._next_tokens(riders, after).items():
+                for token, group in self._next_tokens(riders, logprobs, i, cumulative).items():
                     child = tree.child(node, token)
                     tree.logprob[child] = float(after[token])
                     if tree.memoised[child]:
@@ -474,10 +480,15 @@ class InProcessEngine:
             frontier, logprobs = onward, None
         return kept
 
-    def _next_tokens(self, riders: list[_Rider], after: np.ndarray) -> dict[int, list[_Rider]]:
-        """Draw a token for each rider from `after` `[V]` (nats); returns those that go on, by token."""
+    def _next_tokens(
+        self, riders: list[_Rider], logprobs: np.ndarray, i: int, cumulative: dict[float, np.ndarray]
+    ) -> dict[int, list[_Rider]]:
+        """Draw a token for each rider from row i of `logprobs` `[F, V]` (nats); returns those that go on, by token.
+
+        `cumulative` holds the rows' cumulative probabilities by temperature, computed for all rows at once.
+        """
+        after = logprobs[i]
         groups: dict[int, list[_Rider]] = {}
-        cumulative: dict[float, np.ndarray] = {}
         for rider in riders:
             request = rider.call.request
             if rider.call.future.done():  # the caller was cancelled
@@ -485,10 +496,10 @@ class InProcessEngine:
             if request.temperature == 0:
                 token = int(after.argmax())
             else:
-                cdf = cumulative.get(request.temperature)
-                if cdf is None:
-                    cdf = np.exp(after.astype(np.float64) / request.temperature).cumsum()
-                    cumulative[request.temperature] = cdf
+                if request.temperature not in cumulative:
+                    scaled = logprobs.astype(np.float64) / request.temperature
+                    cumulative[request.temperature] = np.exp(scaled).cumsum(axis=1)
+                cdf = cumulative[request.temperature][i]
                 token = int(cdf.searchsorted(rider.draws[len(rider.tokens)] * cdf[-1], side="right"))
             rider.tokens.append(token)
             rider.logprobs.append(float(after[token]))

@@ -47,29 +47,33 @@ class PrefixTree:
 
     def clear(self) -> None:
         """Forget every node but the root (after a change of weights)."""
-        size = self.capacity
-        self.parent = [ROOT] * size
-        self.token = [-1] * size
-        self.children: list[dict[int, int]] = [{} for _ in range(size)]
-        self.ready = [False] * size
-        self.memoised = [False] * size
-        self.locks = [0] * size
-        self.stamp = [0] * size
-        self.logprob = [float("nan")] * size
-        self.free = list(range(size - 1, ROOT, -1))
+        self.parent, self.token = [ROOT], [-1]
+        self.children: list[dict[int, int]] = [{}]
+        self.ready, self.memoised = [True], [False]
+        self.locks, self.stamp = [0], [0]
+        self.logprob = [float("nan")]
+        self.free: list[int] = []  # nodes that were dropped
         self.clock = 0
-        self.ready[ROOT] = True
 
     def child(self, node: int, token: int) -> int:
         """The child of `node` for `token`, made where there is none. Call `reserve` first."""
         found = self.children[node].get(token)
         if found is not None:
             return found
-        made = self.free.pop()
-        self.parent[made], self.token[made] = node, token
-        self.ready[made] = self.memoised[made] = False
-        self.locks[made], self.logprob[made] = 0, float("nan")
-        self.stamp[made] = self.clock
+        if self.free:
+            made = self.free.pop()
+            self.parent[made], self.token[made], self.stamp[made] = node, token, self.clock
+            self.logprob[made] = float("nan")
+        else:
+            made = len(self.parent)
+            self.parent.append(node)
+            self.token.append(token)
+            self.children.append({})
+            self.ready.append(False)
+            self.memoised.append(False)
+            self.locks.append(0)
+            self.stamp.append(self.clock)
+            self.logprob.append(float("nan"))
         self.children[node][token] = made
         return made
 
@@ -102,22 +106,22 @@ class PrefixTree:
 
     def reserve(self, count: int) -> bool:
         """Make room for `count` new nodes, dropping the least recently used leaves; False when locks forbid it."""
-        if len(self.free) >= count:
+        if self.room() >= count:
             return True
         # One sweep frees an extra tenth, so that sweeps stay rare.
         wanted = max(count, self.capacity // 10)
-        while len(self.free) < wanted:
+        while self.room() < wanted:
             leaves = [
                 node
-                for node in range(1, self.capacity)
+                for node in range(1, len(self.parent))
                 if self.token[node] >= 0 and not self.children[node] and not self.locks[node]
             ]
             if not leaves:
                 break
             leaves.sort(key=self.stamp.__getitem__)
-            for node in leaves[: wanted - len(self.free)]:
+            for node in leaves[: wanted - self.room()]:
                 self._drop(node)
-        return len(self.free) >= count
+        return self.room() >= count
 
     def _drop(self, node: int) -> None:
         del self.children[self.parent[node]][self.token[node]]
@@ -125,9 +129,13 @@ class PrefixTree:
         self.ready[node] = self.memoised[node] = False
         self.free.append(node)
 
+    def room(self) -> int:
+        """How many nodes can be made without dropping any."""
+        return self.capacity - len(self.parent) + len(self.free)
+
     def used(self) -> int:
         """How many nodes hold a token."""
-        return self.capacity - 1 - len(self.free)
+        return len(self.parent) - 1 - len(self.free)
 
     def check(self) -> None:
         """Raise EngineError unless links, locks and the free list agree with each other (a test's tool)."""
@@ -147,5 +155,5 @@ class PrefixTree:
                     raise EngineError(f"prefix tree: node {child} was unlocked too often")
                 seen += 1
                 stack.append(child)
-        if seen + len(free) != self.capacity:
+        if seen + len(free) != len(self.parent) or len(self.parent) > self.capacity:
             raise EngineError("prefix tree: nodes were lost")
