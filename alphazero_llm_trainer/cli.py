@@ -98,14 +98,19 @@ def run_train(args: argparse.Namespace) -> int:
         folder = find_run(directory, None if args.resume is True else Path(args.resume))
         stored = folder.config()
         asked = resolve(args, train_flags(args)).model_dump()
-        given = [f for f in ("student", "config", "num_examples", "save_every", "seed") if getattr(args, f) is not None]
-        if (given or args.overrides or args.use_legacy) and asked != {**stored.model_dump()}:
+        names = ("student", "config", "num_examples", "save_every", "seed", "eval_size", "log_interval")
+        given = [name for name in names if getattr(args, name) is not None]
+        if (given or args.overrides or args.use_legacy or args.use_grpo) and asked != {**stored.model_dump()}:
             raise ConfigError(
                 f"--resume goes on with the configuration in {folder.card}, and these flags differ from it: leave them out"
             )
         config = stored
     from .train.loop import Run
     from .train.report import Progress, table
+
+    if resume and "after" in folder.read_card():
+        print(f"{table(folder.read_card())}\nthis run is finished: {folder.path}")
+        return 0
 
     progress = Progress()
     run = Run(config, Stop(), progress)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .config import Config, RewardConfig
+from .errors import DataError, RequestError
 from .policy.protocol import GenerateRequest
 from .policy.steps import EngineSteps
 from .policy.student import Student
@@ -71,7 +72,8 @@ def make_evaluate(
         correct = None
         if golds is not None:
             response = "".join(step.text for step in steps)
-            correct = hre(response, golds[problem.id], strict=True)
+            # Only the terminal checker calls a response finished that has no final-answer line.
+            correct = hre(response, golds[problem.id], strict=verdict != "checked")
         likely = None if perplexity is None else await perplexity(problem, steps)
         return combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
 
@@ -110,16 +112,19 @@ class GradedTree:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], task: Task) -> GradedTree:
-        """The tree of a journal line."""
-        return cls(
-            record["key"],
-            task,
-            Tree.from_dict(record["tree"]),
-            Cost(**record["cost"]),
-            record["ended_by"],
-            record["flat_at_first"],
-            record["extensions"],
-        )
+        """The tree of a journal line. Raises DataError when the line isn't a whole record."""
+        try:
+            return cls(
+                record["key"],
+                task,
+                Tree.from_dict(record["tree"]),
+                Cost(**record["cost"]),
+                record["ended_by"],
+                record["flat_at_first"],
+                record["extensions"],
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(f"journal record {record.get('key')!r} lacks {error}: remove its line") from error
 
 
 class Collector:
@@ -161,21 +166,30 @@ class Collector:
         chain = train.groups == "chain"
         search = self._search(evaluate, 1 if chain else train.iterations)
         extend = self._search(evaluate, 1 if chain else max(train.requeue_iterations, 1))
-        limit = train.requeue_limit if train.requeue_iterations else 0
+        budget = self.config.search.budget_tokens or self.config.search.budget_seconds
+        # A budget is a question's whole budget: nothing is added to it.
+        limit = train.requeue_limit if train.requeue_iterations and not budget else 0
         gate = asyncio.Semaphore(self.config.search.concurrent)
 
         async def one(key: str, task: Task) -> GradedTree:
             async with gate:
-                result = await search.run(task.problem, derive_seed(seed, key))
-                flat, extensions, cost = self.flat(result.tree), 0, result.cost
-                while extensions < limit and result.ended_by == "iterations" and self.flat(result.tree):
-                    extensions += 1
-                    if chain:
-                        # A chain group grows at the root alone.
-                        result.tree.expanded[ROOT] = False
-                    result = await extend.run(task.problem, derive_seed(seed, key, extensions), result.tree)
-                    cost.add(result.cost)
-                return GradedTree(key, task, result.tree, cost, result.ended_by, flat, extensions)
+                try:
+                    return await whole(key, task)
+                except RequestError as error:
+                    # One question that doesn't fit is recorded, and the run goes on.
+                    return GradedTree(key, task, Tree(), Cost(), f"failed: {error}", True, 0)
+
+        async def whole(key: str, task: Task) -> GradedTree:
+            result = await search.run(task.problem, derive_seed(seed, key))
+            flat, extensions, cost = self.flat(result.tree), 0, result.cost
+            while extensions < limit and result.ended_by == "iterations" and self.flat(result.tree):
+                extensions += 1
+                if chain:
+                    # A chain group grows at the root alone.
+                    result.tree.expanded[ROOT] = False
+                result = await extend.run(task.problem, derive_seed(seed, key, extensions), result.tree)
+                cost.add(result.cost)
+            return GradedTree(key, task, result.tree, cost, result.ended_by, flat, extensions)
 
         running = [asyncio.ensure_future(one(key, task)) for key, task in tasks]
         try:
@@ -209,7 +223,8 @@ def answer_search(
 
     Then the vote counts responses and the most visited path is the likeliest one.
     """
-    evaluate = make_evaluate(config.rewards, perplexity, None) if perplexity is not None else finished_earns_one
+    valued = perplexity is not None and config.rewards.pre_weight > 0
+    evaluate = make_evaluate(config.rewards, perplexity, None) if valued else finished_earns_one
     return Search(EngineSteps(student, config.search.temperature), evaluate, config.search, stop=stop)
 
 

@@ -121,6 +121,7 @@ class TrainConfig(Section):
     log_interval: Positive = 1
     eval_size: NonNegative = 1000
     validation_size: NonNegative = 300
+    keep_best: bool = True
     groups: Literal["tree", "chain"] = "tree"
     iterations: Positive = 3
     samples: Positive = 4
@@ -270,6 +271,10 @@ def validate(raw: Mapping[str, Any]) -> Config:
         raise ConfigError(f"student is {config.student!r}: choose one of {names}, or add it to models.yaml")
     if config.rewards.hre_weight + config.rewards.pre_weight == 0:
         raise ConfigError("rewards.hre_weight and rewards.pre_weight are both 0: give one of them a weight above 0")
+    if config.rewards.hre_weight == 0 and not config.rewards.use_student_model:
+        raise ConfigError(
+            "rewards.hre_weight is 0 and rewards.use_student_model is false: nothing is rewarded; set one"
+        )
     return config
 
 

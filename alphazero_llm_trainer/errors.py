@@ -25,6 +25,10 @@ class EngineError(AlphaZeroError):
     """An engine can't serve a request (too long a prompt, an operation it doesn't offer, a model that can't be loaded)."""
 
 
+class RequestError(EngineError):
+    """One request can't be served (its prompt is empty or too long); the engine itself is well."""
+
+
 class TeacherError(EngineError):
     """A remote model failed after its bounded retries, or can't be called at all (no key)."""
 

@@ -54,12 +54,14 @@ class Continuation:
     """Steps proposed after a prefix. The first is the proposal; the others are the rollout that follows it.
 
     `ended` is True when the policy closed the response itself (end of sequence), False when a limit cut it.
+    `checked` is True when a terminal checker called it finished after its last step.
     """
 
     steps: tuple[Step, ...]
     ended: bool
     source: str = STUDENT
     direction: Direction = Direction.NONE
+    checked: bool = False
 
 
 @dataclass(slots=True)
@@ -83,6 +85,11 @@ class Cost:
         """Add `other` to this cost in place."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    def clear(self) -> None:
+        """Back to nothing spent."""
+        for field in fields(self):
+            setattr(self, field.name, type(getattr(self, field.name))())
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import EngineError
+from ..errors import RequestError
 from ..policy.protocol import GenerateRequest
 from ..policy.student import Student
 from ..rewards.hre import hre
@@ -74,6 +74,6 @@ async def _respond(
     )
     try:
         [generated] = await student.engine.generate([request])
-    except EngineError:
+    except RequestError:
         return [], 0
     return [student.decode(one.token_ids) for one in generated], sum(len(one.token_ids) for one in generated)

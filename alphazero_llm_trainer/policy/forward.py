@@ -18,10 +18,6 @@ class Forward(Protocol):
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor: ...
 
-    def refresh(self) -> None:
-        """The model's weights have changed."""
-        ...
-
 
 class LibraryForward:
     """transformers' own forward, reading and writing the slots through its cache interface."""
@@ -43,9 +39,6 @@ class LibraryForward:
         ).last_hidden_state
         self.slots.remember([layer.new for layer in self.layers])
         return hidden
-
-    def refresh(self) -> None:
-        """Nothing is derived from the weights."""
 
 
 class _SlotLayer(DynamicLayer):
@@ -72,6 +65,7 @@ class FusedLlama:
     """The same function as Llama's forward with fewer, larger operations: one matrix for q, k and v, one for gate and up.
 
     On a CPU a small model's time is the calls, not the arithmetic. A contract test holds it to the library's forward.
+    The joined matrices are copies: make a new one when the weights have changed.
     """
 
     def __init__(self, model: LlamaForCausalLM, slots: Slots) -> None:
@@ -81,19 +75,22 @@ class FusedLlama:
         self.kv_heads: int = shape.num_key_value_heads or self.heads
         self.head_dim = shape.head_dim or shape.hidden_size // shape.num_attention_heads
         self.epsilon, self.width = shape.rms_norm_eps, shape.hidden_size
-        self.refresh()
+        self._join()
 
     @staticmethod
     def fits(model: PreTrainedModel) -> TypeGuard[LlamaForCausalLM]:
-        """True for a Llama of plain linear layers without biases: no adapters, no quantisation, default rope."""
+        """True for a Llama of plain linear layers without biases: no adapters, no quantisation."""
         if type(model) is not LlamaForCausalLM or model.config.hidden_act != "silu":
+            return False
+        rope = getattr(model.config, "rope_parameters", None) or {}
+        if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):  # others depend on the length
             return False
         linears = [module for name, module in model.named_modules() if name.endswith("_proj")]
         return all(type(linear) is nn.Linear and linear.bias is None for linear in linears)
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Join the layers' matrices anew and tabulate the rotary embedding."""
+    def _join(self) -> None:
+        """Join the layers' matrices and tabulate the rotary embedding."""
         inner = self.model.model
         self.layers = []
         for layer in inner.layers:

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..config import EngineConfig
-from ..errors import EngineError
+from ..errors import EngineError, RequestError
 from ..types import Cost
 from .forward import make_forward
 from .prefix_tree import PrefixTree
@@ -28,6 +28,7 @@ from .protocol import Capabilities, Generated, GenerateRequest
 from .slots import Slots
 
 MEMO_BYTES = 1 << 30  # next-token distributions are kept where all of them fit into this
+CACHE_BYTES = 4 << 30  # keys and values of the prefix tree, whatever engine.cache_tokens allows
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
 PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth at most
 
@@ -100,8 +101,9 @@ class InProcessEngine:
         context = min(settings.max_context, shape.max_position_embeddings)
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
+        token_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize
         self.tree = PrefixTree(
-            max(settings.cache_tokens, 4 * context),
+            max(min(settings.cache_tokens, CACHE_BYTES // token_bytes), 4 * context),
             layers,
             kv_heads,
             head_dim,
@@ -169,7 +171,8 @@ class InProcessEngine:
             self.model.load_state_dict(weights)
         self.version = version
         self.tree.clear()
-        self.forward.refresh()
+        # Adapters may have been added since: the fused forward fits plain layers alone.
+        self.forward = make_forward(self.model, self.slots)
 
     # -- taking requests in ------------------------------------------------------------------------------------------
 
@@ -185,9 +188,9 @@ class InProcessEngine:
     def _admit_check(self, prompt: int, response: int = 1) -> None:
         limit = self.capabilities.max_context
         if prompt == 0:
-            raise EngineError("prompt is empty: give at least one token")
+            raise RequestError("prompt is empty: give at least one token")
         if prompt + response > limit:
-            raise EngineError(
+            raise RequestError(
                 f"prompt has {prompt} tokens, the context is {limit}: shorten the prompt or raise engine.max_context"
             )
 

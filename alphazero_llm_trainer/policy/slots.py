@@ -58,14 +58,16 @@ class Slots:
         window = self.window
         rows = self.states[layer, :, window.start : window.start + states.shape[1]]
         at = window.positions[None, :, None, :, None].expand(states.shape)
-        rows.scatter_(3, at, states)
-        return rows[0, :, :, : window.length], rows[1, :, :, : window.length]
+        rows.scatter_(3, at, states.to(rows.dtype))
+        # A 4-bit model's adapters may compute in another precision than its cache.
+        read = rows[:, :, :, : window.length].to(states.dtype)
+        return read[0], read[1]
 
     def remember(self, new: Sequence[torch.Tensor]) -> None:
         """Copy the window's new keys and values, one tensor a layer, to the tree."""
         window = self.window
         every = torch.stack(list(new)).permute(2, 4, 0, 1, 3, 5)  # [n, S, layers, 2, kv_heads, head_dim]
-        self.tree.states[window.new_nodes] = every[window.new_rows, window.new_columns]
+        self.tree.states[window.new_nodes] = every[window.new_rows, window.new_columns].to(self.tree.states.dtype)
 
     def load(self, slot: int, nodes: list[int]) -> None:
         """Copy the keys and values of `nodes` from the tree to the start of `slot`."""

@@ -129,6 +129,10 @@ class Search:
             if left is not None:
                 left -= spent.sampled_tokens
             continuations += await self.taught(problem, steps, draw, limits, left, cost)
+        finished = self.finished
+        if finished is not None:
+            asked = (self.checked(finished, problem, steps, c) for c in continuations)
+            continuations = list(await asyncio.gather(*asked))
         directions = [Direction(tree.direction[node]) for node in tree.path(leaf.node)]
         grades = await asyncio.gather(*(self.grade(problem, steps, directions, c, limits) for c in continuations))
         return [Playout(c, *grade) for c, grade in zip(continuations, grades, strict=True)]
@@ -144,6 +148,8 @@ class Search:
             step, spent = await self.policy.adopt(problem, steps, proposal.text, proposal.source, proposal.direction)
             cost.add(spent)
             tokens = limits.tokens - len(step.steps[0].token_ids)
+            if tokens < 0:
+                continue  # a line too long for what is left of the response
             if left is not None:
                 tokens = min(tokens, left // len(proposals))
             if not step.ended and tokens > 0 and limits.lines > 1:
@@ -168,15 +174,32 @@ class Search:
         steps = [*prefix, *continuation.steps]
         asked = [*directions, continuation.direction, *([Direction.NONE] * (len(continuation.steps) - 1))]
         verdict = self.verdict(continuation, limits)
-        if self.finished is not None and verdict in ("depth", "length"):
-            response = "".join(step.text for step in steps)
-            verdict = "ended" if await self.finished(problem, response, False) else verdict
         return verdict, await self.evaluate(problem, steps, asked, verdict)
 
+    async def checked(
+        self, finished: Finished, problem: Problem, prefix: list[Step], continuation: Continuation
+    ) -> Continuation:
+        """The continuation up to the first step after which the terminal checker calls the response finished.
+
+        Asked only where the rule finds no final-answer line; the step after which it says yes is the last one.
+        """
+        steps = continuation.steps
+        if not steps or is_final(steps[-1].text):
+            return continuation
+        text = "".join(step.text for step in prefix)
+        for i, step in enumerate(steps, 1):
+            text += step.text
+            rule = continuation.ended and i == len(steps)
+            if await finished(problem, text, rule) and not rule:
+                return Continuation(steps[:i], True, continuation.source, continuation.direction, checked=True)
+        return continuation
+
     def verdict(self, continuation: Continuation, limits: Limits) -> str:
-        """Why a response ended, by rule: its final-answer line, its end token, its depth or its length."""
+        """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth or its length."""
         if continuation.steps and is_final(continuation.steps[-1].text):
             return "answer"
+        if continuation.checked:
+            return "checked"
         if continuation.ended:
             return "ended"
         return "depth" if len(continuation.steps) >= limits.lines else "length"

@@ -26,7 +26,7 @@ COLUMNS = (
     "prm",  # process reward, None without a model
     "samples",  # complete responses that ended here
     "expanded",  # its children were asked for
-    "verdict",  # why a terminal node is one: "answer", "ended", "depth", "length"; None elsewhere
+    "verdict",  # why a terminal node is one: "answer", "checked", "ended", "depth", "length"; None elsewhere
     "reward",  # a terminal node's reward in [0, 1]
     "hre",  # the reward's correctness part, None where gold is unknown
     "pre",  # the reward's perplexity part, None without a student model
@@ -84,6 +84,9 @@ class Tree:
         """The child of `parent` with this step's text, made where there is none. Siblings with one text are one node."""
         for child in self.children[parent]:
             if self.text[child] == step.text and not self._conflicts(child, step):
+                if self.direction[child] == Direction.NONE:
+                    # The student's own step stays its own; that a teacher was asked for it is kept.
+                    self.direction[child] = str(direction)
                 return child
         node = self._append(parent, step, source, direction)
         self.children[parent].append(node)
@@ -130,10 +133,6 @@ class Tree:
     def leaves(self) -> Iterator[int]:
         """Terminal nodes in the order they were made."""
         return (node for node in range(len(self)) if self.verdict[node] is not None)
-
-    def depth(self, node: int) -> int:
-        """Steps from the root."""
-        return len(self.path(node))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain columns, ready for JSON."""

@@ -56,7 +56,6 @@ def make_legacy_trainer(
     rows_of_round: RowsOfRound,
     output_dir: Path,
     save_every_rounds: int,
-    log_every_rounds: int,
     seed: int,
     callbacks: Sequence[Any] = (),
 ) -> RoundSFTTrainer:
@@ -87,7 +86,7 @@ def make_legacy_trainer(
         save_strategy="steps",
         save_steps=save_every_rounds * updates,
         logging_strategy="steps",
-        logging_steps=log_every_rounds * updates,
+        logging_steps=updates,
         logging_nan_inf_filter=False,
         report_to="none",
         disable_tqdm=True,

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
@@ -49,11 +50,11 @@ class Run:
         self.config, self.stop = config, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
         train = config.train
-        size = min(train.questions_per_round, train.save_every, train.num_examples)
+        # Rounds shrink until a whole number of them makes `save_every` questions.
+        self.save_every_rounds = math.ceil(train.save_every / train.questions_per_round)
+        size = min(math.ceil(train.save_every / self.save_every_rounds), train.num_examples)
         self.questions_per_round = size
         self.rounds = math.ceil(train.num_examples / size)
-        self.save_every_rounds = max(1, train.save_every // size)
-        self.cost = Cost()
         self.train_seconds = 0.0
         self.best: tuple[float, int] | None = None
 
@@ -92,6 +93,7 @@ class Run:
         before = self.before(card)
         self.folder.forget_metrics_from(start)
         self.restore_best(facts)
+        self.train_seconds = facts.get("training_seconds", 0.0)
         journal = Journal(self.folder.journal)
         try:
             self.train(journal, checkpoint, start)
@@ -168,6 +170,13 @@ class Run:
         model.train(training)
         return answers
 
+    def keep(self, accuracy: float, rounds_done: int) -> None:
+        """Remember the weights of now as the best so far."""
+        self.best = (accuracy, rounds_done)
+        temporary = self.folder.best.with_suffix(".part")
+        save_file({k: v.contiguous() for k, v in trained_state(self.trainable).items()}, temporary)
+        temporary.replace(self.folder.best)
+
     def before(self, card: dict[str, Any]) -> list[bool]:
         """The untrained student's results on the test problems; a resumed run reads them from its card."""
         if "before" not in card:
@@ -186,16 +195,16 @@ class Run:
             return None
         answers = self.evaluate(self.validation)
         accuracy = sum(answers.first) / len(answers.first)
-        if self.best is None or accuracy > self.best[0]:
-            self.best = (accuracy, rounds_done)
-            temporary = self.folder.best.with_suffix(".part")
-            save_file({k: v.contiguous() for k, v in trained_state(self.trainable).items()}, temporary)
-            temporary.replace(self.folder.best)
+        if self.config.train.keep_best and (self.best is None or accuracy > self.best[0]):
+            self.keep(accuracy, rounds_done)
         return accuracy
 
     def restore_best(self, facts: dict[str, Any]) -> None:
+        """Go on from a checkpoint's best; at the start the untrained student is the one to beat."""
         if facts.get("best") is not None:
             self.best = (facts["best"][0], facts["best"][1])
+        elif self.config.train.keep_best and self.validation_before is not None:
+            self.keep(self.validation_before, 0)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -219,7 +228,6 @@ class Run:
             "rounds": self.rounds,
             "output_dir": self.folder.path,
             "save_every_rounds": self.save_every_rounds,
-            "log_every_rounds": train.log_interval,
             "seed": config.seed,
             "callbacks": [watch],
         }
@@ -252,10 +260,9 @@ class Run:
             raise
         finally:
             self.progress.stop()
-        self.train_seconds = time.perf_counter() - began
+        self.train_seconds += time.perf_counter() - began
 
     def on_tree(self, tree: GradedTree) -> None:
-        self.cost.add(tree.cost)
         self.progress.tree(tree)
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -264,8 +271,15 @@ class Run:
         """Take the best weights, evaluate them on the test problems once, write everything."""
         kept = "last"
         if self.best is not None:
-            load_trained_state(self.trainable, load_file(self.folder.best))
+            try:
+                load_trained_state(self.trainable, load_file(self.folder.best))
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(
+                    f"{self.folder.best} can't be read: train again, or set train.keep_best=false"
+                ) from error
             kept = f"best on validation ({self.best[0]:.3f} after round {self.best[1]})"
+            if self.best[1] == 0:
+                kept = f"the student as it was: no checkpoint beat its validation accuracy of {self.best[0]:.3f}"
         self.student.model.eval()
         self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
         after = self.evaluate(self.test)
@@ -276,15 +290,29 @@ class Run:
                 total.add(Cost(**line["cost"]))
         card["after"] = summary(after)
         card["gain"] = interval(paired_bootstrap(after.first, before)) if self.test else None
+        checker = self.collector.checker
+        card["terminal_checker"] = (
+            None if checker is None else {**asdict(checker.ledger), "disagreements": checker.disagreements}
+        )
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         teachers = self.collector.teachers
         card["teachers"] = {} if teachers is None else {name: asdict(one) for name, one in teachers.ledgers.items()}
-        self.trainable.save_pretrained(str(self.folder.student))
-        self.student.tokenizer.save_pretrained(self.folder.student)
+        self.save_student()
         self.folder.write_card(card)
         draw_report(self.folder.report, card, metrics)
         return card
+
+    def save_student(self) -> None:
+        """`student/` is a plain folder; adapters go to `adapter/`, and are merged where the base is not quantised."""
+        model: Any = self.trainable
+        if self.adapter == "lora":
+            model.save_pretrained(str(self.folder.adapter))
+            if self.student.spec.quantization != "none":
+                return
+            model = model.merge_and_unload()
+        model.save_pretrained(str(self.folder.student))
+        self.student.tokenizer.save_pretrained(self.folder.student)
 
 
 class _Watch(TrainerCallback):
@@ -293,7 +321,7 @@ class _Watch(TrainerCallback):
     def __init__(self, run: Run) -> None:
         self.run, self.updates_per_round = run, 1
         self.pending: dict[str, Any] = {}
-        self.validation: float | None = None
+        self.began = time.perf_counter()
 
     def on_round(self, stats: RoundStats) -> None:
         self.pending = stats.as_dict()
@@ -316,7 +344,9 @@ class _Watch(TrainerCallback):
         keep = {k.removeprefix("train/"): v for k, v in logs.items() if isinstance(v, int | float)}
         line = {**self.pending, "update": state.global_step, **{k: v for k, v in keep.items() if k not in self.pending}}
         self.run.folder.append_metrics(line)
-        self.run.progress.round(line, self.run.rounds)
+        done = line["round"] + 1
+        if done % self.run.config.train.log_interval == 0 or done == self.run.rounds:
+            self.run.progress.round(line, self.run.rounds)
         self.pending = {}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -334,6 +364,7 @@ class _Watch(TrainerCallback):
                 "questions_done": min(rounds_done * run.questions_per_round, len(run.tasks)),
                 "update": state.global_step,
                 "best": list(run.best) if run.best is not None else None,
+                "training_seconds": run.train_seconds + time.perf_counter() - self.began,
                 "config": run.config.model_dump(mode="json"),
             },
         )
@@ -343,7 +374,7 @@ def summary(answers: Answers) -> dict[str, Any]:
     """Accuracy with its interval, cost, and each problem's result for paired comparisons."""
     right, total = sum(answers.first), len(answers.first)
     return {
-        "accuracy": interval(wilson(right, total)),
+        "accuracy": interval(wilson(right, total)) if total else None,
         "problems": total,
         "tokens": answers.tokens,
         "seconds": round(answers.seconds, 2),

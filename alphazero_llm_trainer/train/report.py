@@ -68,6 +68,8 @@ def table(card: dict[str, Any]) -> str:
     for name in ("before", "after"):
         figures = card[name]
         accuracy = figures["accuracy"]
+        if accuracy is None:
+            continue
         rows.append(
             (
                 name,
@@ -93,6 +95,9 @@ def table(card: dict[str, Any]) -> str:
         )
         for row in rows
     ]
+    too_long = card["after"]["too_long"]
+    if too_long:
+        lines.append(f"{too_long} problems don't fit into the context and count as wrong")
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -132,7 +137,7 @@ def draw_report(path: Path, card: dict[str, Any], metrics: list[dict[str, Any]])
     updates.set(xlabel="training questions", title="Updates")
     if updates.lines:
         updates.legend(fontsize=8)
-    names = ["before", "after"]
+    names = ["before", "after"] if card["before"]["accuracy"] is not None else []
     values = [card[n]["accuracy"] for n in names]
     errors = [[v["value"] - v["low"] for v in values], [v["high"] - v["value"] for v in values]]
     result.bar(names, [v["value"] for v in values], yerr=errors, capsize=6, color=["tab:gray", "tab:blue"])

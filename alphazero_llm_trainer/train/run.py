@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config, validate
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from .checkpoint import write_json
 
 
@@ -38,6 +38,11 @@ class RunFolder:
     def student(self) -> Path:
         """Where the final student goes, as a plain Hugging Face folder."""
         return self.path / "student"
+
+    @property
+    def adapter(self) -> Path:
+        """Where trained LoRA adapters go."""
+        return self.path / "adapter"
 
     @property
     def best(self) -> Path:
@@ -71,7 +76,10 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         text = self.metrics.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        try:
+            return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        except ValueError as error:
+            raise CheckpointError(f"{self.metrics} has a line that is not JSON: remove that line") from error
 
     def forget_metrics_from(self, number: int) -> None:
         """Drop the lines of rounds that will be trained again."""
@@ -83,7 +91,12 @@ def new_run(checkpoint_dir: Path) -> RunFolder:
     """The next numbered folder `run-001`, `run-002`, ... of `checkpoint_dir`."""
     taken = [int(p.name[4:]) for p in checkpoint_dir.glob("run-*") if p.name[4:].isdigit()]
     folder = checkpoint_dir / f"run-{max(taken, default=0) + 1:03d}"
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--checkpoint-dir {checkpoint_dir} can't hold a run folder ({error.strerror}): name a writable folder"
+        ) from error
     return RunFolder(folder)
 
 

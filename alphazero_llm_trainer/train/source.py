@@ -41,6 +41,7 @@ class RoundStats:
     rows: int = 0
     rows_unused: int = 0
     rows_filled: int = 0
+    failed: int = 0
     search_seconds: float = 0.0
     reused_trees: int = 0
     cost: Cost = field(default_factory=Cost)
@@ -169,6 +170,12 @@ class RoundSource:
         trees = [found[key] for key in tasks]
         stats.search_seconds = time.perf_counter() - began
         self._count(trees, stats)
+        # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
+        stats.cost.seconds = stats.search_seconds
+        if self.collector.perplexity is not None:
+            spent = self.collector.perplexity.frozen.engine.cost
+            stats.cost.add(spent)
+            spent.clear()
         return trees, stats
 
     async def _search(self, missing: list[tuple[str, Task]], number: int, found: dict[str, GradedTree]) -> None:
@@ -194,6 +201,7 @@ class RoundSource:
         total = 0.0
         for tree in trees:
             found = trajectories(tree.tree)
+            stats.failed += tree.ended_by.startswith("failed")
             stats.flat_at_first += tree.flat_at_first
             stats.flat += self.collector.flat(tree.tree)
             stats.extensions += tree.extensions
@@ -274,14 +282,20 @@ class RoundSource:
         for task in drawn:
             prompt = self.student.prompt_ids(task.problem.question)
             pairs.append((prompt, (*self.student.encode(task.solution or ""), self.student.engine.eos_id)))
-        old = asyncio.run(self.student.engine.score(pairs)) if scored else [[0.0] * len(ids) for _, ids in pairs]
+        old = [[0.0] * len(ids) for _, ids in pairs]
+        if scored:
+            model = self.student.model
+            training = model.training
+            model.eval()
+            old = asyncio.run(self.student.engine.score(pairs))
+            model.train(training)
         return [
             TrainRow(prompt, ids, tuple(logprobs), (weight,) * len(ids), 1.0, kind="demonstration")
             for (prompt, ids), logprobs in zip(pairs, old, strict=True)
         ]
 
     def silent(self, trees: list[GradedTree]) -> TrainRow:
-        """A row that changes nothing: it fills a batch that the trees could not."""
+        """A row without advantage (only a KL penalty, where one is on, sees it): it fills a batch that the trees could not."""
         for tree in trees:
             for found in trajectories(tree.tree):
                 return self._row(tree, found, 0.0)
