@@ -104,7 +104,9 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         config = self._resolved
         frozen = frozen_student() if answers_itself(chat.model) else None
         policy = ChatSteps(chat, messages, config.search.temperature, frozen)
-        evaluate = finished_earns_one if frozen is None else make_evaluate(config.rewards, frozen.perplexity, None)
+        evaluate = finished_earns_one
+        if frozen is not None and config.rewards.pre_weight > 0:
+            evaluate = make_evaluate(config.rewards, frozen.perplexity, None)
         search = Search(policy, evaluate, config.search, self._teachers)
         return await search.run(problem, derive_seed(config.seed, problem.id))
 
