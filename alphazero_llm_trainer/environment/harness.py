@@ -14,7 +14,7 @@ from ..collect import finished_earns_one, make_evaluate
 from ..config import Config, load_config
 from ..errors import AlphaZeroError, EngineError
 from ..policy.teachers import TeacherEnsemble, build_teachers
-from ..search.driver import Search, SearchResult, derive_seed
+from ..search.driver import Evaluate, Search, SearchResult, derive_seed
 from ..types import Problem
 from .argv import OUR_ID
 from .chat import CallFailed, Chat, ChatSteps, answers_itself
@@ -104,7 +104,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         config = self._resolved
         frozen = frozen_student() if answers_itself(chat.model) else None
         policy = ChatSteps(chat, messages, config.search.temperature, frozen)
-        evaluate = finished_earns_one
+        evaluate: Evaluate = finished_earns_one
         if frozen is not None and config.rewards.pre_weight > 0:
             evaluate = make_evaluate(config.rewards, frozen.perplexity, None)
         search = Search(policy, evaluate, config.search, self._teachers)
