@@ -88,18 +88,25 @@ def reprefill(model: Any, prompts: list[tuple[int, ...]]) -> None:
                 row.append(token)
 
 
-def decode_table(name: str, model: Any, prompts: list[tuple[int, ...]], repeats: int) -> list[dict[str, Any]]:
-    """Tokens/s of the three ways at each batch size."""
+def decode_table(
+    name: str, model: Any, prompts: list[tuple[int, ...]], repeats: int, samples: int = 1
+) -> list[dict[str, Any]]:
+    """Tokens/s of the three ways at each batch size, as `batch / samples` prompts with `samples` responses each."""
     rows = []
     for batch in BATCHES:
-        chosen = prompts[:batch]
+        if batch < samples:
+            continue
+        distinct = prompts[: batch // samples]
+        chosen = [prompt for prompt in distinct for _ in range(samples)]
 
-        def ours(chosen: list[tuple[int, ...]] = chosen) -> None:
+        def ours(distinct: list[tuple[int, ...]] = distinct) -> None:
             # A fresh engine: nothing is remembered from the run before. No end token, so that every row runs to its end.
             engine = InProcessEngine(
                 model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig(cache_tokens=16_384)
             )
-            requests = [GenerateRequest(p, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(chosen)]
+            requests = [
+                GenerateRequest(p, n=samples, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(distinct)
+            ]
             asyncio.run(engine.generate(requests))
             shares.append(engine.stats.forward_seconds / engine.stats.step_seconds)
 
@@ -110,14 +117,14 @@ def decode_table(name: str, model: Any, prompts: list[tuple[int, ...]], repeats:
             "hf_generate": timed(lambda chosen=chosen: hf_generate(model, chosen), repeats),
             "reprefill": timed(lambda chosen=chosen: reprefill(model, chosen), 1),
         }
-        row: dict[str, Any] = {"model": name, "batch": batch}
+        row: dict[str, Any] = {"model": name, "batch": batch, "samples_a_prompt": samples}
         row |= {f"{way}_tokens_per_second": tokens / s for way, s in seconds.items()}
         row["over_hf_generate"] = seconds["hf_generate"] / seconds["ours"]
         row["over_reprefill"] = seconds["reprefill"] / seconds["ours"]
         row["forward_share"] = sum(shares) / len(shares)
         rows.append(row)
         print(
-            f"{name:18} {batch:5} {row['ours_tokens_per_second']:9,.0f} {row['hf_generate_tokens_per_second']:9,.0f}"
+            f"{name:20} {batch:5} {row['ours_tokens_per_second']:9,.0f} {row['hf_generate_tokens_per_second']:9,.0f}"
             f" {row['reprefill_tokens_per_second']:9,.0f} {row['over_hf_generate']:7.2f}x {row['over_reprefill']:7.2f}x"
             f" {row['forward_share']:8.0%}",
             flush=True,
@@ -174,9 +181,10 @@ def main() -> None:
     prompts = [student.prompt_ids(t.problem.question) for t in load_tasks("embedded", "train", 64, start=5000)]
     print(f"{NEW_TOKENS} new tokens a row, {args.threads} thread(s), tokens/s")
     print(
-        f"{'model':18} {'batch':>5} {'ours':>9} {'generate':>9} {'reprefill':>9} {'/gen':>8} {'/repre':>8} {'forward':>8}"
+        f"{'model':20} {'batch':>5} {'ours':>9} {'generate':>9} {'reprefill':>9} {'/gen':>8} {'/repre':>8} {'forward':>8}"
     )
     decode = decode_table("embedded 0.66 M", student.model, prompts, args.repeats)
+    decode += decode_table("embedded, 8 a prompt", student.model, prompts, args.repeats, samples=8)
     generator = torch.Generator().manual_seed(1)
     random_prompts = [tuple(torch.randint(2, 512, (60,), generator=generator).tolist()) for _ in range(64)]
     decode += decode_table("random Llama 3 M", random_llama(), random_prompts, args.repeats)

@@ -163,11 +163,12 @@ def main() -> None:
 
 
 def report(rows: list[dict[str, Any]], controls: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """The table, and everything as JSON. Seeds are pooled problem by problem for the paired intervals."""
+    """The table, and everything as JSON. Intervals are over problems."""
     before = {row["seed"]: row["before"] for row in rows if "before" in row}
     control_of = {row["seed"]: row["correct"] for row in rows if row["arm"] == CONTROL}
-    base = [x for seed in args.seeds for x in before[seed]]
-    print(f"{len(args.seeds)} seeds x {args.eval_size:,} held-out problems; before: {wilson(sum(base), len(base))}")
+    base = mean_over_seeds([before[seed] for seed in args.seeds])
+    first = before[args.seeds[0]]
+    print(f"{len(args.seeds)} seeds, {args.eval_size:,} held-out problems; before: {wilson(sum(first), len(first))}")
     print(
         f"{'arm':22} {'after':>6}  {'gain over before':>24}  {'gain over control':>24}  {'seconds':>7}  {'tokens':>10}"
     )
@@ -175,10 +176,12 @@ def report(rows: list[dict[str, Any]], controls: list[dict[str, Any]], args: arg
     for arm in [*args.arms, CONTROL]:
         of_arm = [row for row in rows if row["arm"] == arm]
         after = [x for row in of_arm for x in row["correct"]]
-        gain = paired_bootstrap(after, base)
+        # The same problems come back with every seed: the bootstrap draws problems, each with its mean over seeds.
+        by_problem = mean_over_seeds([row["correct"] for row in of_arm])
+        gain = paired_bootstrap(by_problem, base)
         versus = None
         if arm != CONTROL:
-            versus = paired_bootstrap(after, [x for row in of_arm for x in control_of[row["seed"]]])
+            versus = paired_bootstrap(by_problem, mean_over_seeds([control_of[seed] for seed in args.seeds]))
         seconds = sum(row["training_seconds"] for row in of_arm) / len(of_arm)
         tokens = sum(row["sampled_tokens"] for row in of_arm) // len(of_arm)
         print(
@@ -188,7 +191,7 @@ def report(rows: list[dict[str, Any]], controls: list[dict[str, Any]], args: arg
         summary.append(
             {
                 "arm": arm,
-                "accuracy": vars_of(wilson(sum(after), len(after))),
+                "accuracy": {"value": sum(after) / len(after)},
                 "by_seed": {row["seed"]: sum(row["correct"]) / len(row["correct"]) for row in of_arm},
                 "gain": vars_of(gain),
                 "gain_over_control": None if versus is None else vars_of(versus),
@@ -204,6 +207,11 @@ def report(rows: list[dict[str, Any]], controls: list[dict[str, Any]], args: arg
             if name in row:
                 row[name] = "".join("1" if x else "0" for x in row[name])
     args.out.write_text(json.dumps({"command": command.strip(), "summary": summary, "runs": runs}, indent=1) + "\n")
+
+
+def mean_over_seeds(results: list[list[bool]]) -> list[float]:
+    """Each problem's mean result over the seeds."""
+    return [sum(one) / len(one) for one in zip(*results, strict=True)]
 
 
 def vars_of(interval: Any) -> dict[str, float]:
