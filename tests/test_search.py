@@ -153,7 +153,7 @@ def test_the_arena_equals_the_recursive_reference(select: str) -> None:
         tree = search(policy, problem, seed, **config.model_dump()).tree
         found = list(zip(tree.parent, tree.text, tree.N, tree.W, tree.reward, strict=True))
         assert found == Reference(policy, problem, seed, config).columns(), f"seed {seed}: {config}"
-        deepest = max(deepest, *(tree.depth(node) for node in range(len(tree))))
+        deepest = max(deepest, *(len(tree.path(node)) for node in range(len(tree))))
         widest = max(widest, len(tree))
         revisited += sum(tree.N[leaf] > tree.samples[leaf] for leaf in tree.leaves())
     # The comparison saw deep trees, wide trees and terminal re-visits.
@@ -381,7 +381,7 @@ def test_a_tree_of_depth_2000_is_saved_copied_and_pickled(tmp_path: Path) -> Non
     mcts.tell(leaf, [Playout(Continuation(steps, True), "ended", RewardParts(0.75))])
     while (leaf := mcts.ask()) is not None:
         mcts.tell(leaf, [])
-    assert len(tree) == 2001 and tree.depth(2000) == 2000 and tree.W[ROOT] == 0.75
+    assert len(tree) == 2001 and len(tree.path(2000)) == 2000 and tree.W[ROOT] == 0.75
     saved = tree.to_dict()
     for twin in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree), Tree.from_dict(json.loads(json.dumps(saved)))):
         assert twin.to_dict() == saved and twin.children == tree.children
@@ -480,12 +480,12 @@ def test_all_verdicts_occur_and_depth_and_length_hold() -> None:
         tree = search(ScriptedPolicy(seed), a_problem(), seed, iterations=10, max_depth=4, max_tokens=15).tree
         for leaf in tree.leaves():
             seen.add(tree.verdict[leaf])
-            assert tree.depth(leaf) <= 4
+            assert len(tree.path(leaf)) <= 4
             assert sum(len(tree.token_ids[node]) for node in tree.path(leaf)) <= 15
             if tree.verdict[leaf] == "answer":
                 assert tree.text[leaf].startswith("####")
             if tree.verdict[leaf] == "depth":
-                assert tree.depth(leaf) == 4
+                assert len(tree.path(leaf)) == 4
     assert seen == {"answer", "ended", "depth", "length"}
 
 
@@ -534,7 +534,7 @@ def test_a_teachers_step_equal_to_a_students_merges() -> None:
     advisor = ScriptedAdvisor([TeacherProposal("w0", "teacher:t", Direction.RIGHT)])
     tree = search(policy, a_problem(), iterations=1, samples=3, max_depth=2, advisor=advisor).tree
     [child] = tree.children[ROOT]
-    assert (tree.text[child], tree.source[child], tree.direction[child]) == ("w0\n", "student", "none")
+    assert (tree.text[child], tree.source[child], tree.direction[child]) == ("w0\n", "student", "right")
     assert tree.N[child] == 4  # three samples and the teacher's
 
 
@@ -547,24 +547,26 @@ def test_a_text_with_and_without_the_end_token_stays_two_children() -> None:
     assert tree.attach(ROOT, other) == first and len(tree) == 3
 
 
-def test_the_finished_checker_is_asked_about_cut_responses_alone() -> None:
+def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
     asked: list[str] = []
 
-    async def finished(problem: Problem, response: str, verdict: bool) -> bool:
+    async def finished(problem: Problem, response: str, rule: bool) -> bool:
         asked.append(response)
-        assert verdict is False
-        return "w1" in response
+        return rule or "w1" in response
 
     policy = ScriptedPolicy(2, words=2, close=0.2)
     tree = search(policy, a_problem(), iterations=8, max_depth=3, finished=finished).tree
     plain = search(ScriptedPolicy(2, words=2, close=0.2), a_problem(), iterations=8, max_depth=3).tree
+    # The rule's final-answer lines are never put to it.
     assert asked and not any("####" in response for response in asked)
-    changed = 0
-    for leaf in tree.leaves():
-        if tree.response(leaf) in asked:
-            assert tree.verdict[leaf] == ("ended" if "w1" in tree.response(leaf) else "depth")
-            changed += tree.verdict[leaf] == "ended"
-    assert changed and "depth" in plain.verdict
+    checked = [leaf for leaf in tree.leaves() if tree.verdict[leaf] == "checked"]
+    assert checked
+    for leaf in checked:
+        texts = [tree.text[node] for node in tree.path(leaf)]
+        assert "w1" in texts[-1] and not any("w1" in text for text in texts[:-1])
+    cut = [leaf for leaf in plain.leaves() if plain.verdict[leaf] == "depth" and "w1" in plain.response(leaf)]
+    assert cut and "checked" not in plain.verdict
+    assert not any("w1" in tree.response(leaf) for leaf in tree.leaves() if tree.verdict[leaf] == "depth")
 
 
 def test_a_search_goes_on_with_a_tree() -> None:

@@ -105,12 +105,13 @@ def test_training_changed_the_weights_and_the_student_folder_loads(whole_run):
 
 def test_the_engine_and_the_trainer_agree_on_log_probabilities(whole_run):
     run, method = whole_run
-    if method != "grpo":
-        pytest.skip("only GRPO recomputes them")
     rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     gaps = [r["engine_logprob_gap"] for r in rounds if "engine_logprob_gap" in r]
-    assert gaps
-    assert max(gaps) < 1e-4
+    if method == "legacy":  # supervised: no old log-probabilities
+        assert gaps == []
+    else:
+        assert len(gaps) == 3
+        assert max(gaps) < 1e-4
 
 
 def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp_path):
