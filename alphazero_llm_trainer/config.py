@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from .errors import ConfigError
 
@@ -39,13 +39,41 @@ class EngineConfig(Section):
     max_batch: Positive = 256
     max_context: Positive = 1024
     cache_tokens: NonNegative = 400_000
+    cache_bytes: NonNegative = 4 << 30
+    # YAML reads `off` as false.
+    native: Annotated[Literal["auto", "off"], BeforeValidator(lambda given: "off" if given is False else given)] = (
+        "auto"
+    )
+
+
+class WideningConfig(Section):
+    coefficient: PositiveFloat
+    exponent: Share
+
+
+class DataConfig(Section):
+    prefix_probability: Share = 0.5
+    prefix_tokens: NonNegative = 15
+    skip_solved: bool = False
+    enough_correct: NonNegative = 0
 
 
 class SearchConfig(Section):
-    select: Literal["ucb1", "puct"] = "ucb1"
-    exploration: NonNegativeFloat = 2**0.5
+    mode: Literal["step", "token"] = "step"
+    select: Literal["ucb1", "puct"] | None = None
+    exploration: NonNegativeFloat | None = None
     iterations: Positive = 60
     samples: Positive = 4
+    top_k: Positive = 5
+    rollout: Literal["sample", "greedy", "beam", "none"] = "sample"
+    beam: Positive = 3
+    rollout_weight: Share | None = None
+    value: str | None = None
+    width: Positive = 1
+    virtual_loss: Positive = 1
+    widening: WideningConfig | None = None
+    stop_settled: bool = False
+    stop_agreed: NonNegative = 0
     max_depth: Positive = 12
     max_tokens: Positive = 160
     temperature: NonNegativeFloat = 1.0
@@ -53,6 +81,12 @@ class SearchConfig(Section):
     budget_tokens: Positive | None = None
     budget_seconds: PositiveFloat | None = None
     concurrent: Positive = 128
+    data: DataConfig = DataConfig()
+
+    @property
+    def rule(self) -> str:
+        """The selection rule's name, with null resolved: UCB1 over steps, PUCT over tokens."""
+        return self.select if self.select is not None else "puct" if self.mode == "token" else "ucb1"
 
 
 class RewardConfig(Section):
@@ -112,6 +146,30 @@ class SftConfig(Section):
     evaluate_every: Positive = 300
 
 
+class ValueConfig(Section):
+    kind: Literal["head", "network"] = "head"
+    questions: Annotated[int, Field(ge=10)] = 2000
+    iterations: Positive = 6
+    samples: Positive = 8
+    temperature: PositiveFloat = 1.0
+    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    every_token: bool = True
+    weight_power: Share = 1.0
+    rank_weight: NonNegativeFloat = 0.0
+    extra_layers: NonNegative | None = None
+    learning_rate: PositiveFloat = 1e-3
+    batch_size: Positive = 16
+    epochs: Positive = 8
+    warmup_steps: NonNegative = 50
+    weight_decay: NonNegativeFloat = 0.01
+    max_grad_norm: PositiveFloat = 1.0
+    evaluate_every: Positive = 100
+    patience: Positive = 4
+    calibrate: bool = True
+    least_outcomes: Positive = 2
+
+
 class TrainConfig(Section):
     method: Literal["grpo", "legacy"] = "grpo"
     num_examples: Positive = 5760
@@ -137,6 +195,17 @@ class TrainConfig(Section):
     grpo: GrpoConfig = GrpoConfig()
     legacy: LegacyConfig = LegacyConfig()
     sft: SftConfig = SftConfig()
+    value: ValueConfig = ValueConfig()
+
+
+class SampleConfig(Section):
+    shard_trees: Positive = 1000
+    attempts: Positive = 3
+    timeout_seconds: PositiveFloat = 600.0
+    engines: Positive | None = None
+    worker_trees: Positive = 32
+    start_seconds: PositiveFloat = 300.0
+    dry_run_trees: Positive = 16
 
 
 class LoraConfig(Section):
@@ -185,6 +254,7 @@ class Config(Section):
     rewards: RewardConfig = RewardConfig()
     teachers: TeachersConfig = TeachersConfig()
     train: TrainConfig = TrainConfig()
+    sample: SampleConfig = SampleConfig()
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 
@@ -274,6 +344,11 @@ def validate(raw: Mapping[str, Any]) -> Config:
     if config.rewards.hre_weight == 0 and not config.rewards.use_student_model:
         raise ConfigError(
             "rewards.hre_weight is 0 and rewards.use_student_model is false: nothing is rewarded; set one"
+        )
+    search = config.search
+    if search.mode == "step" and search.rollout in ("greedy", "beam"):
+        raise ConfigError(
+            f"search.rollout is {search.rollout} and search.mode is step: steps are rolled out by sample or none"
         )
     return config
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config import EngineConfig
 from alphazero_llm_trainer.policy.inprocess import InProcessEngine
-from alphazero_llm_trainer.policy.protocol import Limits, TeacherProposal
+from alphazero_llm_trainer.policy.protocol import Generated, Limits, TeacherProposal
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
 END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
@@ -74,6 +75,61 @@ class ScriptedPolicy:
         ids = (*map(ord, text), END) if final else tuple(map(ord, text + "\n"))
         step = Step(ids, tuple(-1.0 for _ in ids), text if final else text + "\n")
         return Continuation((step,), final, source, direction), Cost(scored_tokens=len(ids), calls=1)
+
+
+class ScriptedTokens:
+    """FAKE policy (`search.tokens.TokenPolicy`): next-token distributions are a hash of the prefix. A test tool.
+
+    `words` tokens besides the end token 0; every rollout kind but "beam" is offered. `calls` counts what was asked.
+    """
+
+    def __init__(self, seed: int, words: int = 6, close: float = 0.25) -> None:
+        self.seed, self.words, self.close = seed, words, close
+        self.calls = {"rollout": 0, "topk": 0}
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        return tuple(map(ord, problem.id))
+
+    def text(self, token_ids: tuple[int, ...]) -> str:
+        return "".join("." if token == END else chr(96 + token) for token in token_ids)
+
+    def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
+        return [Step(token_ids, logprobs, self.text(token_ids))]
+
+    def verdict(self, response: tuple[int, ...]) -> str | None:
+        return "ended" if response and response[-1] == END else None
+
+    def logprobs(self, prefix: tuple[int, ...]) -> list[float]:
+        """`[words + 1]`, nats."""
+        rng = Random(f"{self.seed}/{prefix}")
+        weights = [rng.random() ** 2 * self.close, *(rng.random() ** 2 for _ in range(self.words))]
+        total = math.fsum(weights)
+        return [math.log(weight / total) for weight in weights]
+
+    def ranked(self, prefix: tuple[int, ...], k: int) -> list[tuple[int, float]]:
+        return sorted(enumerate(self.logprobs(prefix)), key=lambda pair: -pair[1])[:k]
+
+    async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
+        self.calls["topk"] += 1
+        await asyncio.sleep(0)
+        return self.ranked(prefix, k), Cost(sampled_tokens=1, calls=1)
+
+    async def rollout(
+        self, prompt: tuple[int, ...], response: tuple[int, ...], kind: str, limit: int, seed: int, top_k: int
+    ) -> tuple[Generated, Cost]:
+        self.calls["rollout"] += 1
+        await asyncio.sleep(0)
+        rng, ids, chosen, top = Random(seed), prompt + response, [], []
+        while len(chosen) < limit and (not chosen or chosen[-1] != END):
+            logprobs = self.logprobs(ids)
+            top.append(tuple(self.ranked(ids, top_k)))
+            weights = [math.exp(logprob) for logprob in logprobs]
+            token = top[-1][0][0] if kind == "greedy" else rng.choices(range(len(weights)), weights)[0]
+            chosen.append(token)
+            ids = (*ids, token)
+        values = tuple(self.logprobs((*prompt, *response, *chosen[:i]))[token] for i, token in enumerate(chosen))
+        generated = Generated(tuple(chosen), values, "eos" if chosen[-1] == END else "length", tuple(top))
+        return generated, Cost(sampled_tokens=len(chosen), calls=1)
 
 
 class ScriptedAdvisor:

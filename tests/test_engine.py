@@ -25,6 +25,7 @@ from alphazero_llm_trainer.errors import EngineError
 from alphazero_llm_trainer.policy import inprocess
 from alphazero_llm_trainer.policy.forward import FusedLlama, LibraryForward
 from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy.native import NativeLlama, library
 from alphazero_llm_trainer.policy.protocol import Engine, Generated, GenerateRequest
 
 MODEL = tiny_llama()
@@ -32,16 +33,21 @@ PROMPT = (5, 6, 7, 8)
 CLOSE = 1e-5
 
 
-@pytest.fixture(params=["fused", "library", "no memo"])
+@pytest.fixture(params=["native", "native, no memo", "fused", "fused, no memo", "library"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcessEngine:
-    """Engines with the fused forward, with the library's, and without stored next-token distributions."""
-    if request.param == "no memo":
+    """Engines with each forward, and without stored next-token distributions."""
+    kind, _, memo = request.param.partition(", ")
+    if memo:
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
-    if request.param == "library":
+    if kind != "native":
+        monkeypatch.setattr(NativeLlama, "of", classmethod(lambda cls, model, tree: None))
+    if kind == "library":
         monkeypatch.setattr(FusedLlama, "fits", staticmethod(lambda model: False))
+    if kind == "native" and library() is None:
+        pytest.skip("no C compiler here")
     made = tiny_engine(MODEL)
-    assert isinstance(made.forward, LibraryForward if request.param == "library" else FusedLlama)
-    assert (made.tree.next_logprobs is None) == (request.param == "no memo")
+    assert isinstance(made.forward, {"native": NativeLlama, "fused": FusedLlama, "library": LibraryForward}[kind])
+    assert (made.tree.next_logprobs is None) == bool(memo)
     return made
 
 
@@ -60,7 +66,7 @@ def sequences(groups: list[list[Generated]]) -> list[list[tuple[tuple[int, ...],
 def assert_idle(engine: InProcessEngine) -> None:
     """Nothing is left over: no rows, no locks, a sound tree."""
     engine.tree.check()
-    assert not engine._live and not engine._waiting and not engine._walkers and not engine._pending
+    assert not engine.queue.live and not engine.queue.waiting and not engine.queue.walkers and not engine.queue.pending
     assert [node for node, locks in enumerate(engine.tree.locks) if locks] == []
 
 
@@ -416,7 +422,9 @@ def test_set_policy_is_refused_while_requests_are_under_way() -> None:
         refused = 0
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0)
-            if not all(task.done() for task in tasks) and (engine._live or engine._waiting or engine._walkers):
+            if not all(task.done() for task in tasks) and (
+                engine.queue.live or engine.queue.waiting or engine.queue.walkers
+            ):
                 with pytest.raises(EngineError, match="under way"):
                     engine.set_policy(None, version=1)
                 refused += 1
@@ -426,6 +434,99 @@ def test_set_policy_is_refused_while_requests_are_under_way() -> None:
 
     run(main)
     assert engine.version == 1
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+HEAD = torch.randn(32, generator=torch.Generator().manual_seed(8)), 0.3
+
+
+@torch.inference_mode()
+def library_value(tokens: tuple[int, ...], weight: torch.Tensor = HEAD[0], bias: float = HEAD[1]) -> float:
+    """sigmoid(w . h + b) at the last token, by the library's own forward."""
+    hidden = MODEL.model(input_ids=torch.tensor([tokens])).last_hidden_state[0, -1]
+    return float(torch.sigmoid(hidden @ weight + bias))
+
+
+def values(engine: InProcessEngine, *sequences: tuple[int, ...]) -> list[float]:
+    return run(lambda: engine.values(sequences))
+
+
+def test_values_equal_the_librarys_hidden_state(engine: InProcessEngine) -> None:
+    assert engine.capabilities.values
+    engine.set_value(*HEAD)
+    rng = Random(30)
+    asked = [random_prompt(rng, 1, 12) for _ in range(20)]
+    asked += asked[:3]
+    assert values(engine, *asked) == pytest.approx([library_value(tokens) for tokens in asked], abs=CLOSE)
+    assert values(engine) == []
+    assert_idle(engine)
+
+
+def test_a_known_nodes_value_costs_nothing(engine: InProcessEngine) -> None:
+    engine.set_value(*HEAD)
+    [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=12, seed=9))
+    computed, prompts = engine.stats.computed_tokens, engine.cost.prompt_tokens
+    prefixes = [PROMPT + one.token_ids[:i] for i in range(len(one.token_ids))]  # the last token is never computed
+    assert values(engine, PROMPT[:2], *prefixes) == pytest.approx(
+        [library_value(tokens) for tokens in (PROMPT[:2], *prefixes)], abs=CLOSE
+    )
+    assert engine.stats.computed_tokens == computed and engine.cost.prompt_tokens == prompts
+    [value] = values(engine, PROMPT + one.token_ids)
+    assert value == pytest.approx(library_value(PROMPT + one.token_ids), abs=CLOSE)
+    assert engine.stats.computed_tokens == computed + 1
+
+
+def test_a_node_that_was_computed_before_the_head_came_is_computed_again(engine: InProcessEngine) -> None:
+    [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=6, seed=9))
+    engine.set_value(*HEAD)
+    tokens = PROMPT + one.token_ids[:3]
+    computed = engine.stats.computed_tokens
+    assert values(engine, tokens)[0] == pytest.approx(library_value(tokens), abs=CLOSE)
+    assert engine.stats.computed_tokens == computed + 1  # its keys and values are there: itself alone
+    # Another head: nothing of the old one is left.
+    engine.set_value(-HEAD[0], 0.0)
+    assert values(engine, tokens)[0] == pytest.approx(library_value(tokens, -HEAD[0], 0.0), abs=CLOSE)
+
+
+def test_values_beside_samples_and_scores_disturb_neither(engine: InProcessEngine) -> None:
+    requests = random_requests(31, 12)
+    expected = [tiny_engine_result(request) for request in requests]
+    rng = Random(32)
+    asked = [random_prompt(rng) for _ in range(12)]
+    engine.set_value(*HEAD)
+
+    async def main() -> list[Any]:
+        jobs: list[Any] = [engine.generate([request]) for request in requests]
+        jobs += [engine.values([tokens]) for tokens in asked]
+        jobs += [engine.score([(tokens, (9, 10))]) for tokens in asked]
+        return await asyncio.gather(*jobs)
+
+    found = run(main)
+    assert [sequences(got)[0] for got in found[:12]] == expected
+    assert [got[0] for got in found[12:24]] == pytest.approx([library_value(tokens) for tokens in asked], abs=CLOSE)
+    for tokens, got in zip(asked, found[24:], strict=True):
+        assert got[0] == pytest.approx(library_scores(MODEL, tokens, (9, 10)), abs=CLOSE)
+    assert_idle(engine)
+
+
+def test_impossible_values_are_one_sentence() -> None:
+    engine = tiny_engine(tiny_llama())
+    with pytest.raises(EngineError, match="no value head"):
+        values(engine, PROMPT)
+    with pytest.raises(EngineError, match=r"shape \(31,\): give one of \(32,\)"):
+        engine.set_value(torch.zeros(31))
+    engine.set_value(*HEAD)
+    with pytest.raises(EngineError, match="prompt is empty"):
+        values(engine, PROMPT, ())
+    assert len(values(engine, (5,) * 256)) == 1  # a whole context: nothing follows a value
+    engine.set_policy(None, version=1)  # the head belonged to the old weights
+    with pytest.raises(EngineError, match="no value head"):
+        values(engine, PROMPT)
+    engine.set_value(*HEAD)
+    engine.set_value(None)
+    with pytest.raises(EngineError, match="no value head"):
+        values(engine, PROMPT)
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
@@ -457,16 +558,20 @@ def test_a_cancelled_caller_does_not_block_the_others(engine: InProcessEngine) -
     assert_idle(engine)
 
 
-def test_a_broken_forward_reaches_every_caller_and_the_engine_recovers(engine: InProcessEngine) -> None:
+def test_a_broken_forward_reaches_every_caller_and_the_engine_recovers(
+    engine: InProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = random_requests(21, 20)
     expected = [tiny_engine_result(request) for request in requests]
     calls = 0
+    real = engine.forward.compute
 
-    def broken(module: Any, args: Any) -> None:
+    def broken(rows: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise RuntimeError("the device is gone")
+        return real(rows)
 
     small = engine
     small.settings = small.settings.model_copy(update={"max_batch": 4})  # some callers are in the queue
@@ -476,11 +581,8 @@ def test_a_broken_forward_reaches_every_caller_and_the_engine_recovers(engine: I
         jobs += [small.score([((5, 6), (7, i, 9)), ((6, 5), (i, 5))]) for i in range(10, 20)]
         return await asyncio.gather(*(asyncio.wait_for(job, 10) for job in jobs), return_exceptions=True)
 
-    hook = MODEL.get_output_embeddings().register_forward_pre_hook(broken)
-    try:
-        found = run(main)
-    finally:
-        hook.remove()
+    monkeypatch.setattr(engine.forward, "compute", broken)
+    found = run(main)
     assert calls >= 3
     failed = [got for got in found if isinstance(got, BaseException)]
     assert failed and all(isinstance(error, EngineError) for error in failed), failed
@@ -495,16 +597,25 @@ def test_a_broken_forward_reaches_every_caller_and_the_engine_recovers(engine: I
     assert_idle(small)
 
 
-@pytest.mark.parametrize("place", ["_forward", "_draw", "_refill", "_compact", "_reserve", "load", "move", "ensure"])
+PLACES = {
+    "native": ("compute", "refill", "settle", "advance", "_draw", "_emit", "reserve", "child"),
+    "fused": ("compute", "hidden", "place", "load", "move", "ensure", "_memoise"),
+}
+
+
+@pytest.mark.parametrize(("kind", "place"), [(kind, place) for kind, places in PLACES.items() for place in places])
 @pytest.mark.parametrize("after", [0, 1, 4])
 def test_whatever_breaks_inside_a_step_nobody_waits_forever(
-    place: str, after: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, place: str, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception anywhere in the engine's step ends every waiting call with a result or an EngineError."""
-    engine = tiny_engine(MODEL, max_batch=4)
-    owner: Any = engine.slots if place in ("load", "move", "ensure") else engine
+    engine = tiny_engine(MODEL, max_batch=4, native="auto" if kind == "native" else "off")
+    parts: list[Any] = [engine.forward, engine.queue, engine.tree]
+    if kind == "fused":
+        parts.insert(0, engine.forward.slots)
+    owner = next(part for part in parts if hasattr(part, place))
     real, calls = getattr(owner, place), 0
-    requests = random_requests(22, 12)
+    requests = random_requests(22, 24)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls

@@ -35,6 +35,7 @@ class Machine(RuleBasedStateMachine):
         assert [self.tree.token[node] for node in path] == tokens
         assert self.tree.path(path[-1]) == path
         assert self.tree.walk(tokens) == path  # a second walk makes nothing
+        assert self.tree.find(tokens) == path[-1]
         assert self.tree.used() <= known + len(tokens)
 
     @rule(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=7), ready=st.booleans())
@@ -47,6 +48,7 @@ class Machine(RuleBasedStateMachine):
         if ready:
             for node in path:
                 self.tree.ready[node] = True
+                self.tree.value[node] = self.tree.logprob[node] = float(node)
 
     @rule(which=st.integers(0, 100))
     def unlock(self, which: int) -> None:
@@ -76,6 +78,12 @@ class Machine(RuleBasedStateMachine):
         assert sum(self.tree.locks) == len(self.locked)
         for node, tokens in self.locked:  # whatever was evicted, a locked node still spells its tokens
             assert tuple(self.tree.token[n] for n in self.tree.path(node)) == tokens
+            assert self.tree.find(tokens) == node
+        for node in range(1, len(self.tree.children)):  # a node that isn't computed knows nothing of its number's past
+            if self.tree.token[node] >= 0 and not self.tree.ready[node]:
+                assert self.tree.value[node] != self.tree.value[node]
+                assert self.tree.logprob[node] != self.tree.logprob[node]
+                assert not self.tree.memoised[node]
 
 
 TestMachine = Machine.TestCase
@@ -128,9 +136,39 @@ def test_the_memo_is_made_only_where_it_fits() -> None:
     assert make(10, memo_bytes=10 * 8 * 4 - 1).next_logprobs is None
 
 
+def test_finding_makes_nothing() -> None:
+    tree = make()
+    path = tree.walk([1, 2, 3])
+    assert [tree.find(tokens) for tokens in ([], [1], [1, 2, 3], [1, 2, 3, 4], [2])] == [
+        ROOT,
+        path[0],
+        path[2],
+        None,
+        None,
+    ]
+    assert tree.used() == 3
+
+
+def test_a_change_of_the_value_head_forgets_values_alone() -> None:
+    tree = make()
+    [node] = tree.walk([1])
+    tree.ready[node], tree.value[node], tree.logprob[node] = True, 0.5, -1.0
+    tree.clear_values()
+    assert tree.value[node] != tree.value[node] and tree.logprob[node] == -1.0 and tree.ready[node]
+
+
+def test_likeliest_tokens_are_kept_where_whole_distributions_dont_fit() -> None:
+    assert make(memo_bytes=1 << 20).top_tokens == 0
+    tree = make(memo_bytes=0)
+    assert tree.top_tokens == 8  # the vocabulary
+    [node] = tree.walk([1])
+    tree.top_ids[node], tree.top_logprobs[node] = range(8), [-float(i) for i in range(8)]
+    assert tree.top(node, 3) == ((0, 0.0), (1, -1.0), (2, -2.0))
+
+
 def test_check_finds_broken_trees() -> None:
     rng = Random(0)
-    for damage in ("link", "lock", "ready", "free", "lost"):
+    for damage in ("link", "lock", "ready", "memo", "free", "lost"):
         tree = make()
         paths = [tree.walk([rng.randrange(3) for _ in range(5)]) for _ in range(4)]
         tree.check()
@@ -141,6 +179,8 @@ def test_check_finds_broken_trees() -> None:
             tree.unlock(node)
         elif damage == "ready":
             tree.ready[node] = True
+        elif damage == "memo":
+            tree.memoised[node] = True
         elif damage == "free":
             tree.free += [node, node]
         else:

@@ -1,8 +1,8 @@
-"""The model's forward over slots: transformers' own for any model, and a fused one for a plain fp32/bf16 Llama."""
+"""The model's forward over rows of the prefix tree: in C, in fused torch operations, or transformers' own for any model."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -10,26 +10,26 @@ from torch.nn import functional as F
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from .slots import Slots
+from ..config import EngineConfig
+from .native import NativeLlama, rotary_table
+from .prefix_tree import PrefixTree
+from .rows import Forward
+from .slots import SlotForward, Slots
 
 
-class Forward(Protocol):
-    """`ids` `[n, S]` of the slots' window -> hidden states `[n, S, D]`; new keys and values go to slots and tree."""
-
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor: ...
-
-
-class LibraryForward:
+class LibraryForward(SlotForward):
     """transformers' own forward, reading and writing the slots through its cache interface."""
 
-    def __init__(self, model: PreTrainedModel, slots: Slots) -> None:
-        self.model, self.slots = model, slots
+    name = "transformers"
+
+    def __init__(self, model: PreTrainedModel, tree: PrefixTree, max_batch: int, context: int) -> None:
+        super().__init__(model, tree, max_batch, context)
         self.cache = DynamicCache()
-        self.layers = [_SlotLayer(index, slots) for index in range(slots.layers)]
+        self.layers = [_SlotLayer(index, self.slots) for index in range(self.slots.layers)]
         self.cache.layers = list(self.layers)
         self.cache.layer_class_to_replicate = None
 
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         hidden = self.model.base_model(
             input_ids=ids,
             attention_mask=mask,
@@ -61,16 +61,18 @@ class _SlotLayer(DynamicLayer):
         return self.slots.window.length, 0
 
 
-class FusedLlama:
+class FusedLlama(SlotForward):
     """The same function as Llama's forward with fewer, larger operations: one matrix for q, k and v, one for gate and up.
 
     On a CPU a small model's time is the calls, not the arithmetic. A contract test holds it to the library's forward.
     The joined matrices are copies: make a new one when the weights have changed.
     """
 
-    def __init__(self, model: LlamaForCausalLM, slots: Slots) -> None:
-        self.model, self.slots = model, slots
-        shape = model.config
+    name = "fused"
+
+    def __init__(self, model: LlamaForCausalLM, tree: PrefixTree, max_batch: int, context: int) -> None:
+        super().__init__(model, tree, max_batch, context)
+        self.inner, shape = model.model, model.config
         self.heads: int = shape.num_attention_heads
         self.kv_heads: int = shape.num_key_value_heads or self.heads
         self.head_dim = shape.head_dim or shape.hidden_size // shape.num_attention_heads
@@ -91,7 +93,7 @@ class FusedLlama:
     @torch.no_grad()
     def _join(self) -> None:
         """Join the layers' matrices and tabulate the rotary embedding."""
-        inner = self.model.model
+        inner = self.inner
         self.layers = []
         for layer in inner.layers:
             attention, mlp = layer.self_attn, layer.mlp
@@ -106,16 +108,15 @@ class FusedLlama:
                     mlp.down_proj.weight.t(),
                 )
             )
-        positions = torch.arange(self.model.config.max_position_embeddings, device=inner.embed_tokens.weight.device)
-        cos, sin = inner.rotary_emb(inner.embed_tokens.weight[:1], positions[None])
+        cos, sin = rotary_table(self.inner)
         # The half-rotation's sign is folded into the sine: rotate(x) * sin = roll(x) * signed sin.
         half = cos.shape[-1] // 2
-        self.cos = cos[0]
-        self.sin = torch.cat((-sin[0][:, :half], sin[0][:, half:]), dim=-1)
+        self.cos = cos
+        self.sin = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
 
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         count, width = ids.shape
-        inner, window = self.model.model, self.slots.window
+        inner, window = self.inner, self.slots.window
         hidden = F.embedding(ids.reshape(-1), inner.embed_tokens.weight)
         positions = window.positions.reshape(-1)
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
@@ -142,6 +143,13 @@ class FusedLlama:
         return F.rms_norm(hidden, (self.width,), inner.norm.weight, self.epsilon).view(count, width, self.width)
 
 
-def make_forward(model: PreTrainedModel, slots: Slots) -> Forward:
-    """The fused forward where it computes the same function, the library's elsewhere."""
-    return FusedLlama(model, slots) if FusedLlama.fits(model) else LibraryForward(model, slots)
+def make_forward(model: PreTrainedModel, tree: PrefixTree, settings: EngineConfig, context: int) -> Forward:
+    """The fastest forward that computes the model's function here: in C, fused, or the library's.
+
+    Its weights may be copies: make a new one when they have changed.
+    """
+    if not FusedLlama.fits(model):
+        return LibraryForward(model, tree, settings.max_batch, context)
+    if settings.native == "auto" and (native := NativeLlama.of(model, tree)) is not None:
+        return native
+    return FusedLlama(model, tree, settings.max_batch, context)

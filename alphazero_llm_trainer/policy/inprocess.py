@@ -1,19 +1,18 @@
 """The in-process engine: continuous batching over one transformers model, every token of a shared prefix computed once.
 
-A *row* is a tree node being computed; its *riders* are the samples that wait for that node's next-token distribution.
-Samples of one request, and of different requests, share a row as long as their tokens agree. Each step computes all
-live rows, lets every rider draw, walks riders through what the prefix tree already knows, and makes rows of the rest.
-Rows of finished samples are refilled from the queue at once. Draws depend on (request seed, sample index) alone.
+Each step computes all live rows of the queue (`schedule.py`) in one forward (`native.py`, `forward.py`), lets their samples
+draw, and refills the batch at once. Draws depend on (request seed, sample index) alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,50 +22,17 @@ from ..config import EngineConfig
 from ..errors import EngineError, RequestError
 from ..types import Cost
 from .forward import make_forward
-from .prefix_tree import PrefixTree
+from .native import library
+from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Capabilities, Generated, GenerateRequest
-from .slots import Slots
+from .rows import Call, Rider
+from .sampling import Sampler
+from .schedule import Schedule
 
-MEMO_BYTES = 1 << 30  # next-token distributions are kept where all of them fit into this
-CACHE_BYTES = 4 << 30  # keys and values of the prefix tree, whatever engine.cache_tokens allows
-PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
-PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth at most
+MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
+TURNS = 16  # of the event loop, at most, that callers get to put in their next requests before a step
 
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A request under way and the future its caller waits on."""
-
-    request: GenerateRequest
-    future: asyncio.Future[list[Generated]]
-    done: list[Generated | None]
-    missing: int
-    cached: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Rider:
-    """One of a request's samples."""
-
-    call: _Call
-    index: int
-    draws: np.ndarray
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    lines: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """Nodes to compute after `start` tokens already known; riders (or score futures) wait at the last of them."""
-
-    nodes: list[int]
-    start: int
-    riders: list[_Rider]
-    scoring: asyncio.Future[list[float]] | None = None
-    scored: list[int] = field(default_factory=list)
-    slot: int = -1
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -88,6 +54,8 @@ class InProcessEngine:
         eos_id: the token that ends a response.
         line_end_ids: tokens whose text ends a line (a step).
         settings: batch, context and cache limits.
+
+    `forward.name` says what computes it: "native" (C), "fused" (torch) or "transformers".
     """
 
     def __init__(
@@ -103,7 +71,7 @@ class InProcessEngine:
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
         token_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize
         self.tree = PrefixTree(
-            max(min(settings.cache_tokens, CACHE_BYTES // token_bytes), 4 * context),
+            max(min(settings.cache_tokens, settings.cache_bytes // token_bytes), 4 * context),
             layers,
             kv_heads,
             head_dim,
@@ -112,56 +80,45 @@ class InProcessEngine:
             dtype=dtype,
             device=weight.device,
         )
-        self.slots = Slots(min(32, settings.max_batch), min(128, context), layers, kv_heads, head_dim, self.tree)
-        self.forward = make_forward(model, self.slots)
-        self.capabilities = Capabilities(scores=True, topk=True, trainable=True, max_context=context)
+        self.capabilities = Capabilities(scores=True, topk=True, trainable=True, max_context=context, values=True)
+        self.forward = make_forward(model, self.tree, settings, context)
+        self.valued = False
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
-        self._waiting: deque[_Row] = deque()
-        self._live: list[_Row] = []
-        self._pending: dict[int, _Row] = {}
-        self._walkers: list[tuple[int, list[_Rider]]] = []
+        self.sampler = Sampler(library() if settings.native == "auto" else None)
+        self.queue = Schedule(self.tree, self.sampler, self.cost, eos_id, line_end_ids)
         self._pump: asyncio.Task[None] | None = None
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Generated]]:
-        """See `Engine.generate`. Raises EngineError for an empty or too long prompt."""
+        """See `Engine.generate`. Raises RequestError for an empty or too long prompt, or a request for nothing."""
         for request in requests:
             self._admit_check(len(request.prompt_ids))
             if request.n < 1 or request.max_new_tokens < 1:
                 raise EngineError(
                     f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
                 )
-        self._ensure_pump()
-        calls: list[_Call] = []
-        try:
-            for request in requests:
-                calls.append(self._submit(request))
-            return [await call.future for call in calls]
-        finally:
-            for call in calls:
-                call.future.cancel()  # what nobody waits for any more is let go; changes nothing where it has ended
+        return await self._ask([partial(self._submit, request) for request in requests])
 
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         """See `Engine.score`."""
         for prefix, continuation in sequences:
             self._admit_check(len(prefix), len(continuation))
-        self._ensure_pump()
-        waits: list[asyncio.Future[list[float]]] = []
-        try:
-            for prefix, continuation in sequences:
-                waits.append(self._submit_scoring(prefix, continuation))
-            return [await wait for wait in waits]
-        finally:
-            for wait in waits:
-                wait.cancel()
+        return await self._ask([partial(self._submit_scoring, *pair) for pair in sequences])
 
     async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
-        """See `Engine.next_token_topk`."""
-        drawn = await self.generate(
-            [GenerateRequest(prompt_ids=p, max_new_tokens=1, temperature=0.0, top_k=k) for p in prefixes]
-        )
-        return [list(generated[0].top[0]) if generated[0].top else [] for generated in drawn]
+        """See `Engine.next_token_topk`. What is known costs nothing and waits for nothing."""
+        for prefix in prefixes:
+            self._admit_check(len(prefix))
+        return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
+
+    async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+        """See `Engine.values`. What is known costs nothing and waits for nothing."""
+        if not self.valued:
+            raise EngineError("the engine has no value head: give it one with set_value")
+        for tokens in sequences:
+            self._admit_check(len(tokens), 0)
+        return await self._ask([partial(self._submit_value, tokens) for tokens in sequences])
 
     def set_policy(self, weights: Any, version: int) -> None:
         """See `Engine.set_policy`; `weights` is a state dict or None. Raises EngineError while requests are under way."""
@@ -169,15 +126,39 @@ class InProcessEngine:
             raise EngineError("set_policy was called while requests are under way: wait for them first")
         if weights is not None:
             self.model.load_state_dict(weights)
-        self.version = version
+        self.version, self.valued = version, False
         self.tree.clear()
-        # Adapters may have been added since: the fused forward fits plain layers alone.
-        self.forward = make_forward(self.model, self.slots)
+        # Packed weights are copies, and adapters may have been added since: the fast forwards fit plain layers alone.
+        self.forward = make_forward(self.model, self.tree, self.settings, self.capabilities.max_context)
+
+    def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
+        """See `Engine.set_value`. Raises EngineError for another shape than `[hidden size]` or while requests are under way."""
+        if self._busy():
+            raise EngineError("set_value was called while requests are under way: wait for them first")
+        size = self.model.config.hidden_size
+        if weight is not None and tuple(weight.shape) != (size,):
+            raise EngineError(f"the value head's weight has shape {tuple(weight.shape)}: give one of ({size},)")
+        self.forward.set_value(weight, bias)
+        self.valued = weight is not None
+        self.tree.clear_values()
 
     # -- taking requests in ------------------------------------------------------------------------------------------
 
+    async def _ask(self, submissions: Sequence[Callable[[], T | asyncio.Future[T]]]) -> list[T]:
+        """Submit and wait for what is not known at once."""
+        self._ensure_pump()
+        answers: list[T | asyncio.Future[T]] = []
+        try:
+            for submit in submissions:
+                answers.append(submit())
+            return [await answer if isinstance(answer, asyncio.Future) else answer for answer in answers]
+        finally:
+            for answer in answers:
+                if isinstance(answer, asyncio.Future) and not answer.get_loop().is_closed():
+                    answer.cancel()  # what nobody waits for any more is let go; changes nothing where it has ended
+
     def _busy(self) -> bool:
-        if not (self._live or self._waiting or self._walkers):
+        if not self.queue:
             return False
         if self._pump is not None and not self._pump.done() and not self._pump.get_loop().is_closed():
             return True
@@ -194,76 +175,78 @@ class InProcessEngine:
                 f"prompt has {prompt} tokens, the context is {limit}: shorten the prompt or raise engine.max_context"
             )
 
-    def _submit(self, request: GenerateRequest) -> _Call:
-        future = asyncio.get_running_loop().create_future()
-        call = _Call(request, future, [None] * request.n, request.n)
-        self._reserve(len(request.prompt_ids))
+    def _submit(self, request: GenerateRequest) -> asyncio.Future[list[Generated]]:
+        self.queue.reserve(len(request.prompt_ids))
         path = self.tree.walk(request.prompt_ids)
         limit = min(request.max_new_tokens, self.capabilities.max_context - len(path))
+        ends = request.stop_ids | {self.eos_id}
+        if request.max_lines is not None:
+            ends |= self.line_end_ids
+        call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
         riders = [
-            _Rider(call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit))
+            Rider(call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist())
             for i in range(request.n)
         ]
-        known = self._place(path[-1], riders, path)
-        call.cached = known
+        call.cached = self.queue.place(path, riders)
+        self._charge(len(path), call.cached)
+        return call.future
+
+    def _charge(self, tokens: int, known: int) -> None:
         self.cost.calls += 1
         self.cost.cached_tokens += known
-        self.cost.prompt_tokens += len(path) - known
-        return call
+        self.cost.prompt_tokens += tokens - known
 
-    def _place(self, node: int, riders: list[_Rider], path: list[int] | None = None) -> int:
-        """Let riders wait for `node`'s distribution; returns how many tokens down to it were known already."""
+    def _submit_peek(self, prefix: tuple[int, ...], k: int) -> Any:
         tree = self.tree
-        if tree.memoised[node]:
-            tree.lock(node)
-            self._walkers.append((node, riders))
-            return len(path) if path else 0
-        row = self._pending.get(node)
-        if row is not None:
-            row.riders.extend(riders)
-            return row.start + len(row.nodes)
-        path = path if path is not None else tree.path(node)
-        start = len(path) - 1
-        while start > 0 and not tree.ready[path[start - 1]]:
-            start -= 1
-        tree.lock(node)
-        row = _Row(path[start:], start, riders)
-        self._pending[node] = row
-        self._waiting.append(row)
-        return start
+        node = tree.find(prefix)
+        if node is not None and tree.memoised[node] == WHOLE:
+            self._charge(len(prefix), len(prefix))
+            table, [at] = tree.distributions([node])
+            return list(self.sampler.top(table, [at], k)[0])
+        if node is not None and tree.memoised[node] == TOP and min(k, tree.vocabulary) <= tree.top_tokens:
+            self._charge(len(prefix), len(prefix))
+            return list(tree.top(node, k))
+        self.queue.reserve(len(prefix))
+        path = tree.walk(prefix)
+        row, cached = self.queue.row(path[-1], path)
+        self._charge(len(prefix), cached)
+        future: asyncio.Future[list[tuple[int, float]]] = asyncio.get_running_loop().create_future()
+        row.peeks.append((future, k))
+        return future
 
-    def _submit_scoring(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> asyncio.Future[list[float]]:
-        """Queue what is needed to know the log-probability of every token of `continuation`; at once where all are."""
+    def _submit_value(self, tokens: tuple[int, ...]) -> Any:
+        self.queue.reserve(len(tokens))
+        path = self.tree.walk(tokens)
+        value = self.tree.value[path[-1]]
+        if not math.isnan(value):
+            self._charge(len(path), len(path))
+            return value
+        row, cached = self.queue.row(path[-1], path)
+        self._charge(len(path), cached)
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        row.values.append(future)
+        return future
+
+    def _submit_scoring(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> Any:
+        """Queue what is needed to know the log-probability of every token of `continuation`; nothing where all are known."""
         tree = self.tree
-        self._reserve(len(prefix) + len(continuation))
+        self.queue.reserve(len(prefix) + len(continuation))
         path = tree.walk(prefix + continuation)
         self.cost.calls += 1
         self.cost.scored_tokens += len(continuation)
-        future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
         wanted = path[len(prefix) :]
         for i in range(len(prefix), len(path)):
-            if tree.logprob[path[i]] != tree.logprob[path[i]]:  # NaN: not known yet
+            if math.isnan(tree.logprob[path[i]]):
                 parent = path[i - 1]
-                if tree.memoised[parent] and tree.next_logprobs is not None:
-                    tree.logprob[path[i]] = float(tree.next_logprobs[parent, tree.token[path[i]]])
-                    continue
-                break
+                if tree.memoised[parent] != WHOLE:
+                    break
+                table, [at] = tree.distributions([parent])
+                tree.logprob[path[i]] = float(table[at, tree.token[path[i]]])
         else:
-            future.set_result([tree.logprob[node] for node in wanted])
-            return future
-        start = i - 1
-        while start > 0 and not tree.ready[path[start - 1]]:
-            start -= 1
-        tree.lock(path[-1])
-        self._waiting.append(_Row(path[start:], start, [], scoring=future, scored=wanted))
-        return future
-
-    def _reserve(self, count: int) -> None:
-        if not self.tree.reserve(count):
-            raise EngineError(
-                f"engine.cache_tokens is {self.tree.capacity}: too few for the live rows; raise it or lower"
-                " search.concurrent"
-            )
+            return [tree.logprob[node] for node in wanted]
+        row = self.queue.queue(path, i - 1)
+        row.scoring, row.scored = asyncio.get_running_loop().create_future(), wanted
+        return row.scoring
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -281,272 +264,54 @@ class InProcessEngine:
         self._pump = loop.create_task(self._run())
 
     async def _run(self) -> None:
-        """Step until nothing waits. After each step every caller whose request ended may put in the next one."""
+        """Step until nothing waits. Before each step every caller who can go on puts in what it asks for next."""
         try:
-            while self._walkers or self._waiting or self._live:
+            while self.queue:
+                await self._let_callers_park()
                 began = time.perf_counter()
                 self._step()
                 self.stats.step_seconds += time.perf_counter() - began
-                # Woken callers pass through a few nested awaits before they submit again.
-                for _ in range(3):
-                    await asyncio.sleep(0)
         except Exception as error:  # noqa: BLE001 - every waiting caller gets it as its own EngineError
             self._abandon(error)
         except BaseException as error:
             self._abandon(error)
             raise
 
+    async def _let_callers_park(self) -> None:
+        """Yield until nothing but this task can run, or the batch is full, or TURNS have passed.
+
+        Woken callers pass through a few nested awaits before they submit again. A task that never waits for anything
+        may not hold the others up; an event loop that doesn't show its queue gets three turns.
+        """
+        runnable = getattr(asyncio.get_running_loop(), "_ready", None)
+        for turn in range(TURNS):
+            await asyncio.sleep(0)
+            if len(self.queue.live) + len(self.queue.waiting) >= self.settings.max_batch:
+                return
+            if not runnable and (runnable is not None or turn >= 2):
+                return
+
     def _abandon(self, error: BaseException) -> None:
         """Hand a failure (or the end of the event loop) to every caller that still waits, and start afresh."""
-        rows = [*self._live, *self._waiting]
-        if not rows and not self._walkers:
+        if not self.queue:
             return
-        riders = [rider for row in rows for rider in row.riders]
-        riders += [rider for _, group in self._walkers for rider in group]
-        futures: list[asyncio.Future] = [rider.call.future for rider in riders]
-        futures += [row.scoring for row in rows if row.scoring is not None]
-        for future in futures:
+        for future in self.queue.clear():
             if not future.done() and not future.get_loop().is_closed():
                 failure = EngineError(f"the engine's loop ended early: {error!r}")
                 failure.__cause__ = error
                 future.set_exception(failure)
-        self._live, self._walkers = [], []
-        self._waiting.clear()
-        self._pending.clear()
         self.tree.clear()
 
-    @torch.inference_mode()
     def _step(self) -> None:
-        if self._walkers:
-            self._draw([(node, riders, None) for node, riders in self._walkers], None)
-            self._walkers = []
-        self._refill()
-        if not self._live:
+        """Let those who wait for nothing draw, fill the batch, compute it, and hand out what came of it."""
+        queue, stats = self.queue, self.stats
+        queue.walk()
+        queue.refill(self.settings.max_batch)
+        if not queue.live:
             return
-        # Rows stay in `_live` until the step is through: a failure must find every caller there.
-        frontier: list[tuple[int, list[_Rider], _Row | None]] = []
-        parts = []
-        for start, end, width in self._windows():
-            logprobs = self._forward(start, end, width)
-            sampling = [i for i, row in enumerate(self._live[start:end]) if row.scoring is None]
-            for i in sampling:
-                row = self._live[start + i]
-                frontier.append((row.nodes[-1], row.riders, row))
-            parts.append(logprobs if len(sampling) == end - start else logprobs[sampling])
-        for row in self._live:
-            if row.scoring is not None:
-                if not row.scoring.done():
-                    row.scoring.set_result([self.tree.logprob[node] for node in row.scored])
-                self.tree.unlock(row.nodes[-1])
-            else:
-                self._pending.pop(row.nodes[-1], None)
-        kept: list[_Row] = []
-        if frontier:
-            kept = self._draw(frontier, np.concatenate(parts))
-        self._compact(kept)
-
-    def _refill(self) -> None:
-        """Take rows from the queue into free slots, short ones first so that they join the decode window."""
-        room = self.settings.max_batch - len(self._live)
-        taken: list[_Row] = []
-        while self._waiting and len(taken) < room:
-            row = self._waiting.popleft()
-            if not self._forsaken(row):
-                taken.append(row)
-        if not taken:
-            return
-        taken.sort(key=lambda row: len(row.nodes))
-        for slot, row in enumerate(taken, len(self._live)):
-            row.slot = slot
-        self._live += taken
-        self.slots.ensure(len(self._live), max(row.start + len(taken[-1].nodes) for row in taken))
-        for row in taken:
-            self.slots.load(row.slot, self.tree.path(row.nodes[0])[:-1])
-
-    def _forsaken(self, row: _Row) -> bool:
-        """True, and the row is let go, when every caller of it was cancelled."""
-        alive = [rider for rider in row.riders if not rider.call.future.done()]
-        if alive or (row.scoring is not None and not row.scoring.done()):
-            return False
-        if row.scoring is None:
-            self._pending.pop(row.nodes[-1], None)
-        self.tree.unlock(row.nodes[-1])
-        return True
-
-    def _windows(self) -> list[tuple[int, int, int]]:
-        """Ranges of live rows (start, end, widest chain) that are computed together."""
-        windows: list[tuple[int, int, int]] = []
-        start, live = 0, self._live
-        decode = next((i for i, row in enumerate(live) if len(row.nodes) > 1), len(live))
-        if decode:
-            windows.append((0, decode, 1))
-            start = decode
-        while start < len(live):
-            end, tokens = start + 1, len(live[start].nodes)
-            while end < len(live):
-                padded = (end + 1 - start) * len(live[end].nodes)
-                tokens += len(live[end].nodes)
-                if padded > PREFILL_TOKENS or (end - start >= PREFILL_ROWS and padded > PADDING * tokens):
-                    break
-                end += 1
-            windows.append((start, end, len(live[end - 1].nodes)))
-            start = end
-        return windows
-
-    def _forward(self, start: int, end: int, width: int) -> np.ndarray:
-        """Compute the chains of live rows start..end; returns next-token log-probabilities at their ends `[n, V]`."""
-        tree, rows, window = self.tree, self._live[start:end], self.slots.window
-        device = tree.states.device
-        lengths = np.array([len(row.nodes) for row in rows])
-        starts = np.array([row.start for row in rows])
-        self.slots.ensure(len(self._live), int((starts + width).max()))
-        columns = np.arange(width)
-        ids = np.zeros((len(rows), width), dtype=np.int64)
-        for i, row in enumerate(rows):
-            ids[i, : len(row.nodes)] = [tree.token[node] for node in row.nodes]
-        positions = starts[:, None] + columns
-        new_rows, new_columns = np.nonzero(columns < lengths[:, None])
-        nodes = [node for row in rows for node in row.nodes]
-        window.start, window.length = start, int((starts + lengths).max())
-        window.positions = torch.from_numpy(positions).to(device)
-        window.new_rows = torch.from_numpy(new_rows).to(device)
-        window.new_columns = torch.from_numpy(new_columns).to(device)
-        window.new_nodes = torch.tensor(nodes, device=device)
-        # A query sees the keys at its own position and before; whatever lies in the slot beyond is masked.
-        mask = (torch.arange(window.length, device=device) <= window.positions[:, :, None])[:, None]
-        began = time.perf_counter()
-        hidden = self.forward(torch.from_numpy(ids).to(device), mask)
-        head = self.model.get_output_embeddings()
-        last = hidden[torch.arange(len(rows), device=device), torch.from_numpy(lengths - 1).to(device)]
-        logprobs = torch.log_softmax(head(last).float(), dim=-1)
-        self.stats.forward_seconds += time.perf_counter() - began
-        for node in nodes:
-            tree.ready[node] = True
-        for i, row in enumerate(rows):
-            if row.scoring is not None:
-                self._record_scores(row, head(hidden[i, : len(row.nodes)]).float())
-        if tree.next_logprobs is not None:
-            ends = [row.nodes[-1] for row in rows]
-            tree.next_logprobs[torch.tensor(ends, device=device)] = logprobs
-            for node in ends:
-                tree.memoised[node] = True
-        self.stats.forwards += 1
-        self.stats.rows += len(rows)
-        self.stats.computed_tokens += len(nodes)
-        return logprobs.cpu().numpy()
-
-    def _record_scores(self, row: _Row, logits: torch.Tensor) -> None:
-        """Write the log-probabilities of a scoring row's chain (all but its first token) into the tree."""
-        tokens = torch.tensor([self.tree.token[node] for node in row.nodes[1:]], device=logits.device)
-        picked = torch.log_softmax(logits[:-1], dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
-        for node, value in zip(row.nodes[1:], picked, strict=True):
-            self.tree.logprob[node] = value
-
-    # -- drawing -----------------------------------------------------------------------------------------------------
-
-    def _draw(self, frontier: list[tuple[int, list[_Rider], _Row | None]], logprobs: np.ndarray | None) -> list[_Row]:
-        """Every rider draws its next token and goes on through known nodes until it ends or must wait for a forward.
-
-        Args:
-            frontier: locked nodes, their riders, and the row that has just computed them (None: from the tree).
-            logprobs: `[len(frontier), V]`, or None to read them from the tree.
-
-        Returns:
-            the rows that go on in the slot of the row before them.
-        """
-        tree, kept = self.tree, []
-        while frontier:
-            if logprobs is None:
-                assert tree.next_logprobs is not None
-                index = torch.tensor([node for node, _, _ in frontier], device=tree.next_logprobs.device)
-                logprobs = tree.next_logprobs[index].cpu().numpy()
-            self._reserve(sum(len(riders) for _, riders, _ in frontier))
-            onward: list[tuple[int, list[_Rider], _Row | None]] = []
-            cumulative: dict[float, np.ndarray] = {}
-            for i, ((node, riders, row), after) in enumerate(zip(frontier, logprobs, strict=True)):
-                slot_owner = row
-                for token, group in self._next_tokens(riders, logprobs, i, cumulative).items():
-                    child = tree.child(node, token)
-                    tree.logprob[child] = float(after[token])
-                    if tree.memoised[child]:
-                        tree.lock(child)
-                        onward.append((child, group, None))
-                    elif slot_owner is not None and child not in self._pending:
-                        tree.lock(child)
-                        next_row = _Row([child], slot_owner.start + len(slot_owner.nodes), group, slot=slot_owner.slot)
-                        self._pending[child] = next_row
-                        kept.append(next_row)
-                        slot_owner = None
-                    else:
-                        self._place(child, group)
-                tree.unlock(node)
-            frontier, logprobs = onward, None
-        return kept
-
-    def _next_tokens(
-        self, riders: list[_Rider], logprobs: np.ndarray, i: int, cumulative: dict[float, np.ndarray]
-    ) -> dict[int, list[_Rider]]:
-        """Draw a token for each rider from row i of `logprobs` `[F, V]` (nats); returns those that go on, by token.
-
-        `cumulative` holds the rows' cumulative probabilities by temperature, computed for all rows at once.
-        """
-        after = logprobs[i]
-        groups: dict[int, list[_Rider]] = {}
-        for rider in riders:
-            request = rider.call.request
-            if rider.call.future.done():  # the caller was cancelled
-                continue
-            if request.temperature == 0:
-                token = int(after.argmax())
-            else:
-                if request.temperature not in cumulative:
-                    scaled = logprobs.astype(np.float64) / request.temperature
-                    cumulative[request.temperature] = np.exp(scaled).cumsum(axis=1)
-                cdf = cumulative[request.temperature][i]
-                token = int(cdf.searchsorted(rider.draws[len(rider.tokens)] * cdf[-1], side="right"))
-            rider.tokens.append(token)
-            rider.logprobs.append(float(after[token]))
-            if request.top_k:
-                best = np.argpartition(-after, min(request.top_k, after.size) - 1)[: request.top_k]
-                best = best[np.argsort(-after[best], kind="stable")]
-                rider.top.append(tuple((int(i), float(after[i])) for i in best))
-            finish = self._finish(rider, token)
-            if finish is None:
-                groups.setdefault(token, []).append(rider)
-            else:
-                self._emit(rider, finish)
-        return groups
-
-    def _finish(self, rider: _Rider, token: int) -> str | None:
-        request = rider.call.request
-        if token == self.eos_id:
-            return "eos"
-        if token in request.stop_ids:
-            return "stop"
-        if token in self.line_end_ids:
-            rider.lines += 1
-            if rider.lines == request.max_lines:
-                return "stop"
-        return "length" if len(rider.tokens) == len(rider.draws) else None
-
-    def _emit(self, rider: _Rider, finish: str) -> None:
-        call = rider.call
-        top = tuple(rider.top) if call.request.top_k else None
-        call.done[rider.index] = Generated(tuple(rider.tokens), tuple(rider.logprobs), finish, top, call.cached)
-        call.missing -= 1
-        self.cost.sampled_tokens += len(rider.tokens)
-        if not call.missing:
-            call.future.set_result([generated for generated in call.done if generated is not None])
-
-    def _compact(self, kept: list[_Row]) -> None:
-        """Close the holes that ended rows left, so that live rows are slots 0..n-1 again."""
-        taken = {row.slot: row for row in kept}
-        for hole in range(len(kept)):
-            if hole in taken:
-                continue
-            last = max(taken)
-            row = taken.pop(last)
-            self.slots.move(last, hole, row.start)
-            row.slot = hole
-            taken[hole] = row
-        self._live = [taken[slot] for slot in range(len(kept))]
+        computed = self.forward.compute(queue.live)
+        stats.forwards += 1
+        stats.rows += len(queue.live)
+        stats.computed_tokens += computed.tokens
+        stats.forward_seconds += computed.seconds
+        queue.settle(computed)

@@ -7,23 +7,33 @@ token a node, so that a branch may leave anywhere, and with the next-token distr
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..errors import EngineError
 
 ROOT = 0
+NAN = float("nan")
+TOP, WHOLE = (
+    1,
+    2,
+)  # what `memoised` says of a node's next-token distribution: its likeliest tokens are kept, or all of it
+TOP_TOKENS = 32
 
 
 class PrefixTree:
-    """A trie over token ids in fixed storage of `capacity` nodes; node i's data are row i of the pools.
+    """A trie over token ids in fixed storage of `capacity` nodes; node i's data are entry i of everything.
 
-    Fields, one entry a node: `parent`, `children` (token id -> node), `ready` (keys and values are stored),
-    `memoised` (the next-token distribution is stored), `locks` (rows that read it now), `stamp` (last use).
-    Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values; `logprob` `[capacity]` is each
-    token's own log-probability after its prefix (nats, NaN where unknown); `next_logprobs` is `[capacity, vocabulary]`
-    or None.
+    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id -> node), `ready` (keys and
+    values are stored), `memoised` (0, TOP or WHOLE), `locks` (rows that need it now), `stamp` (last use), `logprob` (of the
+    token after its prefix; nats, NaN where unknown), `value` (the value head's output, NaN where unknown).
+
+    Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values. Where all next-token distributions
+    fit `memo_bytes`, `next_logprobs` is `[capacity, vocabulary]`; elsewhere it is None, and `top_ids` and `top_logprobs`
+    `[capacity, top_tokens]` hold the likeliest tokens of each, likeliest first.
     """
 
     def __init__(
@@ -38,22 +48,32 @@ class PrefixTree:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.capacity = capacity
+        self.capacity, self.vocabulary = capacity, vocabulary
         self.states = torch.empty((capacity, layers, 2, kv_heads, head_dim), dtype=dtype, device=device)
         self.next_logprobs: torch.Tensor | None = None
+        self.top_tokens = 0
         if capacity * vocabulary * 4 <= memo_bytes:
             self.next_logprobs = torch.empty((capacity, vocabulary), dtype=torch.float32, device=device)
+        else:
+            self.top_tokens = min(TOP_TOKENS, vocabulary)
+        self.top_ids = np.empty((capacity, self.top_tokens), dtype=np.int32)
+        self.top_logprobs = np.empty((capacity, self.top_tokens), dtype=np.float32)
         self.clear()
 
     def clear(self) -> None:
         """Forget every node but the root (after a change of weights)."""
-        self.parent, self.token = [ROOT], [-1]
+        self.parent, self.token = array("i", [0]) * self.capacity, array("i", [-1]) * self.capacity
+        self.ready, self.memoised = bytearray(self.capacity), bytearray(self.capacity)
+        self.locks, self.stamp = array("i", [0]) * self.capacity, array("q", [0]) * self.capacity
+        self.logprob, self.value = array("d", [NAN]) * self.capacity, array("d", [NAN]) * self.capacity
         self.children: list[dict[int, int]] = [{}]
-        self.ready, self.memoised = [True], [False]
-        self.locks, self.stamp = [0], [0]
-        self.logprob = [float("nan")]
+        self.ready[ROOT] = True
         self.free: list[int] = []  # nodes that were dropped
         self.clock = 0
+
+    def clear_values(self) -> None:
+        """Forget every node's value (after a change of the value head)."""
+        self.value = array("d", [NAN]) * self.capacity
 
     def child(self, node: int, token: int) -> int:
         """The child of `node` for `token`, made where there is none. Call `reserve` first."""
@@ -62,18 +82,11 @@ class PrefixTree:
             return found
         if self.free:
             made = self.free.pop()
-            self.parent[made], self.token[made], self.stamp[made] = node, token, self.clock
-            self.logprob[made] = float("nan")
+            self.logprob[made] = self.value[made] = NAN
         else:
-            made = len(self.parent)
-            self.parent.append(node)
-            self.token.append(token)
+            made = len(self.children)
             self.children.append({})
-            self.ready.append(False)
-            self.memoised.append(False)
-            self.locks.append(0)
-            self.stamp.append(self.clock)
-            self.logprob.append(float("nan"))
+        self.parent[made], self.token[made], self.stamp[made] = node, token, self.clock
         self.children[node][token] = made
         return made
 
@@ -86,6 +99,18 @@ class PrefixTree:
             self.stamp[node] = self.clock
             path.append(node)
         return path
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """The node of `tokens`, or None where there is none; nothing is made. Counts as a use."""
+        node: int | None = ROOT
+        for token in tokens:
+            node = self.children[node].get(token)  # type: ignore[index]
+            if node is None:
+                return None
+        assert node is not None
+        self.clock += 1
+        self.stamp[node] = self.clock
+        return node
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root (left out) down to `node`."""
@@ -113,7 +138,7 @@ class PrefixTree:
         while self.room() < wanted:
             leaves = [
                 node
-                for node in range(1, len(self.parent))
+                for node in range(1, len(self.children))
                 if self.token[node] >= 0 and not self.children[node] and not self.locks[node]
             ]
             if not leaves:
@@ -131,11 +156,23 @@ class PrefixTree:
 
     def room(self) -> int:
         """How many nodes can be made without dropping any."""
-        return self.capacity - len(self.parent) + len(self.free)
+        return self.capacity - len(self.children) + len(self.free)
 
     def used(self) -> int:
         """How many nodes hold a token."""
-        return len(self.parent) - 1 - len(self.free)
+        return len(self.children) - 1 - len(self.free)
+
+    def distributions(self, nodes: list[int]) -> tuple[np.ndarray, list[int]]:
+        """A table `[*, vocabulary]` in the CPU's memory, and for each of `nodes` (all WHOLE) its row there."""
+        assert self.next_logprobs is not None
+        if self.next_logprobs.device.type == "cpu":
+            return self.next_logprobs.numpy(), nodes
+        index = torch.tensor(nodes, device=self.next_logprobs.device)
+        return self.next_logprobs[index].cpu().numpy(), list(range(len(nodes)))
+
+    def top(self, node: int, k: int) -> tuple[tuple[int, float], ...]:
+        """The k <= `top_tokens` likeliest next tokens of a node that is TOP."""
+        return tuple(zip(self.top_ids[node, :k].tolist(), self.top_logprobs[node, :k].tolist(), strict=True))
 
     def check(self) -> None:
         """Raise EngineError unless links, locks and the free list agree with each other (a test's tool)."""
@@ -151,9 +188,11 @@ class PrefixTree:
                     raise EngineError(f"prefix tree: node {child} and its parent {node} disagree")
                 if self.ready[child] and not self.ready[node]:
                     raise EngineError(f"prefix tree: node {child} is ready before its parent {node}")
+                if self.memoised[child] and not self.ready[child]:
+                    raise EngineError(f"prefix tree: node {child} has a distribution before it is ready")
                 if self.locks[child] < 0:
                     raise EngineError(f"prefix tree: node {child} was unlocked too often")
                 seen += 1
                 stack.append(child)
-        if seen + len(free) != len(self.parent) or len(self.parent) > self.capacity:
+        if seen + len(free) != len(self.children) or len(self.children) > self.capacity:
             raise EngineError("prefix tree: nodes were lost")

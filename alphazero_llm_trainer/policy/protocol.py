@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..types import Cost, Direction, Problem
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,7 @@ class Capabilities:
     topk: bool  # the k likeliest tokens of each step
     trainable: bool  # `set_policy` takes new weights
     max_context: int  # prompt and response together, tokens
+    values: bool = False  # `set_value` takes a value head, `values` evaluates sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,30 @@ class Engine(Protocol):
         """The k likeliest next tokens of each prefix with their log-probabilities, likeliest first."""
         ...
 
+    async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+        """The value head's output in (0, 1) after the last token of each sequence. Raises EngineError without a head."""
+        ...
+
     def set_policy(self, weights: Any, version: int) -> None:
-        """Take new weights (None: the model object was changed in place); forget everything cached under the old ones."""
+        """Take new weights (None: the model object was changed in place); forget all that the old ones gave, value head too."""
+        ...
+
+    def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
+        """Take the value head V = sigmoid(weight . h + bias), h the final-norm hidden state `[D]`; None removes it."""
+        ...
+
+
+class ValueFunction(Protocol):
+    """A value network as search sees it.
+
+    `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted for it on held-out
+    questions: 1 where it did not beat chance.
+    """
+
+    rollout_weight: float
+
+    async def __call__(self, token_ids: tuple[int, ...]) -> float:
+        """V in [0, 1] of the state after these tokens, prompt included."""
         ...
 
 

@@ -1,12 +1,19 @@
-"""Preallocated keys and values of the rows that are being computed."""
+"""Slots: preallocated keys and values of the rows that the torch forwards compute, copied from the prefix tree."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from transformers import PreTrainedModel
 
-from .prefix_tree import PrefixTree
+from .prefix_tree import TOP, WHOLE, PrefixTree
+from .rows import Computed, Row
+
+PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
+PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth at most
 
 
 class Window:
@@ -27,14 +34,43 @@ class Window:
 class Slots:
     """Rows of keys and values, `[layers, 2, slots, kv_heads, room, head_dim]`, written in place at any position.
 
-    Live rows are slots 0..n-1, so that a decode step reads plain views.
+    A forward's rows are slots 0..n-1, so that a decode step reads plain views.
     """
 
     def __init__(self, slots: int, room: int, layers: int, kv_heads: int, head_dim: int, tree: PrefixTree) -> None:
         self.layers, self.tree, self.window = layers, tree, Window()
+        self.ends: dict[int, int] = {}  # node -> the slot that holds the path down to it, from the last forward
         self.states = torch.zeros(
             (layers, 2, slots, kv_heads, room, head_dim), dtype=tree.states.dtype, device=tree.states.device
         )
+
+    def place(self, rows: Sequence[Row]) -> list[Row]:
+        """Bring the known tokens of `rows` into slots 0..n-1; returns the rows in that order, short ones first.
+
+        A row of one token whose parent was computed in the last forward goes on in that one's slot.
+        """
+        parent = self.tree.parent
+        order = sorted(rows, key=lambda row: len(row.nodes))
+        self.ensure(len(order), max(row.start + len(row.nodes) for row in order))
+        decoding = sum(len(row.nodes) == 1 for row in order)
+        placed: dict[int, Row] = {}
+        homeless: list[Row] = []
+        for row in order[:decoding]:
+            slot = self.ends.pop(parent[row.nodes[0]], None) if row.start else None
+            if slot is None:
+                homeless.append(row)
+            else:
+                placed[slot] = row
+        self.ends = {}  # a node may be dropped and its number used again: what nobody claims now is gone
+        holes = [slot for slot in range(decoding) if slot not in placed]
+        for slot in [slot for slot in placed if slot >= decoding]:
+            hole = holes.pop()
+            placed[hole] = placed.pop(slot)
+            self.move(slot, hole, placed[hole].start)
+        for slot, row in zip([*holes, *range(decoding, len(order))], [*homeless, *order[decoding:]], strict=True):
+            placed[slot] = row
+            self.load(slot, self.tree.path(row.nodes[0])[:-1])
+        return [placed[slot] for slot in range(len(order))]
 
     def ensure(self, slots: int, room: int) -> None:
         """Make room for `slots` rows of `room` tokens."""
@@ -78,3 +114,118 @@ class Slots:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of slot `source` to slot `target`."""
         self.states[:, :, target, :, :length] = self.states[:, :, source, :, :length]
+
+
+class SlotForward:
+    """What both torch forwards share: rows in slots, computed in padded windows. Subclasses give the hidden states."""
+
+    name = "torch"
+
+    def __init__(self, model: PreTrainedModel, tree: PrefixTree, max_batch: int, context: int) -> None:
+        _, layers, _, kv_heads, head_dim = tree.states.shape
+        self.model, self.tree = model, tree
+        self.slots = Slots(min(32, max_batch), min(128, context), layers, kv_heads, head_dim, tree)
+        self.value: tuple[torch.Tensor, float] | None = None
+
+    def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """`ids` `[n, S]` of the slots' window -> final hidden states `[n, S, D]`; new keys and values go to slots, tree."""
+        raise NotImplementedError
+
+    def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
+        """See `Forward.set_value`."""
+        self.value = None if weight is None else (weight.detach().to(self.tree.states.device), bias)
+
+    @torch.inference_mode()
+    def compute(self, rows: Sequence[Row]) -> Computed:
+        """See `Forward.compute`."""
+        began = time.perf_counter()
+        placed = self.slots.place(rows)
+        tables: dict[int, np.ndarray] = {}
+        for start, end in self._windows(placed):
+            self._window(placed[start:end], start, tables)
+        self.slots.ends = {row.nodes[-1]: slot for slot, row in enumerate(placed) if row.riders}
+        seconds = time.perf_counter() - began
+        read = [tables[id(row)] for row in rows if id(row) in tables]
+        return Computed(sum(len(row.nodes) for row in rows), seconds, np.stack(read) if read else None)
+
+    def _windows(self, rows: list[Row]) -> list[tuple[int, int]]:
+        """Ranges of rows (sorted by length) that are computed together."""
+        windows: list[tuple[int, int]] = []
+        decode = next((i for i, row in enumerate(rows) if len(row.nodes) > 1), len(rows))
+        if decode:
+            windows.append((0, decode))
+        start = decode
+        while start < len(rows):
+            end, tokens = start + 1, len(rows[start].nodes)
+            while end < len(rows):
+                padded = (end + 1 - start) * len(rows[end].nodes)
+                tokens += len(rows[end].nodes)
+                if padded > PREFILL_TOKENS or (end - start >= PREFILL_ROWS and padded > PADDING * tokens):
+                    break
+                end += 1
+            windows.append((start, end))
+            start = end
+        return windows
+
+    def _window(self, rows: list[Row], start: int, tables: dict[int, np.ndarray]) -> None:
+        """Compute the rows in the slots from `start` on; distributions that the tree can't keep go to `tables`."""
+        tree, window = self.tree, self.slots.window
+        device = tree.states.device
+        lengths = np.array([len(row.nodes) for row in rows])
+        starts = np.array([row.start for row in rows])
+        columns = np.arange(lengths.max())
+        # Padding may reach beyond what the rows themselves need.
+        self.slots.ensure(0, int(starts.max() + len(columns)))
+        ids = np.zeros((len(rows), len(columns)), dtype=np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row.nodes)] = [tree.token[node] for node in row.nodes]
+        new_rows, new_columns = np.nonzero(columns < lengths[:, None])
+        nodes = [node for row in rows for node in row.nodes]
+        window.start, window.length = start, int((starts + lengths).max())
+        window.positions = torch.from_numpy(starts[:, None] + columns).to(device)
+        window.new_rows = torch.from_numpy(new_rows).to(device)
+        window.new_columns = torch.from_numpy(new_columns).to(device)
+        window.new_nodes = torch.tensor(nodes, device=device)
+        # A query sees the keys at its own position and before; whatever lies in the slot beyond is masked.
+        mask = (torch.arange(window.length, device=device) <= window.positions[:, :, None])[:, None]
+        hidden = self.hidden(torch.from_numpy(ids).to(device), mask)
+        head = self.model.get_output_embeddings()
+        last = hidden[torch.arange(len(rows), device=device), torch.from_numpy(lengths - 1).to(device)]
+        logprobs = torch.log_softmax(head(last).float(), dim=-1)
+        values: list[float] = []
+        if self.value is not None:
+            weight, bias = self.value
+            new = hidden[window.new_rows, window.new_columns].float()
+            values = torch.sigmoid(new @ weight.float() + bias).tolist()
+        for node in nodes:
+            tree.ready[node] = True
+        for node, value in zip(nodes, values, strict=False):
+            tree.value[node] = value
+        for i, row in enumerate(rows):
+            if row.scoring is not None:
+                self._record_scores(row, head(hidden[i, : len(row.nodes)]).float())
+        self._memoise(rows, logprobs, tables)
+
+    def _record_scores(self, row: Row, logits: torch.Tensor) -> None:
+        """Write the log-probabilities of a scoring row's chain (all but its first token) into the tree."""
+        tokens = torch.tensor([self.tree.token[node] for node in row.nodes[1:]], device=logits.device)
+        picked = torch.log_softmax(logits[:-1], dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
+        for node, value in zip(row.nodes[1:], picked, strict=True):
+            self.tree.logprob[node] = value
+
+    def _memoise(self, rows: list[Row], logprobs: torch.Tensor, tables: dict[int, np.ndarray]) -> None:
+        """Keep the distributions `[n, vocabulary]` after the rows' last nodes, all of each or its likeliest tokens."""
+        tree = self.tree
+        ends = [row.nodes[-1] for row in rows]
+        if tree.next_logprobs is not None:
+            tree.next_logprobs[torch.tensor(ends, device=logprobs.device)] = logprobs
+            for node in ends:
+                tree.memoised[node] = WHOLE
+            return
+        values, ids = logprobs.topk(tree.top_tokens, dim=-1)
+        tree.top_ids[ends], tree.top_logprobs[ends] = ids.cpu().numpy(), values.cpu().numpy()
+        whole = logprobs.cpu().numpy()
+        for i, row in enumerate(rows):
+            tree.memoised[ends[i]] = TOP
+            if row.read():
+                tables[id(row)] = whole[i]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..answers import is_final
 from ..types import Continuation, Cost, Direction, Problem, Step
 from .protocol import Generated, GenerateRequest, Limits
-from .student import Student
+
+if TYPE_CHECKING:
+    from .student import Student
 
 
 class EngineSteps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ from transformers import logging as transformers_logging
 
 from ..config import Config, StudentModel
 from ..errors import CheckpointError, ConfigError, EngineError
+from .chat import Chat
 from .inprocess import InProcessEngine
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
 
 
 @dataclass(slots=True)
-class Student:
+class Student(Chat):
     """A policy that can be searched: `model`, its `tokenizer` and the `engine` over them.
 
     `system_prompt` opens the chat of every prompt (the embedded student's template leaves it out).
@@ -33,22 +33,6 @@ class Student:
     engine: InProcessEngine
     spec: StudentModel
     system_prompt: str | None = None
-
-    def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """Token ids of the chat that asks `question`, ready for a response."""
-        messages = [{"role": "user", "content": question}]
-        if self.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return tuple(self.encode(text))
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text` as it stands, no special tokens added."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`, special tokens left out."""
-        return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def resolve_name(config: Config, name: str | None = None) -> str:

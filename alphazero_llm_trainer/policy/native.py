@@ -1,0 +1,235 @@
+"""Llama's forward in plain C: compiled at first use by the user's own compiler, called through ctypes.
+
+It computes nodes of the prefix tree where they lie (`kernels/llama.c` says how), so it needs no cache of its own, and
+its results are the same bits whatever else is in a batch. Without a compiler the torch forwards take its place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+import weakref
+from array import array
+from collections.abc import Sequence
+from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM, LlamaModel
+
+from ..errors import EngineError
+from .prefix_tree import TOP, WHOLE, PrefixTree
+from .rows import Computed, Row
+
+SOURCE = Path(__file__).parent / "kernels" / "llama.c"
+COMPILE_SECONDS = 60
+PARAMETERS = 50_000_000  # larger models are left to torch where it has more than one thread: the kernels have one
+
+
+class Shape(ctypes.Structure):
+    """`struct shape` of the kernel."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn")),
+        ("vocabulary", c_int64),
+        ("positions", c_int64),
+        ("epsilon", c_float),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled kernels, or None where no compiler (`CC`, else `cc`) builds them. Compiles once a process (1-2 s)."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        return None
+    tuned = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+    with tempfile.TemporaryDirectory(prefix="alphazero-kernels-") as folder:
+        built = Path(folder) / "llama.so"
+        flags = ["-O2", "-ftree-vectorize", tuned, "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC"]
+        command = [compiler, *flags, str(SOURCE), "-o", str(built), "-lm"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
+            loaded = ctypes.CDLL(str(built))  # what is loaded stays when its file goes
+        except (OSError, subprocess.SubprocessError):
+            return None
+    loaded.model_new.argtypes, loaded.model_new.restype = [POINTER(Shape), POINTER(c_void_p)], c_void_p
+    loaded.model_free.argtypes, loaded.model_free.restype = [c_void_p], None
+    loaded.model_value.argtypes, loaded.model_value.restype = [c_void_p, c_void_p, c_float], c_int
+    loaded.forward.argtypes = [*[c_void_p] * 4, c_int64, *[c_void_p] * 8, c_int64]
+    loaded.forward.restype = c_int
+    loaded.draw.argtypes, loaded.draw.restype = [c_void_p, c_int64, c_int64, *[c_void_p] * 6], None
+    loaded.top.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 2]
+    loaded.top.restype = None
+    loaded.large_pages.argtypes, loaded.large_pages.restype = [c_void_p, c_int64], None
+    return loaded
+
+
+def rotary_table(inner: LlamaModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of the rotary embedding `[positions, head_dim]`."""
+    positions = torch.arange(inner.config.max_position_embeddings, device=inner.embed_tokens.weight.device)
+    cos, sin = inner.rotary_emb(inner.embed_tokens.weight[:1], positions[None])
+    return cos[0], sin[0]
+
+
+class NativeLlama:
+    """`rows.Forward` in C, for a plain fp32 Llama on the CPU. It has its own packed copy of the weights."""
+
+    name = "native"
+
+    def __init__(self, kernels: ctypes.CDLL, model: LlamaForCausalLM, tree: PrefixTree) -> None:
+        self.kernels, self.tree, self.valued = kernels, tree, False
+        shape, inner = model.config, model.model
+        heads = shape.num_attention_heads
+        head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+        cos, sin = (table[:, : head_dim // 2] for table in rotary_table(inner))
+        weights = [inner.embed_tokens.weight, inner.norm.weight, model.get_output_embeddings().weight, cos, sin]
+        for layer in inner.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            weights += [layer.input_layernorm.weight, attention.q_proj.weight, attention.k_proj.weight]
+            weights += [attention.v_proj.weight, attention.o_proj.weight, layer.post_attention_layernorm.weight]
+            weights += [mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
+        plain = [weight.detach().contiguous() for weight in weights]
+        addresses = (c_void_p * len(plain))(*(weight.data_ptr() for weight in plain))
+        dimensions = Shape(
+            layers=shape.num_hidden_layers,
+            width=shape.hidden_size,
+            heads=heads,
+            kv_heads=shape.num_key_value_heads or heads,
+            head_dim=head_dim,
+            ffn=shape.intermediate_size,
+            vocabulary=shape.vocab_size,
+            positions=shape.max_position_embeddings,
+            epsilon=shape.rms_norm_eps,
+        )
+        self.model = kernels.model_new(ctypes.byref(dimensions), addresses)
+        if not self.model:
+            raise EngineError("there is not enough memory for the engine's copy of the weights")
+        weakref.finalize(self, kernels.model_free, self.model)
+        kernels.large_pages(tree.states.data_ptr(), tree.states.nbytes)
+
+    @classmethod
+    def of(cls, model: LlamaForCausalLM, tree: PrefixTree) -> NativeLlama | None:
+        """The forward of a Llama of plain linear layers, or None where it needs torch: no compiler, another precision..."""
+        parameters = list(model.parameters())
+        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in parameters):
+            return None
+        if torch.get_num_threads() > 1 and sum(p.numel() for p in parameters) > PARAMETERS:
+            return None
+        kernels = library()
+        return None if kernels is None else cls(kernels, model, tree)
+
+    def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
+        """See `Forward.set_value`."""
+        plain = None if weight is None else weight.detach().to("cpu", torch.float32).contiguous()
+        if not self.kernels.model_value(self.model, None if plain is None else plain.data_ptr(), bias):
+            raise EngineError("there is not enough memory for the value head")
+        self.valued = plain is not None
+
+    def compute(self, rows: Sequence[Row]) -> Computed:
+        """See `Forward.compute`. A node that several rows need is computed once."""
+        tree = self.tree
+        plan = _Plan(tree, rows)
+        nodes, keep, target = plan.nodes, array("q", plan.keep), array("i", plan.target)
+        count = len(nodes)
+        table = None
+        if tree.next_logprobs is not None:
+            into = tree.next_logprobs.data_ptr()
+        else:
+            table = np.empty((len(plan.kept), tree.vocabulary), dtype=np.float32)
+            into = table.ctypes.data
+        index = array("i", nodes)
+        scores, values = np.empty(count, np.float32), np.empty(count, np.float32)
+        began = time.perf_counter()
+        failed = self.kernels.forward(
+            self.model,
+            tree.states.data_ptr(),
+            tree.parent.buffer_info()[0],
+            tree.token.buffer_info()[0],
+            count,
+            index.buffer_info()[0],
+            keep.buffer_info()[0],
+            target.buffer_info()[0],
+            into,
+            scores.ctypes.data,
+            values.ctypes.data,
+            tree.top_ids.ctypes.data,
+            tree.top_logprobs.ctypes.data,
+            tree.top_tokens,
+        )
+        seconds = time.perf_counter() - began
+        if failed:
+            raise EngineError("there is not enough memory for a forward's paths")
+        for node in nodes:
+            tree.ready[node] = True
+        memoised = TOP if tree.next_logprobs is None else WHOLE
+        for node in plan.kept:
+            tree.memoised[node] = memoised
+        for place, node in plan.scored:
+            tree.logprob[node] = float(scores[place])
+        if self.valued:
+            for node, value in zip(nodes, values.tolist(), strict=True):
+                tree.value[node] = value
+        return Computed(count, seconds, table)
+
+
+class _Plan:
+    """Which nodes one call of the kernel computes, each once, and what it keeps of them.
+
+    `keep[i]` is the table's row for node i's distribution or -1, `target[i]` the token that is scored after it or -1.
+    `kept` are the nodes whose distribution is kept, in the table's order where that isn't the tree's own; `scored` pairs
+    a place in `nodes` with the node whose log-probability comes of it.
+    """
+
+    def __init__(self, tree: PrefixTree, rows: Sequence[Row]) -> None:
+        self.tree, self.whole = tree, tree.next_logprobs is not None
+        self.nodes: list[int] = []
+        self.keep: list[int] = []
+        self.target: list[int] = []
+        self.kept: list[int] = []
+        self.scored: list[tuple[int, int]] = []
+        if all(row.riders and len(row.nodes) == 1 for row in rows):
+            # Plain decoding: no node is there twice.
+            self.nodes = self.kept = [row.nodes[0] for row in rows]
+            self.keep = self.nodes if self.whole else list(range(len(rows)))
+            self.target = [-1] * len(rows)
+            return
+        self.places: dict[int, int] = {}
+        for row in rows:
+            self._add(row)
+
+    def _include(self, node: int) -> int:
+        self.places[node] = place = len(self.nodes)
+        self.nodes.append(node)
+        self.keep.append(-1)
+        self.target.append(-1)
+        return place
+
+    def _add(self, row: Row) -> None:
+        tree, places, chain = self.tree, self.places, row.nodes
+        end = chain[-1]
+        if row.scoring is not None:
+            for node, after in pairwise(chain):
+                place, token = places.get(node), tree.token[after]
+                if place is None or self.target[place] not in (-1, token):
+                    place = self._include(node)
+                self.target[place] = token
+                self.scored.append((place, after))
+        elif len(chain) > 1:
+            for node in chain[:-1]:
+                if not tree.ready[node] and node not in places:
+                    self._include(node)
+        place = places.get(end)
+        if place is None:
+            place = self._include(end)
+        if row.riders or row.peeks or (self.whole and row.scoring is not None):
+            self.keep[place] = end if self.whole else len(self.kept)
+            self.kept.append(end)

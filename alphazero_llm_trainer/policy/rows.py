@@ -1,0 +1,97 @@
+"""What the engine's queue is made of (calls, their samples, rows of the prefix tree) and what computes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from .protocol import Generated, GenerateRequest
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A request under way and the future its caller waits on. Tokens of `ends` may end a sample."""
+
+    request: GenerateRequest
+    future: asyncio.Future[list[Generated]]
+    ends: frozenset[int]
+    done: list[Generated | None]
+    missing: int
+    cached: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Rider:
+    """One of a request's samples; `draws` are its uniform numbers, one for each token that it may take."""
+
+    call: Call
+    index: int
+    draws: list[float]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    lines: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """Nodes to compute after `start` tokens already known, and who waits for the last of them.
+
+    Riders wait for its next-token distribution, `peeks` for its k likeliest tokens, `values` for the value head's
+    output. A scoring row's future takes the log-probabilities of the nodes `scored`.
+    """
+
+    nodes: list[int]
+    start: int
+    riders: list[Rider] = field(default_factory=list)
+    peeks: list[tuple[asyncio.Future[list[tuple[int, float]]], int]] = field(default_factory=list)
+    values: list[asyncio.Future[float]] = field(default_factory=list)
+    scoring: asyncio.Future[list[float]] | None = None
+    scored: list[int] = field(default_factory=list)
+
+    def read(self) -> bool:
+        """True when someone reads the next-token distribution of its last node."""
+        return bool(self.riders or self.peeks)
+
+    def futures(self) -> list[asyncio.Future]:
+        """Whatever waits for this row."""
+        waits: list[asyncio.Future] = [rider.call.future for rider in self.riders]
+        waits += [future for future, _ in self.peeks]
+        waits += self.values
+        return waits if self.scoring is None else [*waits, self.scoring]
+
+
+@dataclass(slots=True)
+class Computed:
+    """What a forward did: nodes computed, seconds inside the model, and next-token log-probabilities.
+
+    `table` `[n, vocabulary]` (nats) has one row for each row that someone reads, in order; None where the tree keeps all.
+    """
+
+    tokens: int
+    seconds: float
+    table: np.ndarray | None
+
+
+class Forward(Protocol):
+    """Computes rows of a prefix tree.
+
+    After `compute`, the rows' nodes are ready; the last node of each row that is read (`Row.read`) is memoised, or its
+    distribution is in the table; the nodes of a scoring row, the first left out, have their log-probability; the last
+    nodes have their value where there is a value head. Rows have ancestors before descendants.
+    """
+
+    name: str
+
+    def compute(self, rows: Sequence[Row]) -> Computed:
+        """See the class."""
+        ...
+
+    def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
+        """Have sigmoid(weight . h + bias) computed of every node's final hidden state h; None ends that."""
+        ...

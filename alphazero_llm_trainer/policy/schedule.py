@@ -1,0 +1,308 @@
+"""The engine's queue: which rows are computed next, and what their riders draw and where they go.
+
+A *row* is a tree node being computed; its *riders* are the samples that wait for that node's next-token distribution.
+Samples of one request, and of different requests, share a row as long as their tokens agree. After a forward every rider
+draws, walks through what the prefix tree already knows, and joins or makes the row of the first node that is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import EngineError
+from ..types import Cost
+from .prefix_tree import TOP, WHOLE, PrefixTree
+from .protocol import Generated
+from .rows import Computed, Rider, Row
+from .sampling import Pairs, Sampler
+
+Frontier = list[tuple[int, list[Rider], Row | None]]
+
+
+class _Drawn(NamedTuple):
+    """What riders drew, in order; `tops` has the likeliest tokens of the draws that asked for them."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    tops: dict[int, Pairs]
+
+
+class Schedule:
+    """Rows that wait, rows that are live, and walkers: locked nodes, already known, whose riders draw next.
+
+    `pending` finds the row that computes a node. `eos_id` and `line_end_ids` end samples as `GenerateRequest` says.
+    """
+
+    def __init__(
+        self, tree: PrefixTree, sampler: Sampler, cost: Cost, eos_id: int, line_end_ids: frozenset[int]
+    ) -> None:
+        self.tree, self.sampler, self.cost, self.eos_id, self.line_end_ids = tree, sampler, cost, eos_id, line_end_ids
+        self.waiting: deque[Row] = deque()
+        self.live: list[Row] = []
+        self.pending: dict[int, Row] = {}
+        self.walkers: list[tuple[int, list[Rider]]] = []
+        self.drawing: list[list[Rider]] = []  # riders of the step under way: a failure must find every caller
+
+    def __bool__(self) -> bool:
+        """True while anything waits or is live."""
+        return bool(self.live or self.waiting or self.walkers or self.drawing)
+
+    def clear(self) -> list[asyncio.Future]:
+        """Let everything go; returns the futures that waited."""
+        futures = [future for row in (*self.live, *self.waiting) for future in row.futures()]
+        futures += [rider.call.future for _, group in self.walkers for rider in group]
+        futures += [rider.call.future for group in self.drawing for rider in group]
+        self.live, self.walkers, self.drawing = [], [], []
+        self.waiting.clear()
+        self.pending.clear()
+        return futures
+
+    # -- what is computed next ---------------------------------------------------------------------------------------
+
+    def reserve(self, count: int) -> None:
+        """Make room for `count` nodes, or raise EngineError."""
+        if not self.tree.reserve(count):
+            raise EngineError(
+                f"engine.cache_tokens is {self.tree.capacity}: too few for the live rows; raise it or lower"
+                " search.concurrent"
+            )
+
+    def row(self, node: int, path: list[int] | None) -> tuple[Row, int]:
+        """The row that computes `node` (the one that is pending, or a new one) and how many tokens are known before it."""
+        found = self.pending.get(node)
+        if found is not None:
+            return found, found.start + len(found.nodes)
+        path = path if path is not None else self.tree.path(node)
+        made = self.queue(path, len(path) - 1)
+        self.pending[node] = made
+        return made, made.start
+
+    def queue(self, path: list[int], start: int) -> Row:
+        """Put a row in the queue that computes `path` from `start` on, and what is not ready before that."""
+        ready = self.tree.ready
+        while start > 0 and not ready[path[start - 1]]:
+            start -= 1
+        self.tree.lock(path[-1])
+        made = Row(path[start:], start)
+        self.waiting.append(made)
+        return made
+
+    def place(self, path: list[int], riders: list[Rider]) -> int:
+        """Let a call's riders wait for the end of `path`; returns how many tokens down to it were known already."""
+        known = self.tree.memoised[path[-1]]
+        if known == WHOLE or (known == TOP and self._walks(riders[0])):
+            self.tree.lock(path[-1])
+            self.walkers.append((path[-1], riders))
+            return len(path)
+        row, cached = self.row(path[-1], path)
+        row.riders += riders
+        return cached
+
+    def _walks(self, rider: Rider) -> bool:
+        """True for a sample that needs no more of a distribution than its likeliest tokens."""
+        request = rider.call.request
+        return request.temperature == 0 and request.top_k <= self.tree.top_tokens
+
+    def refill(self, limit: int) -> None:
+        """Take rows from the queue until `limit` are live, leaving out those that nobody waits for any more."""
+        room = limit - len(self.live)
+        while self.waiting and room > 0:
+            row = self.waiting.popleft()
+            if all(future.done() for future in row.futures()):
+                self.close(row)
+            else:
+                self.live.append(row)
+                room -= 1
+
+    def close(self, row: Row) -> None:
+        """A row has been computed, or given up: its nodes may be dropped now."""
+        if row.scoring is None:
+            self.pending.pop(row.nodes[-1], None)
+        self.tree.unlock(row.nodes[-1])
+
+    # -- after a forward ---------------------------------------------------------------------------------------------
+
+    def settle(self, computed: Computed) -> None:
+        """Give everyone who waits for a live row what they wait for; rows that go on are live afterwards."""
+        tree, table = self.tree, computed.table
+        read = [row for row in self.live if row.riders or row.peeks]
+        index = list(range(len(read)))
+        if table is None and read:
+            table, index = tree.distributions([row.nodes[-1] for row in read])
+        if len(read) < len(self.live) or any(row.peeks or row.values for row in read):
+            self._answer(read, table, index)
+            index = [place for row, place in zip(read, index, strict=True) if row.riders]
+        frontier: Frontier = [(row.nodes[-1], row.riders, row) for row in read if row.riders]
+        for node, _, _ in frontier:
+            self.pending.pop(node, None)
+        self.drawing = [riders for _, riders, _ in frontier]
+        self.live = self.advance(frontier, table, index) if frontier else []
+        self.drawing = []
+
+    def _answer(self, read: list[Row], table: np.ndarray | None, index: list[int]) -> None:
+        """Resolve the futures of the live rows (all but the riders') and close the rows that have no riders.
+
+        `read` are the rows whose distribution is at `index` of `table`.
+        """
+        for row, place in zip(read, index, strict=True):
+            for future, k in row.peeks:
+                if not future.done():
+                    assert table is not None
+                    future.set_result(list(self.sampler.top(table, [place], k)[0]))
+        for row in self.live:
+            for value in row.values:
+                if not value.done():
+                    value.set_result(self.tree.value[row.nodes[-1]])
+            if row.scoring is not None and not row.scoring.done():
+                row.scoring.set_result([self.tree.logprob[node] for node in row.scored])
+            if not row.riders:
+                self.close(row)
+
+    def walk(self) -> None:
+        """Let the walkers draw."""
+        if self.walkers:
+            walkers, self.walkers = self.walkers, []
+            self.drawing = [riders for _, riders in walkers]
+            self.advance([(node, riders, None) for node, riders in walkers], None, [])
+            self.drawing = []
+
+    def advance(self, frontier: Frontier, table: np.ndarray | None, index: list[int]) -> list[Row]:
+        """Every rider draws its next token and goes on through known nodes until it ends or must wait for a forward.
+
+        Args:
+            frontier: locked nodes, their riders, and the row that has just computed them (None: known before).
+            table, index: log-probabilities `[*, V]` and where each node's are; None to read them from the tree.
+
+        Returns:
+            the rows that go on in the place of the row before them.
+        """
+        tree, pending, kept = self.tree, self.pending, []
+        while frontier:
+            drawn = self._draw(frontier, table, index)
+            self.reserve(len(drawn.tokens))
+            onward: Frontier = []
+            at = 0
+            for node, riders, computed in frontier:
+                row = computed  # None once a branch has taken its place
+                groups: dict[int, list[Rider]] = {}
+                for rider in riders:
+                    call, tokens = rider.call, rider.tokens
+                    if call.future.done():  # the caller was cancelled
+                        continue
+                    token = drawn.tokens[at]
+                    tokens.append(token)
+                    rider.logprobs.append(drawn.logprobs[at])
+                    if at in drawn.tops:
+                        rider.top.append(drawn.tops[at])
+                    at += 1
+                    if token in call.ends or len(tokens) == len(rider.draws):
+                        finish = self._finish(rider, token)
+                        if finish is not None:
+                            self._emit(rider, finish)
+                            continue
+                    if token in groups:
+                        groups[token].append(rider)
+                    else:
+                        groups[token] = [rider]
+                for token, group in groups.items():
+                    child = tree.child(node, token)
+                    tree.logprob[child] = group[0].logprobs[-1]
+                    if row is not None and not tree.memoised[child] and child not in pending:
+                        tree.locks[child] += 1
+                        row.start += len(row.nodes)
+                        row.nodes, row.riders = [child], group
+                        if row.peeks or row.values:
+                            row.peeks, row.values = [], []
+                        pending[child] = row
+                        kept.append(row)
+                        row = None
+                    else:
+                        onward += self._onward(child, group)
+                tree.unlock(node)
+            frontier, table = onward, None
+        return kept
+
+    def _onward(self, node: int, riders: list[Rider]) -> Frontier:
+        """Riders that can draw at once from what is known of `node`; the others wait for a row."""
+        known = self.tree.memoised[node]
+        if known == TOP:
+            ready = [rider for rider in riders if self._walks(rider)]
+            riders = [rider for rider in riders if rider not in ready]
+        else:
+            ready, riders = (riders, []) if known else ([], riders)
+        if riders:
+            row, _ = self.row(node, None)
+            row.riders += riders
+        if not ready:
+            return []
+        self.tree.lock(node)
+        return [(node, ready, None)]
+
+    def _draw(self, frontier: Frontier, table: np.ndarray | None, index: list[int]) -> _Drawn:
+        """Draw for each rider of `frontier` whose caller still waits."""
+        tree = self.tree
+        if table is None:
+            if tree.next_logprobs is None:
+                return self._likeliest(frontier)
+            table, index = tree.distributions([node for node, _, _ in frontier])
+        rows: list[int] = []
+        temperatures: list[float] = []
+        uniforms: list[float] = []
+        wanted: dict[int, list[int]] = {}  # k -> draws that want the k likeliest tokens
+        for (_, riders, _), place in zip(frontier, index, strict=True):
+            for rider in riders:
+                call = rider.call
+                if call.future.done():
+                    continue
+                request = call.request
+                if request.top_k:
+                    wanted.setdefault(request.top_k, []).append(len(rows))
+                rows.append(place)
+                temperatures.append(request.temperature)
+                uniforms.append(rider.draws[len(rider.tokens)])
+        if not rows:
+            return _Drawn([], [], {})
+        tops: dict[int, Pairs] = {}
+        for k, draws in wanted.items():
+            tops.update(zip(draws, self.sampler.top(table, [rows[i] for i in draws], k), strict=True))
+        return _Drawn(*self.sampler.draw(table, rows, temperatures, uniforms), tops)
+
+    def _likeliest(self, frontier: Frontier) -> _Drawn:
+        """`_draw` for greedy riders, of nodes whose likeliest tokens alone are kept."""
+        drawn = _Drawn([], [], {})
+        for node, riders, _ in frontier:
+            for rider in riders:
+                if not rider.call.future.done():
+                    k = rider.call.request.top_k
+                    top = self.tree.top(node, max(k, 1))
+                    if k:
+                        drawn.tops[len(drawn.tokens)] = top
+                    drawn.tokens.append(top[0][0])
+                    drawn.logprobs.append(top[0][1])
+        return drawn
+
+    def _finish(self, rider: Rider, token: int) -> str | None:
+        """Why a sample ends with `token`, its newest, or None where it goes on."""
+        request = rider.call.request
+        if token == self.eos_id:
+            return "eos"
+        if token in request.stop_ids:
+            return "stop"
+        if token in self.line_end_ids:
+            rider.lines += 1
+            if rider.lines == request.max_lines:
+                return "stop"
+        return "length" if len(rider.tokens) == len(rider.draws) else None
+
+    def _emit(self, rider: Rider, finish: str) -> None:
+        call = rider.call
+        top = tuple(rider.top) if call.request.top_k else None
+        call.done[rider.index] = Generated(tuple(rider.tokens), tuple(rider.logprobs), finish, top, call.cached)
+        call.missing -= 1
+        self.cost.sampled_tokens += len(rider.tokens)
+        if not call.missing:
+            call.future.set_result([generated for generated in call.done if generated is not None])

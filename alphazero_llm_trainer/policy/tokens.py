@@ -1,0 +1,154 @@
+"""Tokens out of an engine: rollouts of every kind with the top-k of each step, and the rule that ends a response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..answers import is_final
+from ..types import Cost, Problem, Step
+from .protocol import Engine, Generated, GenerateRequest
+
+if TYPE_CHECKING:
+    from .student import Student
+
+
+TEXTS_KEPT = 100_000
+
+
+class EngineTokens:
+    """`search.tokens.TokenPolicy` over a student. `Cost` of every call is returned with its result."""
+
+    def __init__(self, student: Student, temperature: float, beam: int) -> None:
+        self.student, self.engine, self.temperature, self.beam = student, student.engine, temperature, beam
+        self._prompts: dict[str, tuple[int, ...]] = {}
+        self._texts: dict[tuple[int, ...], str] = {}
+        self._ends = student.engine.line_end_ids | {student.engine.eos_id}
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        """The problem's prompt, tokenised once."""
+        ids = self._prompts.get(problem.id)
+        if ids is None:
+            ids = self._prompts[problem.id] = self.student.prompt_ids(problem.question)
+        return ids
+
+    def text(self, token_ids: tuple[int, ...]) -> str:
+        """What the tokens decode to. The same lines come back again and again, so they are kept."""
+        text = self._texts.get(token_ids)
+        if text is None:
+            if len(self._texts) >= TEXTS_KEPT:
+                self._texts.clear()
+            text = self._texts[token_ids] = self.student.decode(token_ids)
+        return text
+
+    def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
+        """A response cut into reasoning steps at its line ends."""
+        steps, start = [], 0
+        for i, token in enumerate(token_ids, 1):
+            if token in self._ends or i == len(token_ids):
+                ids = token_ids[start:i]
+                steps.append(Step(ids, logprobs[start:i], self.text(ids)))
+                start = i
+        return steps
+
+    def verdict(self, response: tuple[int, ...]) -> str | None:
+        """See `TokenPolicy.verdict`: a final-answer line that is closed, or the end token."""
+        if not response or response[-1] not in self._ends:
+            return None
+        if is_final(self.text(response[self._line_start(response) :])):
+            return "answer"
+        return "ended" if response[-1] == self.engine.eos_id else None
+
+    def _line_start(self, response: Sequence[int]) -> int:
+        """Where the last line of `response` begins; a line end at its very end belongs to that line."""
+        start = len(response) - 1
+        while start > 0 and response[start - 1] not in self._ends:
+            start -= 1
+        return start
+
+    async def rollout(
+        self, prompt: tuple[int, ...], response: tuple[int, ...], kind: str, limit: int, seed: int, top_k: int
+    ) -> tuple[Generated, Cost]:
+        """See `TokenPolicy.rollout`. Whatever follows the final-answer line is cut off; its tokens are paid for."""
+        prefix = prompt + response
+        if kind == "beam":
+            generated, sampled = await beam_search(
+                self.engine, prefix, self.beam, limit, top_k, lambda ids: self.verdict(response + ids) is not None
+            )
+            return generated, Cost(sampled_tokens=sampled, prompt_tokens=len(prefix), calls=len(generated.token_ids))
+        request = GenerateRequest(
+            prefix,
+            max_new_tokens=limit,
+            temperature=0.0 if kind == "greedy" else self.temperature,
+            seed=seed,
+            top_k=top_k,
+        )
+        [[generated]] = await self.engine.generate([request])
+        cached = generated.cached_tokens
+        cost = Cost(
+            prompt_tokens=len(prefix) - cached,
+            cached_tokens=cached,
+            sampled_tokens=len(generated.token_ids),
+            calls=1,
+        )
+        return self._cut(response, generated), cost
+
+    def _cut(self, response: tuple[int, ...], generated: Generated) -> Generated:
+        ids = generated.token_ids
+        for i in range(1, len(ids)):
+            if ids[i - 1] in self._ends and self.verdict(response + ids[:i]) is not None:
+                top = None if generated.top is None else generated.top[:i]
+                return Generated(ids[:i], generated.logprobs[:i], "stop", top, generated.cached_tokens)
+        return generated
+
+    async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
+        """See `TokenPolicy.topk`. It costs one sampled token: the forward of the prefix's last one."""
+        [top] = await self.engine.next_token_topk([prefix], k)
+        return top, Cost(sampled_tokens=1, cached_tokens=len(prefix) - 1, calls=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hypothesis:
+    """One beam: its tokens, their log-probabilities, the top-k before each, and whether it is finished."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...]
+    total: float
+    finished: bool
+
+
+async def beam_search(
+    engine: Engine,
+    prefix: tuple[int, ...],
+    width: int,
+    limit: int,
+    top_k: int,
+    finished: Callable[[tuple[int, ...]], bool],
+) -> tuple[Generated, int]:
+    """The likeliest of the responses that a beam of `width` finds, by total log-probability (no length normalisation).
+
+    Ends when the best finished hypothesis is likelier than every one that goes on, since totals only fall. Returns it
+    with each step's `top_k` next tokens, and how many tokens were computed.
+    """
+    beams, computed = [_Hypothesis((), (), (), 0.0, False)], 0
+    for _ in range(limit):
+        live = [one for one in beams if not one.finished]
+        if not live or beams[0].finished:
+            break
+        tops = await engine.next_token_topk([prefix + one.token_ids for one in live], max(width, top_k))
+        computed += len(live)
+        grown = [one for one in beams if one.finished]
+        for one, top in zip(live, tops, strict=True):
+            kept = tuple(top[:top_k])
+            for token, logprob in top[:width]:
+                ids = (*one.token_ids, token)
+                grown.append(
+                    _Hypothesis(ids, (*one.logprobs, logprob), (*one.top, kept), one.total + logprob, finished(ids))
+                )
+        # Python's sort is stable: equal totals keep the order in which they were found.
+        beams = sorted(grown, key=lambda one: -one.total)[:width]
+    best = beams[0]
+    finish = "eos" if best.finished else "length"
+    return Generated(best.token_ids, best.logprobs, finish, best.top), computed

@@ -1,0 +1,302 @@
+"""The compiled forward: exact for every shape, the same bits in any company, and torch where it can't be built."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import EOS, LINE_ENDS, VOCABULARY, library_logprobs, library_scores, run, tiny_engine, tiny_llama
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from alphazero_llm_trainer.config import EngineConfig, load_config
+from alphazero_llm_trainer.policy import inprocess, native
+from alphazero_llm_trainer.policy.forward import FusedLlama, LibraryForward
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy.native import NativeLlama
+from alphazero_llm_trainer.policy.protocol import GenerateRequest
+from alphazero_llm_trainer.policy.sampling import Sampler
+
+needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
+CLOSE = 1e-5
+
+
+def llama(**shape: Any) -> LlamaForCausalLM:
+    """A random fp32 Llama, far from uniform. Default: sizes that are multiples of no vector."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {
+        "vocab_size": 77,
+        "hidden_size": 40,
+        "intermediate_size": 51,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.1,
+        "attn_implementation": "sdpa",
+    }
+    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **shape})).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:  # ones tell nothing
+                weight.uniform_(0.5, 1.5)
+    return model
+
+
+def engine_of(model: LlamaForCausalLM, **settings: Any) -> InProcessEngine:
+    limits = {"max_batch": 32, "max_context": 400, "cache_tokens": 8192, **settings}
+    return InProcessEngine(model, eos_id=-1, line_end_ids=LINE_ENDS, settings=EngineConfig(**limits))
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "odd sizes": {},
+    "one vector a head": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4},
+    "heads of 32": {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3},
+    "heads of 32, grouped": {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 2},
+    "heads of 64, one key head": {
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+    },
+    "heads of 128": {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
+    "heads of 6, untied": {"hidden_size": 24, "num_attention_heads": 4, "tie_word_embeddings": False},
+    "tied": {"tie_word_embeddings": True},
+    "llama 3 positions": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_equals_the_librarys_forward(name: str) -> None:
+    model = llama(**SHAPES[name])
+    engine = engine_of(model)
+    assert engine.forward.name == "native"
+    rng = Random(1)
+    # Longer than a chunk of rows and than several vectors of keys; and short ones beside it.
+    lengths = [(150, 40), (1, 1), (3, 17), (16, 16), (33, 5), (2, 31)]
+    pairs = [tuple(tuple(rng.randrange(77) for _ in range(n)) for n in both) for both in lengths]
+    found = run(lambda: engine.score(pairs))
+    for pair, values in zip(pairs, found, strict=True):
+        assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
+    [[one]] = run(lambda: engine.generate([GenerateRequest(pairs[0][0], max_new_tokens=50, top_k=5, seed=4)]))
+    rows = library_logprobs(model, pairs[0][0] + one.token_ids)[149:-1]
+    assert one.logprobs == pytest.approx(rows[range(50), one.token_ids].tolist(), abs=CLOSE)
+    assert one.top is not None
+    for row, top in zip(rows, one.top, strict=True):
+        assert [value for _, value in top] == pytest.approx(row.topk(5).values.tolist(), abs=CLOSE)
+    weight = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    engine.set_value(weight, 0.5)
+    [value] = run(lambda: engine.values([pairs[0][0]]))
+    with torch.inference_mode():
+        hidden = model.model(input_ids=torch.tensor([pairs[0][0]])).last_hidden_state[0, -1]
+    assert value == pytest.approx(float(torch.sigmoid(hidden @ weight + 0.5)), abs=CLOSE)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["odd sizes", "heads of 32, grouped"])
+def test_results_are_the_same_bits_in_any_company(name: str) -> None:
+    """Alone, with 40 others, beside prompts of other lengths, token by token, in batches of 1, 3 and 64: equal floats."""
+    model, rng = llama(**SHAPES[name]), Random(2)
+
+    def tokens(n: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(77) for _ in range(n))
+
+    requests = [GenerateRequest(tokens(rng.randint(1, 60)), n=2, max_new_tokens=12, seed=i) for i in range(20)]
+    requests += [GenerateRequest(requests[0].prompt_ids[:1] + tokens(9), max_new_tokens=20, seed=i) for i in range(20)]
+    head = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+
+    def results(engine: InProcessEngine, chosen: list[GenerateRequest]) -> list[Any]:
+        engine.set_value(head)
+        groups = run(lambda: engine.generate(chosen))
+        ends = [
+            request.prompt_ids + one.token_ids for request, group in zip(chosen, groups, strict=True) for one in group
+        ]
+        values = iter(run(lambda: engine.values(ends)))
+        return [[(one.token_ids, one.logprobs, next(values)) for one in group] for group in groups]
+
+    alone = [results(engine_of(model), [request])[0] for request in requests]
+    for batch in (1, 3, 64):
+        assert results(engine_of(model, max_batch=batch), requests) == alone
+    assert results(engine_of(model), requests[::-1])[::-1] == alone
+    # The same tokens scored in one piece, where each was computed by itself before.
+    for request, group in list(zip(requests, alone, strict=True))[::5]:
+        token_ids, logprobs, _ = group[0]
+        fresh = engine_of(model)
+        assert tuple(run(lambda: fresh.score([(request.prompt_ids, token_ids)]))[0]) == logprobs
+
+
+@needs_compiler
+def test_results_are_the_same_bits_after_eviction_and_reuse_of_nodes() -> None:
+    """A node's number is used again for another token: nothing of the old one may be read."""
+    model, rng = llama(), Random(5)
+    small = engine_of(model, max_context=40, cache_tokens=0, max_batch=4)
+    for i in range(40):
+        request = GenerateRequest(tuple(rng.randrange(77) for _ in range(24)), n=3, max_new_tokens=12, seed=i)
+        [found] = run(lambda: small.generate([request]))
+        [fresh] = run(lambda: engine_of(model, max_context=40).generate([request]))
+        assert [(one.token_ids, one.logprobs) for one in found] == [(one.token_ids, one.logprobs) for one in fresh]
+        small.tree.check()
+    assert small.tree.used() < 160 < small.stats.computed_tokens  # nodes were dropped
+
+
+@needs_compiler
+def test_a_prefix_that_several_rows_need_is_computed_once_in_one_call() -> None:
+    engine = engine_of(llama())
+    prefix = tuple(range(5, 45))
+    requests = [GenerateRequest((*prefix, i), max_new_tokens=1, seed=i) for i in range(10)]
+    run(lambda: engine.generate(requests))
+    assert (engine.stats.forwards, engine.stats.computed_tokens) == (1, 50)
+
+
+@needs_compiler
+def test_weights_are_packed_again_by_set_policy_and_only_then() -> None:
+    model, other = tiny_llama(), tiny_llama(seed=1)
+    engine = tiny_engine(model)
+    pair = ((5, 6, 7), (8, 9))
+    before = run(lambda: engine.score([pair]))
+    model.load_state_dict(other.state_dict())
+    engine.tree.clear()
+    assert run(lambda: engine.score([pair])) == before  # a copy: half-trained weights are never mixed in
+    engine.set_policy(None, version=1)
+    assert run(lambda: engine.score([pair]))[0] == pytest.approx(library_scores(other, *pair), abs=CLOSE)
+
+
+# -- where it doesn't fit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_working_compiler_torch_computes_the_same(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = GenerateRequest((5, 6, 7), n=4, max_new_tokens=20, seed=1, top_k=3)
+    [expected] = run(lambda: tiny_engine().generate([request]))
+    monkeypatch.setenv("CC", compiler)
+    library = native.library.__wrapped__
+    for module in (native, inprocess):
+        monkeypatch.setattr(module, "library", library)
+    assert native.library() is None
+    engine = tiny_engine()
+    assert engine.forward.name == "fused" and isinstance(engine.forward, FusedLlama)
+    [found] = run(lambda: engine.generate([request]))
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert [one.logprobs for one in found] == [pytest.approx(one.logprobs, abs=CLOSE) for one in expected]
+    assert [[[token for token, _ in top] for top in one.top or ()] for one in found] == [
+        [[token for token, _ in top] for top in one.top or ()] for one in expected
+    ]
+
+
+@needs_compiler
+def test_the_compiled_file_is_gone_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
+    assert native.library.__wrapped__() is not None
+    assert os.listdir(tmp_path) == []
+
+
+def test_off_is_off_and_other_models_are_torchs() -> None:
+    assert tiny_engine(native="off").forward.name == "fused"
+    assert load_config(overrides=["engine.native=off"]).engine.native == "off"  # YAML's `off` is false
+    assert tiny_engine(tiny_llama().to(torch.bfloat16)).forward.name == "fused"
+    biased = LlamaForCausalLM(LlamaConfig(**{**tiny_llama().config.to_dict(), "attention_bias": True})).eval()
+    assert isinstance(tiny_engine(biased).forward, LibraryForward)
+
+
+def test_large_models_are_left_to_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PARAMETERS", 1000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert NativeLlama.of(tiny_llama(), tiny_engine().tree) is None
+
+
+# -- distributions that don't fit -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["auto", "off"])
+def test_where_whole_distributions_dont_fit_the_likeliest_tokens_stay_free(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy walks and k <= 32 read what is kept; more than that, and draws, compute the node again."""
+    monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
+    model = tiny_llama()
+    engine = tiny_engine(model, native=kind)
+    assert engine.tree.next_logprobs is None and engine.tree.top_tokens == 32 < VOCABULARY
+    greedy = GenerateRequest((5, 6, 7), max_new_tokens=30, temperature=0.0, top_k=4)
+    [[first]] = run(lambda: engine.generate([greedy]))
+    computed = engine.stats.computed_tokens
+    assert run(lambda: engine.generate([greedy]))[0][0].token_ids == first.token_ids
+    prefixes = [(5, 6, 7, *first.token_ids[:i]) for i in range(len(first.token_ids))]
+    tops = run(lambda: engine.next_token_topk(prefixes, 32))
+    assert engine.stats.computed_tokens == computed
+    for prefix, top in zip(prefixes, tops, strict=True):
+        values, ids = library_logprobs(model, prefix)[-1].topk(32)
+        assert [value for _, value in top] == pytest.approx(values.tolist(), abs=CLOSE)
+        assert [token for token, _ in top] == ids.tolist()
+    [more] = run(lambda: engine.next_token_topk(prefixes[:1], 33))
+    assert len(more) == 33 and engine.stats.computed_tokens == computed + 1
+    # Greedy and drawing samples at one node: the one walks, the other waits for it to be computed.
+    mixed = [greedy, GenerateRequest((5, 6, 7), n=3, max_new_tokens=12, seed=3)]
+    [[walked], drawn] = run(lambda: engine.generate(mixed))
+    assert walked.token_ids == first.token_ids
+    for one in drawn:
+        assert one.logprobs == pytest.approx(library_scores(model, (5, 6, 7), one.token_ids), abs=CLOSE)
+    assert [locks for locks in engine.tree.locks if locks] == []
+
+
+def test_known_top_k_needs_no_turn_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny_engine()
+    [known] = run(lambda: engine.next_token_topk([(5, 6)], 5))
+    engine.set_value(torch.ones(32))
+    [value] = run(lambda: engine.values([(5, 6)]))
+    forwards = engine.stats.forwards
+
+    async def main() -> Any:
+        turned: list[int] = []
+        asyncio.get_running_loop().call_soon(turned.append, 1)
+        answers = await engine.next_token_topk([(5, 6)], 5), await engine.values([(5, 6)])
+        assert turned == []
+        return answers
+
+    assert run(main) == ([known], [value])
+    assert engine.stats.forwards == forwards
+
+
+# -- draws --------------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_draws_and_top_k_in_c_are_numpys() -> None:
+    rng = np.random.default_rng(7)
+    table = np.log(rng.dirichlet(np.full(83, 0.3), size=30) + 1e-12).astype(np.float32)
+    table[3, 40] = table[3, 50] = 0.0  # a tie: the first one wins
+    rows = sorted(rng.integers(0, 30, 4000).tolist())
+    temperatures = rng.choice([0.0, 0.001, 0.7, 1.0, 2.0], 4000).tolist()
+    uniforms = rng.random(4000).tolist()
+    ours, numpys = Sampler(native.library()), Sampler(None)
+    tokens, logprobs = ours.draw(table, rows, temperatures, uniforms)
+    others, others_logprobs = numpys.draw(table, rows, temperatures, uniforms)
+    assert sum(a != b for a, b in zip(tokens, others, strict=True)) <= 2  # where a draw falls on a boundary
+    assert logprobs == [table[row, token] for row, token in zip(rows, tokens, strict=True)]
+    assert len(others_logprobs) == 4000
+    for row, temperature, token in zip(rows, temperatures, tokens, strict=True):
+        if temperature <= 0.001:
+            assert table[row, token] >= table[row].max() - 0.02
+    for k in (1, 5, 83, 200):
+        assert ours.top(table, range(30), k) == numpys.top(table, range(30), k)
+
+
+def test_eos_ends_native_samples_too() -> None:
+    engine = tiny_engine()
+    [group] = run(lambda: engine.generate([GenerateRequest((5, 6), n=40, max_new_tokens=60, temperature=1.5)]))
+    assert {one.finish for one in group} == {"eos", "length"}
+    assert all(one.token_ids[-1] == EOS for one in group if one.finish == "eos")
