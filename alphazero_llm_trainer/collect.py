@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .config import Config, RewardConfig
 from .errors import DataError, RequestError
-from .policy.protocol import GenerateRequest
+from .policy.protocol import GenerateRequest, ValueFunction
 from .policy.steps import EngineSteps
-from .policy.student import Student
 from .policy.teachers import build_teachers, build_terminal_checker
+from .policy.tokens import EngineTokens
 from .problems.scripted_teacher import ScriptedTeacher
 from .rewards.combined import combined
 from .rewards.hre import hre
@@ -21,6 +22,9 @@ from .search.driver import Advisor, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
 from .search.tree import ROOT, Tree
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
+
+if TYPE_CHECKING:
+    from .policy.student import Student
 
 
 class Perplexity:
@@ -85,7 +89,8 @@ class GradedTree:
     """A finished training search: its key in the journal, the task, the tree, its cost and how it was extended.
 
     `flat_at_first` tells that all trajectories had earned the same before any extension; `extensions` counts the
-    searches that were added for that reason.
+    searches that were added for that reason; `saved` counts the simulations that an adaptive budget left out.
+    `prompt_ids` are the tokens before the tree's root, `policy_version` the engine's when the search began.
     """
 
     key: str
@@ -95,6 +100,9 @@ class GradedTree:
     ended_by: str
     flat_at_first: bool
     extensions: int
+    prompt_ids: tuple[int, ...] = ()
+    policy_version: int = 0
+    saved: int = 0
 
     def record(self, **more: Any) -> dict[str, Any]:
         """The journal line."""
@@ -105,6 +113,9 @@ class GradedTree:
             "flat_at_first": self.flat_at_first,
             "extensions": self.extensions,
             "ended_by": self.ended_by,
+            "saved": self.saved,
+            "policy_version": self.policy_version,
+            "prompt_ids": list(self.prompt_ids),
             "cost": self.cost.as_dict(),
             **more,
             "tree": self.tree.to_dict(),
@@ -122,6 +133,9 @@ class GradedTree:
                 record["ended_by"],
                 record["flat_at_first"],
                 record["extensions"],
+                tuple(record.get("prompt_ids", ())),  # journals of version 0.1 have none of these three
+                record.get("policy_version", 0),
+                record.get("saved", 0),
             )
         except (KeyError, TypeError) as error:
             raise DataError(f"journal record {record.get('key')!r} lacks {error}: remove its line") from error
@@ -135,6 +149,7 @@ class Collector:
         config: `search`, `rewards`, `teachers` and `train` decide the trees.
         perplexity: PRE under the frozen student, or None for HRE alone.
         stop: True ends every tree with what it has.
+        value: the value network; None loads the one that `search.value` names, if any.
     """
 
     def __init__(
@@ -143,8 +158,15 @@ class Collector:
         config: Config,
         perplexity: Perplexity | None,
         stop: Callable[[], bool] = lambda: False,
+        value: ValueFunction | None = None,
     ) -> None:
         self.student, self.config, self.perplexity, self.stop = student, config, perplexity, stop
+        if value is None and config.search.value is not None:
+            # Here, because torch takes seconds to load and a search actor without a model does without it.
+            from .policy.value import load_value
+
+            value = load_value(Path(config.search.value), student, config)
+        self.value = value
         error_rate = config.teachers.embedded_error_rate
         self.teachers = build_teachers(config, lambda: ScriptedTeacher(error_rate))
         self.checker = build_terminal_checker(config)
@@ -163,8 +185,9 @@ class Collector:
         train = self.config.train
         golds = {task.problem.id: task.gold for _, task in tasks}
         evaluate = make_evaluate(self.config.rewards, self.perplexity, golds)
-        chain = train.groups == "chain"
-        search = self._search(evaluate, 1 if chain else train.iterations)
+        chain = train.groups == "chain" and self.config.search.mode == "step"
+        tokens = self.config.search.mode == "token"
+        search = self._search(evaluate, 1 if chain else self.config.search.iterations if tokens else train.iterations)
         extend = self._search(evaluate, 1 if chain else max(train.requeue_iterations, 1))
         budget = self.config.search.budget_tokens or self.config.search.budget_seconds
         # A budget is a question's whole budget: nothing is added to it.
@@ -180,7 +203,9 @@ class Collector:
                     return GradedTree(key, task, Tree(), Cost(), f"failed: {error}", True, 0)
 
         async def whole(key: str, task: Task) -> GradedTree:
+            version = self.student.engine.version
             result = await search.run(task.problem, derive_seed(seed, key))
+            saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
             flat, extensions, cost = self.flat(result.tree), 0, result.cost
             while extensions < limit and result.ended_by == "iterations" and self.flat(result.tree):
                 extensions += 1
@@ -189,7 +214,9 @@ class Collector:
                     result.tree.expanded[ROOT] = False
                 result = await extend.run(task.problem, derive_seed(seed, key, extensions), result.tree)
                 cost.add(result.cost)
-            return GradedTree(key, task, result.tree, cost, result.ended_by, flat, extensions)
+                saved += result.saved
+            ended_by, tree = result.ended_by, result.tree
+            return GradedTree(key, task, tree, cost, ended_by, flat, extensions, prompt, version, saved)
 
         running = [asyncio.ensure_future(one(key, task)) for key, task in tasks]
         try:
@@ -207,10 +234,13 @@ class Collector:
                 "samples": train.chain_samples if train.groups == "chain" else train.samples,
             }
         )
+        if settings.mode == "token":
+            tokens = EngineTokens(self.student, settings.temperature, settings.beam)
+            return Search(tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True)
         policy = EngineSteps(self.student, settings.temperature)
         finished: Finished | None = None if self.checker is None else self.checker.finished
         advisor: Advisor | None = self.teachers
-        return Search(policy, evaluate, settings, advisor, finished, self.stop)
+        return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value)
 
 
 def answer_search(
@@ -218,14 +248,42 @@ def answer_search(
     config: Config,
     perplexity: Perplexity | None,
     stop: Callable[[], bool] = lambda: False,
+    value: ValueFunction | None = None,
 ) -> Search:
-    """The search that answers questions: no gold, no teachers. Without PRE every finished response earns 1.
+    """The search that answers questions: no gold, no teachers.
 
-    Then the vote counts responses and the most visited path is the likeliest one.
+    A finished response earns the value network's V of it where there is one, else its PRE, and without either 1: then
+    the vote counts responses and the most visited path is the likeliest one.
     """
-    valued = perplexity is not None and config.rewards.pre_weight > 0
-    evaluate = make_evaluate(config.rewards, perplexity, None) if valued else finished_earns_one
-    return Search(EngineSteps(student, config.search.temperature), evaluate, config.search, stop=stop)
+    settings = config.search
+    policy: EngineSteps | EngineTokens = (
+        EngineTokens(student, settings.temperature, settings.beam)
+        if settings.mode == "token"
+        else EngineSteps(student, settings.temperature)
+    )
+    if value is not None:
+        evaluate = valued_by(value, policy.prompt_ids)
+    elif perplexity is not None and config.rewards.pre_weight > 0:
+        evaluate = make_evaluate(config.rewards, perplexity, None)
+    else:
+        evaluate = finished_earns_one
+    return Search(policy, evaluate, settings, stop=stop, value=value)
+
+
+def valued_by(
+    value: ValueFunction, prompt_ids: Callable[[Problem], tuple[int, ...]]
+) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
+    """A terminal reward without gold: V of the whole response; 0 where it states no answer."""
+
+    async def evaluate(
+        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+    ) -> RewardParts:
+        if verdict != "answer":
+            return RewardParts(total=0.0)
+        ids = tuple(token for step in steps for token in step.token_ids)
+        return RewardParts(total=await value(prompt_ids(problem) + ids))
+
+    return evaluate
 
 
 async def finished_earns_one(

@@ -66,12 +66,19 @@ def add_search(commands: Any, arguments: AddArguments, resolve: Resolve) -> None
     parser.add_argument(
         "--path", type=Path, metavar="DIR", help="a student folder, such as checkpoints/run-001/student"
     )
-    parser.add_argument("--iterations", type=int, metavar="N", help="expansions")
+    parser.add_argument("--iterations", type=int, metavar="N", help="simulations")
+    parser.add_argument("--mode", choices=("step", "token"), help="what a node of the tree is")
+    parser.add_argument(
+        "--value", metavar="DIR", help="a value network: the search asks it, and rolls out once at the end"
+    )
     parser.add_argument("--json", action="store_true", help="print the whole tree as JSON instead")
     arguments(parser)
 
     def run(args: argparse.Namespace) -> int:
-        extra = {} if args.iterations is None else {"search": {"iterations": args.iterations}}
+        named = {"iterations": args.iterations, "mode": args.mode, "value": args.value}
+        if args.value is not None:
+            named |= {"rollout": "none", "select": "puct"}
+        extra = {"search": {key: value for key, value in named.items() if value is not None}}
         return run_search(args, resolve(args, extra))
 
     parser.set_defaults(run=run)
@@ -82,6 +89,7 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
     from .cli import Stop
     from .collect import Perplexity, answer_search
     from .policy.student import load_student
+    from .policy.value import load_value
     from .problems.load import load_tasks
     from .problems.prompts import SYSTEM_PROMPT
     from .viewer.text import draw_tree
@@ -92,7 +100,8 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
         problem = Problem("question", args.question, "user")
     student = load_student(config, path=args.path, system_prompt=SYSTEM_PROMPT)
     perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
-    result = asyncio.run(answer_search(student, config, perplexity, Stop()).run(problem, config.seed))
+    value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
+    result = asyncio.run(answer_search(student, config, perplexity, Stop(), value).run(problem, config.seed))
     choice = result.choice
     if args.json:
         print(

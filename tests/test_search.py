@@ -25,12 +25,15 @@ from alphazero_llm_trainer import collect
 from alphazero_llm_trainer.config import SearchConfig
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.policy.protocol import Limits, TeacherProposal
+from alphazero_llm_trainer.search import steps
 from alphazero_llm_trainer.search.choose import choose
 from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
 from alphazero_llm_trainer.search.extract import step_values, trajectories
 from alphazero_llm_trainer.search.journal import Journal
-from alphazero_llm_trainer.search.mcts import Leaf, Mcts, Playout
-from alphazero_llm_trainer.search.select import RULES, puct, step_prior, ucb1
+from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
+from alphazero_llm_trainer.search.select import RULES, puct, step_priors, ucb1
+from alphazero_llm_trainer.search.steps import StepExpansion
+from alphazero_llm_trainer.search.tokens import TokenExpansion
 from alphazero_llm_trainer.search.tree import ROOT, Tree
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
@@ -203,16 +206,17 @@ def test_invariants_hold_whatever_is_told(rounds: list[list[Playout]], rule: str
     tree = Tree()
     mcts = Mcts(tree, RULES[rule], exploration, iterations=20)
     for playouts in rounds:
-        leaf = mcts.ask()
-        if leaf is None:
+        leaves = mcts.ask()
+        if not leaves:
             break
-        assert mcts.ask() is leaf and mcts.ask() == leaf  # the same until it is told
+        [leaf] = leaves
+        assert mcts.ask() == [leaf] and mcts.ask()[0] is leaf  # the same until it is told
         told = tree.N[leaf.node]
-        mcts.tell(leaf, playouts)
+        mcts.tell(leaf, Evaluation(playouts))
         graded = sum(playout.reward is not None for playout in playouts)
         assert tree.N[leaf.node] == told + graded
         after = copy.deepcopy(tree.to_dict())
-        mcts.tell(leaf, playouts)  # again: nothing changes
+        mcts.tell(leaf, Evaluation(playouts))  # again: nothing changes
         assert tree.to_dict() == after
         check_invariants(tree)
         loaded = Tree.from_dict(json.loads(json.dumps(tree.to_dict())))
@@ -237,33 +241,30 @@ def test_searched_trees_keep_the_invariants(seed: int, select: str, samples: int
 def test_a_reward_outside_0_to_1_changes_nothing(reward: float) -> None:
     tree = Tree()
     mcts = Mcts(tree, ucb1, 1.0, 5)
-    leaf = mcts.ask()
+    [leaf] = mcts.ask()
     assert leaf == Leaf(ROOT, 1)
     fine = Playout(Continuation((Step((1,), (-1.0,), "a"),), True), "ended", RewardParts(0.5))
     wrong = Playout(Continuation((Step((2,), (-1.0,), "b"),), True), "ended", RewardParts(reward))
     before = tree.to_dict()
     with pytest.raises(ValueError, match="outside"):
-        mcts.tell(leaf, [fine, wrong])
+        mcts.tell(leaf, Evaluation([fine, wrong]))
     assert tree.to_dict() == before
-    assert mcts.ask() is leaf  # still to be told
-    mcts.tell(leaf, [fine])
+    assert mcts.ask() == [leaf]  # still to be told
+    mcts.tell(leaf, Evaluation([fine]))
     assert tree.N[ROOT] == 1
 
 
 def test_a_stale_leaf_is_ignored() -> None:
     tree = Tree()
     mcts = Mcts(tree, ucb1, 1.0, 5)
-    first = mcts.ask()
-    assert first is not None
-    mcts.tell(
-        first,
-        [Playout(Continuation((Step((1,), (-1.0,), "a\n"), Step((2,), (-1.0,), "b")), False), "depth", RewardParts(1))],
-    )
-    second = mcts.ask()
-    assert second is not None and second.node == 1
+    [first] = mcts.ask()
+    steps = (Step((1,), (-1.0,), "a\n"), Step((2,), (-1.0,), "b"))
+    mcts.tell(first, Evaluation([Playout(Continuation(steps, False), "depth", RewardParts(1))]))
+    [second] = mcts.ask()
+    assert second.node == 1
     before = tree.to_dict()
-    mcts.tell(first, [])
-    assert tree.to_dict() == before and mcts.ask() is second
+    mcts.tell(first, Evaluation())
+    assert tree.to_dict() == before and mcts.ask() == [second]
 
 
 def test_broken_saved_trees_are_data_errors() -> None:
@@ -310,27 +311,29 @@ def test_ucb1_by_hand() -> None:
 
 
 def test_puct_by_hand() -> None:
-    # N=9, priors 2:1:1 normalised to .5, .25, .25. c=1: .2 + .5*3/6 = .45; .5 + .25*3/4 = .6875; 0 + .25*3/1 = .75
-    tree = fan((5, 1.0, 2.0), (3, 1.5, 1.0), (0, 0.0, 1.0), visits=9)
+    # N=9, priors .5, .25, .25. c=1: .2 + .5*3/6 = .45; .5 + .25*3/4 = .6875; 0 + .25*3/1 = .75
+    tree = fan((5, 1.0, 0.5), (3, 1.5, 0.25), (0, 0.0, 0.25), visits=9)
     assert puct(tree, ROOT, 1.0) == 3
     assert puct(tree, ROOT, 0.5) == 2  # .325, .59375, .375
     assert puct(tree, ROOT, 0.0) == 2
-    # Scaling all priors changes nothing: they are normalised.
-    for node in (1, 2, 3):
-        tree.prior[node] = tree.prior[node] * 1e-3  # type: ignore[operator]
+    # Without stored priors the steps' probabilities are normalised: scaling all of them changes nothing.
+    for node, logprob in zip((1, 2, 3), (0.5, 0.25, 0.25), strict=True):
+        tree.prior[node], tree.logprobs[node] = None, (math.log(logprob) - 7.0,)
     assert puct(tree, ROOT, 1.0) == 3
-    assert puct(fan((2, 1.0, 0.3), (2, 1.0, 0.3)), ROOT, 1.0) == 1  # ties: the earliest
-    assert puct(fan((1, 0.0, 0.0), (1, 0.5, 0.0)), ROOT, 1.0) == 2  # no prior at all: even shares
+    assert puct(fan((2, 1.0, 0.5), (2, 1.0, 0.5)), ROOT, 1.0) == 1  # ties: the earliest
+    impossible = fan((1, 0.0, None), (1, 0.5, None))
+    impossible.logprobs[1] = impossible.logprobs[2] = (-math.inf,)
+    assert puct(impossible, ROOT, 1.0) == 2  # no prior at all: even shares
 
 
 def test_a_steps_prior_is_its_tokens_probability() -> None:
     tree = Tree()
     node = tree.attach(ROOT, Step((1, 2), (math.log(0.5), math.log(0.2)), "a"))
     long = tree.attach(ROOT, Step((3,) * 400, (-10.0,) * 400, "b"))
-    assert step_prior(tree, node) == pytest.approx(0.1)
-    assert step_prior(tree, long) > 0.0  # too small for a float, yet not an error
-    tree.prior[node] = 0.7
-    assert step_prior(tree, node) == 0.7
+    assert step_priors(tree, [node]) == [1.0]
+    other = tree.attach(ROOT, Step((4,), (math.log(0.3),), "c"))
+    assert step_priors(tree, [node, other]) == pytest.approx([0.25, 0.75])
+    assert step_priors(tree, [long, node])[0] < 1e-300  # next to nothing, yet not an error
 
 
 # -- (d) golden trees --------------------------------------------------------------------------------------------------
@@ -376,11 +379,11 @@ def test_a_tree_of_depth_2000_is_saved_copied_and_pickled(tmp_path: Path) -> Non
     tree = Tree()
     mcts = Mcts(tree, ucb1, 1.0, 5)
     steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
-    leaf = mcts.ask()
+    [leaf] = mcts.ask()
     assert leaf is not None
-    mcts.tell(leaf, [Playout(Continuation(steps, True), "ended", RewardParts(0.75))])
-    while (leaf := mcts.ask()) is not None:
-        mcts.tell(leaf, [])
+    mcts.tell(leaf, Evaluation([Playout(Continuation(steps, True), "ended", RewardParts(0.75))]))
+    while leaves := mcts.ask():
+        mcts.tell(leaves[0], Evaluation())
     assert len(tree) == 2001 and len(tree.path(2000)) == 2000 and tree.W[ROOT] == 0.75
     saved = tree.to_dict()
     for twin in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree), Tree.from_dict(json.loads(json.dumps(saved)))):
@@ -470,8 +473,7 @@ def continuation(*texts: str, ended: bool = False) -> Continuation:
     ],
 )
 def test_verdicts(given_: Continuation, limits: Limits, verdict: str) -> None:
-    one = Search(ScriptedPolicy(0), scripted_evaluate, SearchConfig())
-    assert one.verdict(given_, limits) == verdict
+    assert steps.verdict(given_, limits) == verdict
 
 
 def test_all_verdicts_occur_and_depth_and_length_hold() -> None:
@@ -692,10 +694,11 @@ def test_a_problem_has_no_answer() -> None:
 
 def test_the_search_that_answers_takes_no_gold() -> None:
     taken = set(inspect.signature(collect.answer_search).parameters)
-    assert taken == {"student", "config", "perplexity", "stop"}
-    for part in (Search.__init__, Search.run, Search.expand, Search.grade, Mcts.__init__, Mcts.tell, Tree.attach):
+    assert taken == {"student", "config", "perplexity", "stop", "value"}
+    parts = (Search, StepExpansion, TokenExpansion, Mcts, Tree)
+    for part in (method for one in parts for method in vars(one).values() if inspect.isfunction(method)):
         names = " ".join(inspect.signature(part).parameters)
-        assert not any(word in names for word in ("gold", "answer", "task", "solution")), part
+        assert not any(word in names for word in ("gold", "answer", "task", "solution")), part.__qualname__
     source = inspect.getsource(collect.answer_search)
     assert "make_evaluate(config.rewards, perplexity, None)" in source
 

@@ -1,7 +1,8 @@
-"""Naming the best response of a tree, and saying why."""
+"""Naming the best response of a tree, saying why, and telling when more search couldn't change it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..answers import extract, normalize
@@ -10,7 +11,7 @@ from .tree import ROOT, Tree
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen response: its terminal node, text and answer, its visits and mean reward, and the rule that chose it."""
+    """The chosen response: its last node, text and answer, its visits and mean reward, and the rule that chose it."""
 
     node: int
     response: str
@@ -20,44 +21,135 @@ class Choice:
     why: str
 
 
-def choose(tree: Tree, rule: str) -> Choice | None:
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A finished response of a tree: a visited terminal node, or a rollout. `earned` is visits times mean reward."""
+
+    node: int
+    text: str
+    visits: int
+    earned: float
+
+    @property
+    def value(self) -> float:
+        return self.earned / self.visits
+
+
+def responses(tree: Tree) -> Iterator[Response]:
+    """The finished responses: terminal nodes in the order they were made, then rollouts."""
+    for leaf in tree.leaves():
+        if tree.N[leaf] > 0:
+            yield Response(leaf, tree.response(leaf), tree.N[leaf], tree.W[leaf])
+    for rollout in tree.rollouts:
+        text = tree.response(rollout.node) + rollout.text
+        yield Response(rollout.node, text, rollout.count, rollout.count * rollout.reward)
+
+
+def most_visited(tree: Tree) -> int:
+    """The end of the most visited path; the larger value and then the earlier child on ties."""
+    node = ROOT
+    while visited := [child for child in tree.children[node] if tree.N[child] > 0]:
+        node = max(visited, key=lambda child: (tree.N[child], tree.W[child], -child))
+    return node
+
+
+def choose(tree: Tree, rule: str, end: int | None = None) -> Choice | None:
     """The best finished response of `tree` by `rule`, or None when no response was finished.
 
-    - "vote": the answer whose leaves earned most in all (visits times value, summed over leaves that agree); of its
-      leaves the best one. Weighted majority voting (Wang et al. 2023, self-consistency) over the tree's leaves.
-    - "value": the leaf with the largest mean reward, the most visited on ties.
-    - "visits": the leaf at the end of the most visited path.
+    - "vote": the answer whose responses earned most in all (visits times value, summed over those that agree); of these
+      the best one. Weighted majority voting (Wang et al. 2023, self-consistency) over the tree's responses.
+    - "value": the response with the largest mean reward, the most visited on ties.
+    - "visits": the response at the end of the most visited path.
+    - "end": the response that ends in or goes on from node `end`.
     """
-    leaves = [node for node in tree.leaves() if tree.N[node] > 0]
-    if not leaves:
+    found = list(responses(tree))
+    if rule == "end":
+        return _end(tree, found, end)
+    if not found:
         return None
     if rule == "visits":
-        node = ROOT
-        while tree.children[node]:
-            node = max(tree.children[node], key=lambda child: (tree.N[child], tree.W[child], -child))
-        if tree.verdict[node] is not None:
-            return _choice(tree, node, f"end of the most visited path ({tree.N[node]} visits)")
+        node = most_visited(tree)
+        at_end = [one for one in found if one.node == node]
+        if at_end:
+            best = max(at_end, key=lambda one: (one.visits, one.value))
+            return _choice(best, f"end of the most visited path ({tree.N[node]} visits)")
         rule = "value"
     if rule == "value":
-        node = max(leaves, key=lambda leaf: (tree.q(leaf), tree.N[leaf], -leaf))
-        return _choice(tree, node, f"largest mean reward ({tree.q(node):.3f}) of {len(leaves)} finished responses")
-    votes: dict[str | None, float] = {}
-    answers = {}
-    for leaf in leaves:
-        found = extract(tree.response(leaf))
-        answers[leaf] = None if found is None else normalize(found)
-        if found is not None:
-            votes[answers[leaf]] = votes.get(answers[leaf], 0.0) + tree.W[leaf]
+        best = max(found, key=lambda one: (one.value, one.visits, -one.node))
+        return _choice(best, f"largest mean reward ({best.value:.3f}) of {len(found)} finished responses")
+    votes = ballot(found)
     if not votes:
         return choose(tree, "value")
     winner = max(votes, key=lambda answer: votes[answer])
-    agreeing = [leaf for leaf in leaves if answers[leaf] == winner]
-    node = max(agreeing, key=lambda leaf: (tree.W[leaf], tree.q(leaf), -leaf))
+    agreeing = [one for one in found if answer_of(one.text) == winner]
+    best = max(agreeing, key=lambda one: (one.earned, one.value, -one.node))
     total = sum(votes.values())
     share = votes[winner] / total if total > 0 else 0.0
-    return _choice(tree, node, f"{share:.0%} of the value-weighted vote over {len(leaves)} finished responses")
+    return _choice(best, f"{share:.0%} of the value-weighted vote over {len(found)} finished responses")
 
 
-def _choice(tree: Tree, node: int, why: str) -> Choice:
-    response = tree.response(node)
-    return Choice(node, response, extract(response), tree.N[node], tree.q(node), why)
+def _end(tree: Tree, found: list[Response], end: int | None) -> Choice | None:
+    node = most_visited(tree) if end is None else end
+    at_end = [one for one in found if one.node == node or node in {*tree.path(one.node)}]
+    if not at_end and tree.verdict[node] is not None:
+        at_end = [Response(node, tree.response(node), 1, tree.reward[node] or 0.0)]
+    if not at_end:
+        return None
+    best = max(at_end, key=lambda one: (one.visits, one.value))
+    return _choice(best, f"the most visited path ({tree.N[node]} visits), then one rollout")
+
+
+def answer_of(text: str) -> str | None:
+    """The normalised final answer of a response."""
+    found = extract(text)
+    return None if found is None else normalize(found)
+
+
+def ballot(found: list[Response]) -> dict[str, float]:
+    """What each answer earned, in the order the answers were first seen."""
+    votes: dict[str, float] = {}
+    for one in found:
+        answer = answer_of(one.text)
+        if answer is not None:
+            votes[answer] = votes.get(answer, 0.0) + one.earned
+    return votes
+
+
+def settled(tree: Tree, rule: str, visits_left: int) -> bool:
+    """True when `visits_left` more visits, each worth at most 1, can't change the choice by `rule`.
+
+    "vote": no other answer, known or new, can catch up with the leader. "visits": no sibling along the most visited
+    path can. "value": never, since one visit can always bring a better response.
+    """
+    if rule == "vote":
+        earned = sorted(ballot(list(responses(tree))).values(), reverse=True)
+        return bool(earned) and earned[0] - (earned[1] if len(earned) > 1 else 0.0) > visits_left
+    if rule == "visits":
+        node = ROOT
+        while children := tree.children[node]:
+            ordered = sorted((tree.N[child] for child in children), reverse=True)
+            if ordered[0] - (ordered[1] if len(ordered) > 1 else 0) <= visits_left:
+                return False
+            node = most_visited_child(tree, node)
+        return tree.verdict[node] is not None
+    return False
+
+
+def most_visited_child(tree: Tree, node: int) -> int:
+    return max(tree.children[node], key=lambda child: (tree.N[child], tree.W[child], -child))
+
+
+def agreed(tree: Tree, least: int) -> bool:
+    """True when at least `least` samples were finished and all of them give one answer."""
+    samples, answers = 0, set()
+    for leaf in tree.leaves():
+        samples += tree.samples[leaf]
+        answers.add(answer_of(tree.response(leaf)))
+    for rollout in tree.rollouts:
+        samples += rollout.count
+        answers.add(answer_of(tree.response(rollout.node) + rollout.text))
+    return samples >= least and len(answers) == 1 and None not in answers
+
+
+def _choice(best: Response, why: str) -> Choice:
+    return Choice(best.node, best.text, extract(best.text), best.visits, best.value, why)

@@ -1,53 +1,35 @@
-"""One coroutine a tree: ask the search for a leaf, get continuations, grade their ends, tell. Many trees, one engine."""
+"""One coroutine a tree: ask the search for leaves, evaluate them, tell. Many trees, one engine."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..answers import is_final
 from ..config import SearchConfig
-from ..policy.protocol import Limits, TeacherProposal
-from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
-from .choose import Choice, choose
-from .mcts import Leaf, Mcts, Playout
-from .select import RULES
+from ..errors import ConfigError
+from ..policy.protocol import ValueFunction
+from ..types import Cost, Problem, Step
+from .choose import Choice, agreed, choose, most_visited, settled
+from .mcts import Evaluation, Leaf, Mcts, Widening
+from .seeds import derive_seed
+from .select import DEFAULT_EXPLORATION, RULES
+from .steps import Advisor, Evaluate, Finished, StepExpansion, StepPolicy
+from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
 
-
-class StepPolicy(Protocol):
-    """The student as the search sees it."""
-
-    async def continuations(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
-    ) -> tuple[list[Continuation], Cost]: ...
-
-    async def adopt(
-        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
-    ) -> tuple[Continuation, Cost]: ...
-
-
-class Advisor(Protocol):
-    """The teachers as the search sees them: one that fails proposes nothing. They keep their own ledgers of cost."""
-
-    async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]: ...
-
-
-# Grades a response's end from the problem, its steps and their directions. Has no gold but in training (collect).
-Evaluate = Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]
-# (problem, response, the rule's verdict) -> whether the response is finished: an optional model's opinion.
-Finished = Callable[[Problem, str, bool], Awaitable[bool]]
+__all__ = ["Advisor", "Evaluate", "Finished", "Search", "SearchResult", "StepPolicy", "TokenPolicy", "derive_seed"]
 
 
 @dataclass(slots=True)
 class SearchResult:
     """A finished search: the tree, the best response and why it was chosen, what it cost, and what ended it.
 
-    `ended_by` is "iterations", "tokens", "seconds" or "stopped".
+    `ended_by` is "iterations", "tokens", "seconds", "stopped", "settled" (nothing to come could change the choice),
+    "agreed" (all responses say the same), "enough" (right responses, data generation) or "solved" (by the first
+    rollout, data generation). `saved` counts the simulations that were not needed.
     """
 
     problem: Problem
@@ -56,153 +38,155 @@ class SearchResult:
     cost: Cost
     ended_by: str
     seed: int
+    saved: int = 0
 
 
-def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from the parts' text: the same everywhere, whatever runs beside it."""
-    digest = hashlib.blake2b("\x1f".join(str(part) for part in parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+class Expansion(Protocol):
+    """What `search.steps` and `search.tokens` offer the driver, for one tree."""
+
+    least_tokens: int
+
+    async def open(self) -> str | None: ...
+
+    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation: ...
+
+    async def close(self, node: int) -> int: ...
 
 
 class Search:
-    """The step-level search of one configuration over one policy.
+    """The search of one configuration over one policy: over reasoning steps, or with `search.mode: token` over tokens.
 
     Args:
-        policy: the student.
+        policy: the student, as a `StepPolicy` or a `TokenPolicy`.
         evaluate: grades terminal responses, rewards in [0, 1].
         settings: iterations, widths, depth and budgets.
-        advisor: teachers, or None.
-        finished: a terminal checker beside the rule, or None.
-        stop: asked before each expansion; True ends every tree with the best so far.
+        advisor: teachers, or None (steps alone).
+        finished: a terminal checker beside the rule, or None (steps alone).
+        stop: asked before each simulation; True ends every tree with the best so far.
+        value: the value network, or None.
+        generating: `search.data` applies (training searches).
+
+    Raises ConfigError where the settings need a value network and there is none.
     """
 
     def __init__(
         self,
-        policy: StepPolicy,
+        policy: StepPolicy | TokenPolicy,
         evaluate: Evaluate,
         settings: SearchConfig,
         advisor: Advisor | None = None,
         finished: Finished | None = None,
         stop: Callable[[], bool] = lambda: False,
+        *,
+        value: ValueFunction | None = None,
+        generating: bool = False,
     ) -> None:
         self.policy, self.evaluate, self.settings = policy, evaluate, settings
         self.advisor, self.finished, self.stop = advisor, finished, stop
+        self.value, self.generating = value, generating
+        if settings.rollout_weight is not None:
+            self.rollout_weight = settings.rollout_weight
+        else:
+            self.rollout_weight = 1.0 if value is None else value.rollout_weight
+        if value is None and (settings.rollout == "none" or self.rollout_weight < 1):
+            raise ConfigError(
+                f"search.rollout is {settings.rollout} and search.rollout_weight is {self.rollout_weight:g}, which"
+                " needs a value network: set search.value to a folder that `value` wrote"
+            )
 
     async def run(self, problem: Problem, seed: int, tree: Tree | None = None) -> SearchResult:
         """Search one problem, going on with `tree` when one is given."""
         settings, cost, began = self.settings, Cost(), time.perf_counter()
         tree = Tree() if tree is None else tree
-        mcts = Mcts(tree, RULES[settings.select], settings.exploration, settings.iterations)
-        ended_by = "iterations"
-        while (leaf := mcts.ask()) is not None:
-            left = settings.budget_tokens - cost.sampled_tokens if settings.budget_tokens is not None else None
-            if self.stop():
+        expansion = self.expansion(problem, tree, seed, cost)
+        mcts = self.mcts(tree)
+        ended_by = await expansion.open()
+        while ended_by is None:
+            leaves = mcts.ask(settings.width)
+            left = None if settings.budget_tokens is None else settings.budget_tokens - cost.sampled_tokens
+            if not leaves:
+                ended_by = "iterations"
+            elif self.stop():
                 ended_by = "stopped"
-            elif left is not None and left < settings.samples:
+            elif left is not None and left < expansion.least_tokens * len(leaves):
                 ended_by = "tokens"
             elif settings.budget_seconds is not None and time.perf_counter() - began >= settings.budget_seconds:
                 ended_by = "seconds"
+            elif len(leaves) == 1:
+                mcts.tell(leaves[0], await expansion(leaves[0], left))
+                ended_by = self.decided(mcts)
             else:
-                mcts.tell(leaf, await self.expand(problem, tree, leaf, seed, left, cost))
-                continue
-            break
+                share = None if left is None else left // len(leaves)
+                evaluations = await asyncio.gather(*(expansion(leaf, share) for leaf in leaves))
+                for leaf, evaluation in zip(leaves, evaluations, strict=True):
+                    mcts.tell(leaf, evaluation)
+                ended_by = self.decided(mcts)
+        mcts.cancel()
+        node = await expansion.close(most_visited(tree))
         cost.seconds = time.perf_counter() - began
-        return SearchResult(problem, tree, choose(tree, settings.choose), cost, ended_by, seed)
+        rule = "end" if settings.rollout == "none" else settings.choose
+        saved = mcts.iterations - mcts.iteration if ended_by in ("settled", "agreed", "enough", "solved") else 0
+        return SearchResult(problem, tree, choose(tree, rule, node), cost, ended_by, seed, saved)
 
-    async def expand(
-        self, problem: Problem, tree: Tree, leaf: Leaf, seed: int, left: int | None, cost: Cost
-    ) -> list[Playout]:
-        """The leaf's playouts: the student's continuations, then each teacher's step with the student's rollout."""
-        settings, steps = self.settings, tree.steps(leaf.node)
-        used = sum(len(step.token_ids) for step in steps)
-        share = settings.max_tokens - used
-        if left is not None:
-            # Shared out beforehand, so that no draw can take the search over its budget.
-            share = min(share, left // settings.samples)
-        limits = Limits(lines=settings.max_depth - len(steps), tokens=share)
-        if limits.lines <= 0 or limits.tokens <= 0:
-            return []
-        draw = derive_seed(seed, leaf.node, tree.N[leaf.node])
-        continuations, spent = await self.policy.continuations(problem, steps, settings.samples, draw, limits)
-        cost.add(spent)
-        if self.advisor is not None:
-            if left is not None:
-                left -= spent.sampled_tokens
-            continuations += await self.taught(problem, steps, draw, limits, left, cost)
-        finished = self.finished
-        if finished is not None:
-            asked = (self.checked(finished, problem, steps, c) for c in continuations)
-            continuations = list(await asyncio.gather(*asked))
-        directions = [Direction(tree.direction[node]) for node in tree.path(leaf.node)]
-        grades = await asyncio.gather(*(self.grade(problem, steps, directions, c, limits) for c in continuations))
-        return [Playout(c, *grade) for c, grade in zip(continuations, grades, strict=True)]
+    def mcts(self, tree: Tree) -> Mcts:
+        """The tree search that the settings describe."""
+        settings = self.settings
+        rule = settings.rule
+        widening = None
+        if settings.widening is not None:
+            grow = settings.mode == "step"
+            widening = Widening(settings.widening.coefficient, settings.widening.exponent, grow)
+        exploration = DEFAULT_EXPLORATION[rule] if settings.exploration is None else settings.exploration
+        return Mcts(
+            tree,
+            RULES[rule],
+            exploration,
+            settings.iterations,
+            virtual_loss=settings.virtual_loss,
+            widening=widening,
+        )
 
-    async def taught(
-        self, problem: Problem, steps: list[Step], seed: int, limits: Limits, left: int | None, cost: Cost
-    ) -> list[Continuation]:
-        """The teachers' steps, each followed by one rollout of the student unless it ends the response."""
-        assert self.advisor is not None
-        proposals = await self.advisor.propose(problem, [step.text.rstrip("\n") for step in steps], seed)
-        taught = []
-        for i, proposal in enumerate(proposals):
-            step, spent = await self.policy.adopt(problem, steps, proposal.text, proposal.source, proposal.direction)
-            cost.add(spent)
-            tokens = limits.tokens - len(step.steps[0].token_ids)
-            if tokens < 0:
-                continue  # a line too long for what is left of the response
-            if left is not None:
-                tokens = min(tokens, left // len(proposals))
-            if not step.ended and tokens > 0 and limits.lines > 1:
-                rest = Limits(limits.lines - 1, tokens)
-                [rollout], spent = await self.policy.continuations(
-                    problem, [*steps, *step.steps], 1, derive_seed(seed, "teacher", i), rest
-                )
-                cost.add(spent)
-                step = Continuation(step.steps + rollout.steps, rollout.ended, step.source, step.direction)
-            taught.append(step)
-        return taught
+    def expansion(self, problem: Problem, tree: Tree, seed: int, cost: Cost) -> Expansion:
+        """What turns a leaf of this tree into children and a value."""
+        arguments = (self.evaluate, self.settings, problem, tree, seed, cost)
+        value = self.value
+        if self.settings.mode == "token":
+            policy: TokenPolicy = self.policy  # type: ignore[assignment]
+            return TokenExpansion(
+                policy, *arguments, value=value, rollout_weight=self.rollout_weight, generating=self.generating
+            )
+        step_value = None
+        if value is not None:
 
-    async def grade(
-        self,
-        problem: Problem,
-        prefix: list[Step],
-        directions: list[Direction],
-        continuation: Continuation,
-        limits: Limits,
-    ) -> tuple[str, RewardParts]:
-        """The verdict and reward of a response's end."""
-        steps = [*prefix, *continuation.steps]
-        asked = [*directions, continuation.direction, *([Direction.NONE] * (len(continuation.steps) - 1))]
-        verdict = self.verdict(continuation, limits)
-        return verdict, await self.evaluate(problem, steps, asked, verdict)
+            async def step_value(problem: Problem, steps: Sequence[Step]) -> float:
+                prompt = self.policy.prompt_ids(problem)  # type: ignore[union-attr]
+                return await value(prompt + tuple(token for step in steps for token in step.token_ids))
 
-    async def checked(
-        self, finished: Finished, problem: Problem, prefix: list[Step], continuation: Continuation
-    ) -> Continuation:
-        """The continuation up to the first step after which the terminal checker calls the response finished.
+        return StepExpansion(
+            self.policy,  # type: ignore[arg-type]
+            *arguments,
+            advisor=self.advisor,
+            finished=self.finished,
+            value=step_value,
+            rollout_weight=self.rollout_weight,
+        )
 
-        Asked only where the rule finds no final-answer line; the step after which it says yes is the last one.
-        """
-        steps = continuation.steps
-        if not steps or is_final(steps[-1].text):
-            return continuation
-        text = "".join(step.text for step in prefix)
-        for i, step in enumerate(steps, 1):
-            text += step.text
-            rule = continuation.ended and i == len(steps)
-            if await finished(problem, text, rule) and not rule:
-                return Continuation(steps[:i], True, continuation.source, continuation.direction, checked=True)
-        return continuation
-
-    def verdict(self, continuation: Continuation, limits: Limits) -> str:
-        """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth or its length."""
-        if continuation.steps and is_final(continuation.steps[-1].text):
-            return "answer"
-        if continuation.checked:
-            return "checked"
-        if continuation.ended:
-            return "ended"
-        return "depth" if len(continuation.steps) >= limits.lines else "length"
+    def decided(self, mcts: Mcts) -> str | None:
+        """Why the tree needs no further simulation: the adaptive budget."""
+        settings, tree, left = self.settings, mcts.tree, mcts.iterations - mcts.iteration
+        if left == 0:
+            return None
+        enough = settings.data.enough_correct
+        if self.generating and enough and right_responses(tree) >= enough:
+            return "enough"
+        if settings.stop_agreed and agreed(tree, settings.stop_agreed):
+            return "agreed"
+        if settings.stop_settled and self.advisor is None:
+            # A step-level simulation backs up at most one visit a sample.
+            visits = 1 if settings.mode == "token" else settings.samples
+            if settled(tree, settings.choose, left * visits):
+                return "settled"
+        return None
 
     async def run_many(
         self, problems: Sequence[tuple[Problem, int]], trees: Sequence[Tree | None] | None = None
@@ -222,3 +206,9 @@ class Search:
         finally:
             for task in tasks:
                 task.cancel()
+
+
+def right_responses(tree: Tree) -> int:
+    """How many simulations ended in a right response."""
+    rolled = sum(rollout.count for rollout in tree.rollouts if rollout.hre == 1.0)
+    return rolled + sum(tree.samples[leaf] for leaf in tree.leaves() if tree.hre[leaf] == 1.0)

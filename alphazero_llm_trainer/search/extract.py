@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..types import STUDENT
-from .tree import ROOT, Tree
+from .tree import ROOT, Rollout, Tree
+
+OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +15,8 @@ class Trajectory:
     """One distinct finished response of a tree.
 
     `token_ids` and `logprobs` (nats, at ingest) are `[T]`; `nodes` are the steps' nodes and `lengths` their token
-    counts; `samples` is how often it was sampled; `student` is False when a teacher wrote one of its steps.
+    counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled; `student` is False
+    when a teacher wrote one of its steps.
     """
 
     token_ids: tuple[int, ...]
@@ -27,33 +30,49 @@ class Trajectory:
 
 
 def trajectories(tree: Tree) -> list[Trajectory]:
-    """All finished responses in the order they were found. Responses without a token (an empty answer) are left out."""
-    found = []
-    for leaf in tree.leaves():
-        nodes = tree.path(leaf)
-        token_ids = tuple(token for node in nodes for token in tree.token_ids[node])
-        reward = tree.reward[leaf]
-        if not token_ids or reward is None:
+    """All finished responses in the order they were found: terminal nodes, then rollouts.
+
+    Responses without a token (an empty answer) are left out.
+    """
+    found: dict[tuple[int, ...], Trajectory] = {}
+    ends: list[tuple[int, Rollout | None]] = [(leaf, None) for leaf in tree.leaves()]
+    ends += [(rollout.node, rollout) for rollout in tree.rollouts]
+    for node, rollout in ends:
+        one = _trajectory(tree, node, rollout)
+        if one is None:
             continue
-        found.append(
-            Trajectory(
-                token_ids=token_ids,
-                logprobs=tuple(value for node in nodes for value in tree.logprobs[node]),
-                nodes=tuple(nodes),
-                lengths=tuple(len(tree.token_ids[node]) for node in nodes),
-                reward=reward,
-                hre=tree.hre[leaf],
-                samples=max(tree.samples[leaf], 1),
-                student=all(tree.source[node] == STUDENT for node in nodes),
-            )
-        )
-    return found
+        same = found.get(one.token_ids)
+        # A rollout and a terminal node may be one response.
+        found[one.token_ids] = one if same is None else replace(same, samples=same.samples + one.samples)
+    return list(found.values())
+
+
+def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | None:
+    nodes = tree.path(end)
+    token_ids = tuple(token for node in nodes for token in tree.token_ids[node])
+    logprobs = tuple(value for node in nodes for value in tree.logprobs[node])
+    lengths = [len(tree.token_ids[node]) for node in nodes]
+    student = all(tree.source[node] == STUDENT for node in nodes)
+    reward, hre, samples = tree.reward[end], tree.hre[end], max(tree.samples[end], 1)
+    if rollout is not None:
+        token_ids, logprobs = token_ids + rollout.token_ids, logprobs + rollout.logprobs
+        reward, hre, samples = rollout.reward, rollout.hre, rollout.count
+        if rollout.token_ids:
+            nodes, lengths = [*nodes, OUTSIDE], [*lengths, len(rollout.token_ids)]
+    if not token_ids or reward is None:
+        return None
+    return Trajectory(token_ids, logprobs, tuple(nodes), tuple(lengths), reward, hre, samples, student)
 
 
 def step_values(tree: Tree, trajectory: Trajectory) -> list[tuple[float, float]]:
     """For each step `(Q(child), V(parent))`: the mean backed-up rewards of the step's node and of the one before it."""
     values, parent = [], ROOT
     for node in trajectory.nodes:
-        values.append((tree.q(node), tree.q(parent)))
-        parent = node
+        # A rollout's tokens are worth what its response earned; a node that was only passed by one, its parent's value.
+        before = tree.q(parent) if tree.N[parent] else trajectory.reward
+        if node == OUTSIDE or not tree.N[node]:
+            values.append((trajectory.reward, before))
+        else:
+            values.append((tree.q(node), before))
+        parent = parent if node == OUTSIDE else node
     return values

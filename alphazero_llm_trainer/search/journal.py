@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,10 @@ class Journal:
         self._file = path.open("ab")
 
     def _recover(self) -> None:
-        raw = self.path.read_bytes()
-        whole = raw.rfind(b"\n") + 1
-        for number, line in enumerate(raw[:whole].splitlines(), 1):
+        self.dropped_bytes = drop_half_line(self.path)
+        for number, line in enumerate(self.path.read_bytes().splitlines(), 1):
             record = parse(self.path, number, line)
             self.records[record["key"]] = record
-        if whole < len(raw):
-            self.dropped_bytes = len(raw) - whole
-            with self.path.open("r+b") as file:
-                file.truncate(whole)
 
     def append(self, record: dict[str, Any]) -> None:
         """Write a record with a new `key` and hand it to the operating system, so that a killed process keeps it."""
@@ -82,3 +78,170 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
                 yield parse(path, number, line)
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+PATTERN = "shard-*.jsonl"
+
+
+class Shards:
+    """A journal in numbered files `shard-00000.jsonl`, ... of `size` records each. Keys are unique over all of them.
+
+    It keeps keys in memory, not records. A full file is closed for good: `closed` then holds its
+    `{"name", "records", "bytes", "sha256"}`, which a manifest stores and hands in again to go on.
+
+    Args:
+        folder: where the files are.
+        size: records a file, at least 1.
+        closed: what the manifest says about finished files; each is checked against its hash.
+        known: told (file name, record) of everything found in files that the manifest does not call finished.
+
+    Raises:
+        DataError: a finished file is missing or changed, a line is broken, or a key is there twice.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int,
+        closed: Sequence[Mapping[str, Any]] = (),
+        known: Callable[[str, dict[str, Any]], None] = lambda name, record: None,
+    ) -> None:
+        self.folder, self.size = folder, size
+        self.closed: list[dict[str, Any]] = []
+        self.keys: set[str] = set()
+        self.dropped_bytes = 0
+        for entry in closed:
+            self._check(dict(entry))
+        self._records, self._digest = 0, hashlib.sha256()
+        open_files = [path for path in shard_paths(folder) if path.name not in {e["name"] for e in self.closed}]
+        for path in open_files:
+            self._recover(path, known, last=path == open_files[-1])
+        self._path = open_files[-1] if open_files else self._next()
+        self._file = self._path.open("ab")
+
+    def _next(self) -> Path:
+        return self.folder / f"shard-{len(self.closed):05d}.jsonl"
+
+    def _take(self, path: Path, key: str) -> None:
+        if key in self.keys:
+            raise DataError(f"journal {path} has a second tree for {key!r}: remove one of its two lines")
+        self.keys.add(key)
+
+    def _check(self, entry: dict[str, Any]) -> None:
+        """Read a finished file's keys and compare the file with what the manifest says about it."""
+        path, digest = self.folder / entry["name"], hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    digest.update(line)
+                    self._take(path, key_of(path, number, line))
+        except OSError as error:
+            raise DataError(f"journal {path} can't be read ({error.strerror}): restore it") from error
+        if digest.hexdigest() != entry["sha256"]:
+            raise DataError(f"journal {path} is not what its manifest says (sha256 differs): restore it")
+        self.closed.append(entry)
+
+    def _recover(self, path: Path, known: Callable[[str, dict[str, Any]], None], last: bool) -> None:
+        """Take in a file that no manifest calls finished: the one that was being written, or one just filled."""
+        self.dropped_bytes += drop_half_line(path)
+        self._records, self._digest = 0, hashlib.sha256()
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                record = parse(path, number, line)
+                self._take(path, record["key"])
+                self._digest.update(line)
+                self._records += 1
+                known(path.name, record)
+        if not last:
+            self.closed.append(_entry(path, self._records, self._digest.hexdigest()))
+
+    @property
+    def name(self) -> str:
+        """The file that the last record went to."""
+        return self._path.name
+
+    def append(self, record: dict[str, Any]) -> bool:
+        """Write a record with a new `key`, as `Journal.append` does. True when a full file was closed before it.
+
+        Raises DataError for a key that is there already.
+        """
+        if record["key"] in self.keys:
+            raise DataError(f"journal {self.folder} has a tree for {record['key']!r} already: each is searched once")
+        full = self._records >= self.size
+        if full:
+            self._finish()
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        self._file.write(line)
+        self._file.flush()
+        self._digest.update(line)
+        self.keys.add(record["key"])
+        self._records += 1
+        return full
+
+    def _finish(self) -> None:
+        self._close_file()
+        self.closed.append(_entry(self._path, self._records, self._digest.hexdigest()))
+        self._path, self._records, self._digest = self._next(), 0, hashlib.sha256()
+        self._file = self._path.open("ab")
+
+    def _close_file(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def close(self, finished: bool = False) -> None:
+        """Write through to the disk and close; `finished` counts the last file as closed for good."""
+        self._close_file()
+        if not self._records:
+            self._path.unlink()
+        elif finished:
+            self.closed.append(_entry(self._path, self._records, self._digest.hexdigest()))
+
+
+def _entry(path: Path, records: int, sha256: str) -> dict[str, Any]:
+    return {"name": path.name, "records": records, "bytes": path.stat().st_size, "sha256": sha256}
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """The folder's shards in the order they were written."""
+    return sorted(folder.glob(PATTERN))
+
+
+def read_shards(folder: Path) -> Iterator[dict[str, Any]]:
+    """The records of all shards of a folder, one in memory at a time; a half-written last line is left out.
+
+    Raises DataError when there is no shard.
+    """
+    paths = shard_paths(folder)
+    if not paths:
+        raise DataError(f"{folder} holds no {PATTERN}: name a folder that `sample` wrote")
+    for path in paths:
+        yield from read(path)
+
+
+def key_of(path: Path, number: int, line: bytes) -> str:
+    """The key of a journal line, read off its beginning where it stands there: a tree's line is long."""
+    if line.startswith(b'{"key":"'):
+        try:
+            return json.JSONDecoder().raw_decode(line[:4096].decode(errors="ignore"), len('{"key":'))[0]
+        except ValueError:
+            pass
+    return parse(path, number, line)["key"]
+
+
+def drop_half_line(path: Path) -> int:
+    """Cut off a last line without its line end, which a crash left; returns how many bytes that were."""
+    with path.open("r+b") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(end - 65536, 0)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                end = start + found + 1
+                break
+            end = start
+        file.truncate(end)
+    return size - end

@@ -1,24 +1,31 @@
-"""Monte-Carlo tree search over reasoning steps, as ask and tell. Synchronous and pure: no engine, no clock, no gold.
+"""Monte-Carlo tree search, as ask and tell. Synchronous and pure: no engine, no clock, no gold.
 
-One iteration: descend from the root by the selection rule while the node's children were asked for; there, expand:
-continuations are drawn to the end of the response (leaf-parallel playouts, Cazenave & Jouandeau 2007), their first
-steps become children, the rest of each stays in the tree below, and every playout's reward is backed up from its end.
+One simulation: descend from the root by the selection rule while the node's children were asked for; there, the caller
+evaluates the leaf, and its evaluation becomes children and a backed-up value. What a leaf is, is the caller's choice:
+
+- a reasoning step: continuations are drawn to the end of the response (leaf-parallel playouts, Cazenave & Jouandeau
+  2007), their first steps become children, the rest of each stays in the tree below, and every playout's reward is
+  backed up from its end;
+- a token: its likeliest next tokens become unvisited children with priors, and a value, a rollout's reward or a mix of
+  the two is backed up from the leaf (Silver et al. 2016, "Mastering the game of Go", AlphaGo).
+
 A descent that ends in a terminal node backs up that node's reward again and costs nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..types import Continuation, RewardParts
+from ..types import Continuation, RewardParts, Step
 from .select import Select
-from .tree import ROOT, Tree
+from .tree import ROOT, Rollout, Tree
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Where continuations are wanted: a node and the number of its iteration, which seeds the draws."""
+    """Where an evaluation is wanted: a node and the number of its simulation."""
 
     node: int
     iteration: int
@@ -33,66 +40,185 @@ class Playout:
     reward: RewardParts | None
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came of a leaf.
+
+    playouts: continuations that are grafted below it, each backed up from its own end.
+    rollout_weight: lambda of `mix`, for what the playouts back up to the leaf and above it when there is an estimate.
+    steps, priors: children that are attached unvisited; the priors are probabilities that sum to 1.
+    terminal: verdict and reward when the leaf turned out to be a response's end.
+    estimate: the value network's V of the leaf, in [0, 1].
+    value: what this simulation backs up from the leaf, in [0, 1]; None when the playouts did that.
+    rollouts: how responses went on from the leaf; kept beside the tree.
+    """
+
+    playouts: Sequence[Playout] = ()
+    steps: Sequence[Step] = ()
+    priors: Sequence[float] = ()
+    terminal: tuple[str, RewardParts] | None = None
+    estimate: float | None = None
+    value: float | None = None
+    rollouts: Sequence[Rollout] = ()
+    rollout_weight: float = 1.0
+
+    def rewards(self) -> list[float]:
+        """Everything that must lie in [0, 1]."""
+        found = [playout.reward.total for playout in self.playouts if playout.reward is not None]
+        found += [value for value in (self.estimate, self.value) if value is not None]
+        return found if self.terminal is None else [*found, self.terminal[1].total]
+
+
+def mix(value: float, rollout: float, rollout_weight: float) -> float:
+    """`Q = (1 - lambda)*Q_value + lambda*Q_rollout` with lambda = `rollout_weight` (Silver et al. 2016, AlphaGo, leaf
+    evaluation)."""
+    return (1.0 - rollout_weight) * value + rollout_weight * rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """Progressive widening (Coulom 2007; Couetoux et al. 2011): after n visits a node has `ceil(coefficient * n^exponent)`
+    children that selection may look at, at least one.
+
+    grow: a node with fewer children than that is evaluated again for more (steps are drawn); otherwise all its children
+    are there from the start and the likeliest ones are looked at first (tokens are ranked).
+    """
+
+    coefficient: float
+    exponent: float
+    grow: bool
+
+    def width(self, visits: int) -> int:
+        return max(1, math.ceil(self.coefficient * visits**self.exponent))
+
+
+@dataclass(slots=True)
+class _Flight:
+    """Leaves that were asked for and not yet backed up, in ask order, with what was told of them so far."""
+
+    told: dict[Leaf, Evaluation | None] = field(default_factory=dict)
+    nodes: set[int] = field(default_factory=set)
+
+
 class Mcts:
-    """`ask` for a leaf, `tell` what came of it, until `ask` returns None.
+    """`ask` for leaves, `tell` what came of each, until `ask` returns none.
 
     Args:
         tree: a new tree, or one to go on with.
         select: a rule of `search.select`.
         exploration: the rule's constant.
-        iterations: how many iterations `ask` hands out or does by itself.
+        iterations: how many simulations `ask` hands out or does by itself.
+        virtual_loss: visits of value 0 that a simulation in flight counts as along its path (Chaslot et al. 2008,
+            "Parallel Monte-Carlo tree search"), so that the next descent goes elsewhere.
+        widening: progressive widening, or None.
     """
 
-    def __init__(self, tree: Tree, select: Select, exploration: float, iterations: int) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        select: Select,
+        exploration: float,
+        iterations: int,
+        *,
+        virtual_loss: int = 1,
+        widening: Widening | None = None,
+    ) -> None:
         self.tree, self.select, self.exploration = tree, select, exploration
         self.iterations, self.iteration = iterations, 0
-        self._leaf: Leaf | None = None
+        self.virtual_loss, self.widening = virtual_loss, widening
+        self._flight = _Flight()
 
-    def ask(self) -> Leaf | None:
-        """The next leaf to expand; the same one until it is told; None when the iterations are used up."""
-        while self._leaf is None and self.iteration < self.iterations:
+    def ask(self, n: int = 1) -> list[Leaf]:
+        """Up to `n` leaves to evaluate at once: those in flight first, then new ones; none when the simulations are over.
+
+        Fewer than `n` come back when a descent ends in a node whose evaluation is under way already.
+        """
+        flight = self._flight
+        while len(flight.told) < n and self.iteration < self.iterations:
             node = self._descend()
+            if node in flight.nodes:
+                break
             self.iteration += 1
             reward = self.tree.reward[node]
-            if reward is None:
-                self._leaf = Leaf(node, self.iteration)
-            else:
+            if reward is not None:
                 self.tree.backup(node, reward)
-        return self._leaf
+                continue
+            leaf = Leaf(node, self.iteration)
+            flight.told[leaf] = None
+            flight.nodes.add(node)
+            self.tree.hold(node, self.virtual_loss)
+        return list(flight.told)
 
     def _descend(self) -> int:
-        tree, node = self.tree, ROOT
-        while tree.expanded[node] and tree.children[node]:
-            node = self.select(tree, node, self.exploration)
+        tree, node, widening = self.tree, ROOT, self.widening
+        while tree.expanded[node] and (children := tree.children[node]):
+            width = None if widening is None else widening.width(tree.N[node])
+            if width is not None and widening is not None and widening.grow and width > len(children):
+                break
+            node = children[0] if len(children) == 1 else self.select(tree, node, self.exploration, width)
         return node
 
-    def tell(self, leaf: Leaf, playouts: Sequence[Playout]) -> None:
-        """Attach a leaf's playouts and back up their rewards. Telling a leaf again changes nothing.
+    def tell(self, leaf: Leaf, evaluation: Evaluation) -> None:
+        """Take a leaf's evaluation in. Leaves are backed up in ask order, whatever order they are told in.
 
-        Raises ValueError for a reward outside [0, 1] (UCB1's constant means nothing there) and leaves the tree alone.
+        Telling a leaf again changes nothing. Raises ValueError for a value outside [0, 1] (UCB1's constant means nothing
+        there) and leaves the tree alone.
         """
-        if leaf != self._leaf:
+        told = self._flight.told
+        if leaf not in told or told[leaf] is not None:
             return
-        for playout in playouts:
-            if playout.reward is not None and not 0.0 <= playout.reward.total <= 1.0:
-                raise ValueError(f"reward {playout.reward.total} is outside [0, 1]")
+        for value in evaluation.rewards():
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"reward {value} is outside [0, 1]")
+        told[leaf] = evaluation
+        while told and (first := next(iter(told))) is not None and (found := told[first]) is not None:
+            del told[first]
+            self._flight.nodes.discard(first.node)
+            self.tree.hold(first.node, -self.virtual_loss)
+            self._apply(first.node, found)
+
+    def cancel(self) -> None:
+        """Let go of every leaf in flight: their virtual losses are taken back, nothing is backed up."""
+        for leaf in self._flight.told:
+            self.tree.hold(leaf.node, -self.virtual_loss)
+        self._flight = _Flight()
+
+    def _apply(self, node: int, evaluation: Evaluation) -> None:
         tree = self.tree
-        for playout in playouts:
-            continuation, node = playout.continuation, leaf.node
-            for depth, step in enumerate(continuation.steps):
-                if tree.verdict[node] is not None:
-                    break
-                # Only the proposal is the proposer's; the rollout after a teacher's step is the student's own.
-                if depth == 0:
-                    node = tree.attach(node, step, continuation.source, continuation.direction)
-                else:
-                    node = tree.attach(node, step)
-            if playout.reward is not None and playout.verdict is not None:
-                if tree.verdict[node] is None and not tree.children[node]:
-                    tree.finish(node, playout.verdict, playout.reward)
-                tree.samples[node] += 1
-                # A path that was graded before keeps its grade.
-                earned = tree.reward[node]
-                tree.backup(node, playout.reward.total if earned is None else earned)
-        tree.expanded[leaf.node] = True
-        self._leaf = None
+        if evaluation.estimate is not None:
+            tree.V[node] = evaluation.estimate
+        if evaluation.terminal is not None:
+            tree.finish(node, *evaluation.terminal)
+            tree.samples[node] += 1
+        elif evaluation.steps:
+            tree.expand(node, evaluation.steps, evaluation.priors)
+        tree.rollouts += evaluation.rollouts
+        for playout in evaluation.playouts:
+            self._graft(node, playout, evaluation)
+        if evaluation.value is not None:
+            tree.backup(node, evaluation.value)
+        tree.expanded[node] = True
+
+    def _graft(self, leaf: int, playout: Playout, evaluation: Evaluation) -> None:
+        """Attach a playout's steps below `leaf` and back its reward up from its end."""
+        tree, continuation, node = self.tree, playout.continuation, leaf
+        for depth, step in enumerate(continuation.steps):
+            if tree.verdict[node] is not None:
+                break
+            # Only the proposal is the proposer's; the rollout after a teacher's step is the student's own.
+            if depth == 0:
+                node = tree.attach(node, step, continuation.source, continuation.direction)
+            else:
+                node = tree.attach(node, step)
+        if playout.reward is not None and playout.verdict is not None:
+            if tree.verdict[node] is None and not tree.children[node]:
+                tree.finish(node, playout.verdict, playout.reward)
+            tree.samples[node] += 1
+            # A path that was graded before keeps its grade.
+            earned = tree.reward[node]
+            reward = playout.reward.total if earned is None else earned
+            if evaluation.estimate is None or evaluation.rollout_weight == 1.0 or evaluation.value is not None:
+                tree.backup(node, reward)
+            else:
+                tree.backup(node, reward, above=leaf)
+                tree.backup(leaf, mix(evaluation.estimate, reward, evaluation.rollout_weight))

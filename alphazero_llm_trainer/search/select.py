@@ -1,54 +1,65 @@
-"""The selection rules: which child a simulation descends to."""
+"""The selection rules: which child a simulation descends to.
+
+A simulation in flight counts as `tree.virtual` visits of value 0 (virtual loss). With a `width` only the first `width`
+children are looked at (progressive widening).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .tree import Tree
 
-Select = Callable[[Tree, int, float], int]
+Select = Callable[[Tree, int, float, int | None], int]
 
 
-def ucb1(tree: Tree, node: int, exploration: float) -> int:
+def ucb1(tree: Tree, node: int, exploration: float, width: int | None = None) -> int:
     """The child with the largest `W/N + c*sqrt(ln(N_parent)/N)`; an unvisited one first, the earliest on ties.
 
     Auer et al. 2002, "Finite-time Analysis of the Multiarmed Bandit Problem"; Kocsis & Szepesvari 2006 for trees.
     """
-    log_parent = math.log(tree.N[node]) if tree.N[node] > 0 else 0.0
+    N, W, virtual = tree.N, tree.W, tree.virtual
+    parent = N[node] + virtual[node]
+    log_parent = math.log(parent) if parent > 0 else 0.0
     best, best_score = -1, -math.inf
-    for child in tree.children[node]:
-        visits = tree.N[child]
-        score = math.inf if visits == 0 else tree.W[child] / visits + exploration * math.sqrt(log_parent / visits)
+    for child in tree.children[node][:width]:
+        visits = N[child] + virtual[child]
+        score = math.inf if visits == 0 else W[child] / visits + exploration * math.sqrt(log_parent / visits)
         if score > best_score:
             best, best_score = child, score
     return best
 
 
-def puct(tree: Tree, node: int, exploration: float) -> int:
+def puct(tree: Tree, node: int, exploration: float, width: int | None = None) -> int:
     """The child with the largest `Q + c_puct * P * sqrt(N_parent)/(1 + N)`; Q of an unvisited child is 0.
 
-    Silver et al. 2017, "Mastering the game of Go without human knowledge". Priors are normalised over the siblings;
-    a step's prior is the probability of its tokens where the tree holds none.
+    Silver et al. 2017, "Mastering the game of Go without human knowledge". Priors that the tree holds sum to 1 over the
+    siblings; where it holds none, P is the probability of the step's tokens, normalised over the siblings here.
     """
+    N, W, virtual, prior = tree.N, tree.W, tree.virtual, tree.prior
     children = tree.children[node]
-    priors = [step_prior(tree, child) for child in children]
-    total = math.fsum(priors)
-    root_visits = math.sqrt(tree.N[node])
+    priors = None if prior[children[0]] is not None else step_priors(tree, children)
+    root_visits = math.sqrt(N[node] + virtual[node])
     best, best_score = -1, -math.inf
-    for child, prior in zip(children, priors, strict=True):
-        visits = tree.N[child]
-        share = prior / total if total > 0 else 1.0 / len(children)
-        score = (tree.W[child] / visits if visits else 0.0) + exploration * share * root_visits / (1 + visits)
+    for i, child in enumerate(children if width is None else children[:width]):
+        visits = N[child] + virtual[child]
+        share = prior[child] if priors is None else priors[i]
+        score = exploration * share * root_visits / (1 + visits)  # type: ignore[operator]
+        if visits:
+            score = W[child] / visits + score
         if score > best_score:
             best, best_score = child, score
     return best
 
 
-def step_prior(tree: Tree, node: int) -> float:
-    """The stored prior, or the probability of the step's tokens under the policy."""
-    stored = tree.prior[node]
-    return stored if stored is not None else math.exp(max(math.fsum(tree.logprobs[node]), -700.0))
+def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
+    """The probabilities of siblings' tokens under the policy, normalised over the siblings."""
+    # Bounded below, so that siblings that are all next to impossible share evenly.
+    likelihoods = [math.exp(max(math.fsum(tree.logprobs[child]), -700.0)) for child in children]
+    total = math.fsum(likelihoods)
+    return [likelihood / total for likelihood in likelihoods]
 
 
 RULES: dict[str, Select] = {"ucb1": ucb1, "puct": puct}
+DEFAULT_EXPLORATION = {"ucb1": 2**0.5, "puct": 2.0}  # each rule's usual constant

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DataError
 from ..types import STUDENT, Direction, RewardParts, Step
 
 ROOT = 0
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, 2)  # format 1 had no rollouts
+
+NO_DIRECTION = str(Direction.NONE)
 
 # Every column has one entry a node. A node stores only what it adds to its parent.
 COLUMNS = (
@@ -33,8 +37,31 @@ COLUMNS = (
 )
 
 
+@dataclass(slots=True)
+class Rollout:
+    """How responses went on from `node` to their end, outside the tree: token-level search keeps those here.
+
+    `token_ids` and `logprobs` (nats, under the policy at temperature 1) are `[T]`, T = 0 where the response ends in
+    the node itself; `verdict`, `reward`, `hre` and `pre` grade the whole response as a terminal node's columns do;
+    `count` is how many simulations ended this way.
+    """
+
+    node: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    verdict: str
+    reward: float
+    hre: float | None
+    pre: float | None
+    count: int = 1
+
+
 class Tree:
     """Columns of node data indexed by node; children are lists of indices. Node 0 is the root (the prompt, no tokens).
+
+    A node is a step (a line) in step-level search and a token in token-level search. `virtual` counts the simulations
+    in flight below each node (virtual loss); it is 0 everywhere in a finished tree and not saved.
 
     Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
     """
@@ -58,6 +85,8 @@ class Tree:
         self.hre: list[float | None] = []
         self.pre: list[float | None] = []
         self.children: list[list[int]] = []
+        self.virtual: list[int] = []
+        self.rollouts: list[Rollout] = []
         self._append(-1, Step((), (), ""), STUDENT, Direction.NONE)
 
     def __len__(self) -> int:
@@ -78,6 +107,7 @@ class Tree:
         self.samples.append(0)
         self.expanded.append(False)
         self.children.append([])
+        self.virtual.append(0)
         return node
 
     def attach(self, parent: int, step: Step, source: str = STUDENT, direction: Direction = Direction.NONE) -> int:
@@ -92,6 +122,27 @@ class Tree:
         self.children[parent].append(node)
         return node
 
+    def expand(self, parent: int, steps: Sequence[Step], priors: Sequence[float]) -> None:
+        """New children of `parent`, one a step, whose priors sum to 1. They must differ from each other."""
+        first, count = len(self.parent), len(steps)
+        self.parent += [parent] * count
+        self.token_ids += [step.token_ids for step in steps]
+        self.logprobs += [step.logprobs for step in steps]
+        self.text += [step.text for step in steps]
+        self.source += [STUDENT] * count
+        self.direction += [NO_DIRECTION] * count
+        self.N += [0] * count
+        self.W += [0.0] * count
+        nothing = [None] * count
+        for column in (self.V, self.prm, self.verdict, self.reward, self.hre, self.pre):
+            column.extend(nothing)
+        self.prior += priors
+        self.samples += [0] * count
+        self.expanded += [False] * count
+        self.children += [[] for _ in range(count)]
+        self.virtual += [0] * count
+        self.children[parent] += range(first, first + count)
+
     def _conflicts(self, child: int, step: Step) -> bool:
         # A text with and without the end token is one step only when the tokens agree: a response may end there or not.
         mine, theirs = self.token_ids[child], step.token_ids
@@ -102,12 +153,44 @@ class Tree:
         self.verdict[node], self.reward[node] = verdict, reward.total
         self.hre[node], self.pre[node] = reward.hre, reward.pre
 
-    def backup(self, node: int, reward: float) -> None:
-        """Add one visit of `reward` to `node` and all its ancestors."""
-        while node >= 0:
+    def backup(self, node: int, reward: float, above: int = -1) -> None:
+        """Add one visit of `reward` to `node` and all its ancestors up to `above` (left out; -1: to the root)."""
+        while node != above:
             self.N[node] += 1
             self.W[node] += reward
             node = self.parent[node]
+
+    def hold(self, node: int, count: int) -> None:
+        """Add `count` simulations in flight (negative: take them back) to `node` and all its ancestors."""
+        while node >= 0:
+            self.virtual[node] += count
+            node = self.parent[node]
+
+    def sink_rollouts(self, text: Callable[[tuple[int, ...]], str]) -> None:
+        """Move every rollout down to the deepest node whose tokens it begins with, and merge equal ones.
+
+        A response that was rolled out from above passed through that node all the same. `text` decodes token ids.
+        """
+        sunk: dict[tuple[int, tuple[int, ...]], Rollout] = {}
+        for rollout in self.rollouts:
+            node, at, ids = rollout.node, 0, rollout.token_ids
+            while at < len(ids):
+                for child in self.children[node]:
+                    step = self.token_ids[child]
+                    if ids[at : at + len(step)] == step:
+                        node, at = child, at + len(step)
+                        break
+                else:
+                    break
+            rest = ids[at:]
+            same = sunk.get((node, rest))
+            if same is not None:
+                same.count += rollout.count
+                continue
+            rollout.node, rollout.token_ids, rollout.logprobs = node, rest, rollout.logprobs[at:]
+            rollout.text = text(rest)
+            sunk[node, rest] = rollout
+        self.rollouts = list(sunk.values())
 
     def q(self, node: int) -> float:
         """Mean reward of a visited node."""
@@ -136,12 +219,14 @@ class Tree:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain columns, ready for JSON."""
-        return {"format": FORMAT, **{name: list(getattr(self, name)) for name in COLUMNS}}
+        columns = {name: list(getattr(self, name)) for name in COLUMNS}
+        rollouts = [[getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts]
+        return {"format": FORMAT, **columns, "rollouts": rollouts}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Tree:
         """The tree that `to_dict` saved. Raises DataError when columns are missing or disagree."""
-        if raw.get("format") != FORMAT:
+        if raw.get("format") not in READABLE:
             raise DataError(f"tree format is {raw.get('format')!r}, this version reads {FORMAT}: search it again")
         tree = cls()
         try:
@@ -157,6 +242,12 @@ class Tree:
                 if not 0 <= tree.parent[node] < node:
                     raise DataError(f"tree node {node} has parent {tree.parent[node]}: search it again")
                 tree.children[tree.parent[node]].append(node)
-        except (KeyError, TypeError, IndexError) as error:
+            tree.virtual = [0] * count
+            for row in raw.get("rollouts", ()):
+                node, ids, logprobs, *rest = row
+                if not 0 <= node < count or len(ids) != len(logprobs):
+                    raise DataError(f"tree rollout of node {node} doesn't fit its tree: search it again")
+                tree.rollouts.append(Rollout(node, tuple(ids), tuple(logprobs), *rest))
+        except (KeyError, TypeError, IndexError, ValueError) as error:
             raise DataError(f"tree is not what a journal holds ({error!r}): search it again") from error
         return tree

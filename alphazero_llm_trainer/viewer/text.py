@@ -6,11 +6,14 @@ from typing import Any
 
 
 def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
-    """One line a node: visits, mean reward, source and text; `*` marks the chosen path.
+    """One line a step: visits, mean reward, source and text; `*` marks the chosen path.
+
+    Tokens that follow each other without a branch share a line, whose visits are its last one's. Children that were
+    never visited are counted; rollouts are shown where they leave the tree.
 
     Args:
         tree: an object with the tree's columns (`search.tree.Tree`).
-        chosen: the chosen terminal node, or None.
+        chosen: the chosen response's last node, or None.
         most: siblings shown; the rest is counted.
     """
     marked = set()
@@ -18,27 +21,49 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
     while node > 0:
         marked.add(node)
         node = tree.parent[node]
+    rolled: dict[int, list[Any]] = {}
+    for rollout in tree.rollouts:
+        rolled.setdefault(rollout.node, []).append(rollout)
     lines = [f"root  N={tree.N[0]} Q={_mean(tree, 0)}"]
-    stack: list[tuple[int, str]] = []
+    stack: list[tuple[int, str, str]] = []  # (node, indent, a line that is ready where node is -1)
 
     def push(parent: int, indent: str) -> None:
+        visited = [child for child in tree.children[parent] if tree.N[child] or tree.verdict[child] or child in marked]
         # The chosen child is always among those shown.
-        ordered = sorted(tree.children[parent], key=lambda c: (c not in marked, -tree.N[c], c))
-        if len(ordered) > most:
-            stack.append((-(len(ordered) - most), indent))
-        stack.extend((child, indent) for child in reversed(ordered[:most]))
+        ordered = sorted(visited, key=lambda c: (c not in marked, -tree.N[c], c))
+        found = sorted(rolled.get(parent, ()), key=lambda rollout: -rollout.count)
+        unvisited = len(tree.children[parent]) - len(visited)
+        more = [
+            (max(len(ordered) - most, 0), "more"),
+            (unvisited, "unvisited"),
+            (max(len(found) - most, 0), "rollouts"),
+        ]
+        said = ", ".join(f"{count} {what}" for count, what in more if count)
+        if said and (visited or found):
+            stack.append((-1, indent, f"  ... {said}"))
+        for rollout in found[:most]:
+            text = rollout.text.rstrip("\n").replace("\n", " / ")
+            stack.append((-1, indent, f"  ~ {text}  x{rollout.count}  <{rollout.verdict} {rollout.reward:.3f}>"))
+        stack.extend((child, indent, "") for child in reversed(ordered[:most]))
 
     push(0, "  ")
     while stack:
-        node, indent = stack.pop()
+        node, indent, ready = stack.pop()
         if node < 0:
-            lines.append(f"{indent}  ... {-node} more")
+            lines.append(indent + ready)
             continue
-        star = "*" if node in marked else " "
+        star, text = "*" if node in marked else " ", tree.text[node]
+        while not text.endswith("\n") and node not in rolled:
+            onward = [child for child in tree.children[node] if tree.N[child] or tree.verdict[child]]
+            if len(onward) != 1 or tree.direction[onward[0]] != "none":
+                break
+            node = onward[0]
+            text += tree.text[node]
         source = "" if tree.source[node] == "student" else f" [{tree.source[node]} {tree.direction[node]}]"
         verdict = "" if tree.verdict[node] is None else f"  <{tree.verdict[node]} {tree.reward[node]:.3f}>"
-        text = tree.text[node].rstrip("\n")
-        lines.append(f"{indent}{star} {text}  N={tree.N[node]} Q={_mean(tree, node)}{source}{verdict}")
+        value = "" if tree.V[node] is None else f" V={tree.V[node]:.3f}"
+        text = text.rstrip("\n")
+        lines.append(f"{indent}{star} {text}  N={tree.N[node]} Q={_mean(tree, node)}{value}{source}{verdict}")
         push(node, indent + "  ")
     return "\n".join(lines)
 

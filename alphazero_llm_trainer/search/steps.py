@@ -1,0 +1,200 @@
+"""What a leaf of step-level search becomes: the policy's continuations, the teachers' steps, and their grades."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from ..answers import is_final
+from ..config import SearchConfig
+from ..policy.protocol import Limits, TeacherProposal
+from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
+from .mcts import Evaluation, Leaf, Playout
+from .seeds import derive_seed
+from .tree import Tree
+
+
+class StepPolicy(Protocol):
+    """The student as step-level search sees it."""
+
+    async def continuations(
+        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
+    ) -> tuple[list[Continuation], Cost]: ...
+
+    async def adopt(
+        self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction
+    ) -> tuple[Continuation, Cost]: ...
+
+
+class Advisor(Protocol):
+    """The teachers as the search sees them: one that fails proposes nothing. They keep their own ledgers of cost."""
+
+    async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]: ...
+
+
+# Grades a response's end from the problem, its steps and their directions. Has no gold but in training (collect).
+Evaluate = Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]
+# (problem, response, the rule's verdict) -> whether the response is finished: an optional model's opinion.
+Finished = Callable[[Problem, str, bool], Awaitable[bool]]
+# The value network's V in [0, 1] of a problem after some steps.
+StepValue = Callable[[Problem, Sequence[Step]], Awaitable[float]]
+
+
+class StepExpansion:
+    """Evaluates the leaves of one tree whose nodes are reasoning steps.
+
+    With rollouts the policy's continuations run to the end of the response and earn their rewards. Without
+    (`search.rollout: none`) they are one step long, and the value network's V of the leaf is what is backed up.
+    """
+
+    def __init__(
+        self,
+        policy: StepPolicy,
+        evaluate: Evaluate,
+        settings: SearchConfig,
+        problem: Problem,
+        tree: Tree,
+        seed: int,
+        cost: Cost,
+        *,
+        advisor: Advisor | None = None,
+        finished: Finished | None = None,
+        value: StepValue | None = None,
+        rollout_weight: float = 1.0,
+    ) -> None:
+        self.policy, self.evaluate, self.settings = policy, evaluate, settings
+        self.problem, self.tree, self.seed, self.cost = problem, tree, seed, cost
+        self.advisor, self.finished, self.value, self.rollout_weight = advisor, finished, value, rollout_weight
+        self.rolls = settings.rollout != "none"
+        self.least_tokens = settings.samples  # sampled tokens that an evaluation needs: one a sample
+
+    async def open(self) -> str | None:
+        """Nothing to do before the first simulation."""
+        return None
+
+    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
+        """The leaf's playouts: the student's continuations, then each teacher's step with the student's rollout."""
+        settings, tree = self.settings, self.tree
+        steps = tree.steps(leaf.node)
+        estimate = None
+        if self.value is not None:
+            estimate = await self.value(self.problem, steps)
+        used = sum(len(step.token_ids) for step in steps)
+        share = settings.max_tokens - used
+        if left is not None:
+            # Shared out beforehand, so that no draw can take the search over its budget.
+            share = min(share, left // settings.samples)
+        limits = Limits(lines=settings.max_depth - len(steps), tokens=share)
+        if limits.lines <= 0 or limits.tokens <= 0:
+            return Evaluation(estimate=estimate, value=None if self.rolls else estimate)
+        draw = derive_seed(self.seed, leaf.node, tree.N[leaf.node])
+        asked = limits if self.rolls else Limits(1, limits.tokens)
+        continuations, spent = await self.policy.continuations(self.problem, steps, settings.samples, draw, asked)
+        self.cost.add(spent)
+        if self.advisor is not None:
+            if left is not None:
+                left -= spent.sampled_tokens
+            continuations += await self.taught(self.advisor, steps, draw, asked, left)
+        finished = self.finished
+        if finished is not None:
+            continuations = list(await asyncio.gather(*(self.checked(finished, steps, c) for c in continuations)))
+        directions = [Direction(tree.direction[node]) for node in tree.path(leaf.node)]
+        playouts = await asyncio.gather(*(self.graded(steps, directions, c, limits) for c in continuations))
+        if not self.rolls:
+            return Evaluation(playouts=playouts, estimate=estimate, value=estimate)
+        return Evaluation(playouts=playouts, estimate=estimate, rollout_weight=self.rollout_weight)
+
+    async def graded(
+        self, prefix: list[Step], directions: list[Direction], continuation: Continuation, limits: Limits
+    ) -> Playout:
+        """The continuation with its end's verdict and reward; neither where it is a single step that goes on."""
+        over = self.rolls or continuation.ended or continuation.checked or len(prefix) + 1 >= self.settings.max_depth
+        if not over and continuation.steps and not is_final(continuation.steps[-1].text):
+            return Playout(continuation, None, None)
+        return Playout(continuation, *await self.grade(prefix, directions, continuation, limits))
+
+    async def grade(
+        self, prefix: list[Step], directions: list[Direction], continuation: Continuation, limits: Limits
+    ) -> tuple[str, RewardParts]:
+        """The verdict and reward of a response's end."""
+        steps = [*prefix, *continuation.steps]
+        asked = [*directions, continuation.direction, *([Direction.NONE] * (len(continuation.steps) - 1))]
+        why = verdict(continuation, limits)
+        return why, await self.evaluate(self.problem, steps, asked, why)
+
+    async def taught(
+        self, advisor: Advisor, steps: list[Step], seed: int, limits: Limits, left: int | None
+    ) -> list[Continuation]:
+        """The teachers' steps, each followed by one rollout of the student unless it ends the response."""
+        proposals = await advisor.propose(self.problem, [step.text.rstrip("\n") for step in steps], seed)
+        taught = []
+        for i, proposal in enumerate(proposals):
+            step, spent = await self.policy.adopt(
+                self.problem, steps, proposal.text, proposal.source, proposal.direction
+            )
+            self.cost.add(spent)
+            tokens = limits.tokens - len(step.steps[0].token_ids)
+            if tokens < 0:
+                continue  # a line too long for what is left of the response
+            if left is not None:
+                tokens = min(tokens, left // len(proposals))
+            if not step.ended and tokens > 0 and limits.lines > 1:
+                rest = Limits(limits.lines - 1, tokens)
+                [rollout], spent = await self.policy.continuations(
+                    self.problem, [*steps, *step.steps], 1, derive_seed(seed, "teacher", i), rest
+                )
+                self.cost.add(spent)
+                step = Continuation(step.steps + rollout.steps, rollout.ended, step.source, step.direction)
+            taught.append(step)
+        return taught
+
+    async def checked(self, finished: Finished, prefix: list[Step], continuation: Continuation) -> Continuation:
+        """The continuation up to the first step after which the terminal checker calls the response finished.
+
+        Asked only where the rule finds no final-answer line; the step after which it says yes is the last one.
+        """
+        steps = continuation.steps
+        if not steps or is_final(steps[-1].text):
+            return continuation
+        text = "".join(step.text for step in prefix)
+        for i, step in enumerate(steps, 1):
+            text += step.text
+            rule = continuation.ended and i == len(steps)
+            if await finished(self.problem, text, rule) and not rule:
+                return Continuation(steps[:i], True, continuation.source, continuation.direction, checked=True)
+        return continuation
+
+    async def close(self, node: int) -> int:
+        """Go on from `node`, the end of the most visited path, to a response's end; returns its terminal node."""
+        tree, settings = self.tree, self.settings
+        if self.rolls or tree.verdict[node] is not None:
+            return node
+        steps = tree.steps(node)
+        limits = Limits(
+            settings.max_depth - len(steps), settings.max_tokens - sum(len(step.token_ids) for step in steps)
+        )
+        if limits.lines <= 0 or limits.tokens <= 0:
+            return node
+        seed = derive_seed(self.seed, "final")
+        [last], spent = await self.policy.continuations(self.problem, steps, 1, seed, limits)
+        self.cost.add(spent)
+        directions = [Direction(tree.direction[above]) for above in tree.path(node)]
+        why, reward = await self.grade(steps, directions, last, limits)
+        for step in last.steps:
+            node = tree.attach(node, step)
+        if tree.verdict[node] is None and not tree.children[node]:
+            tree.finish(node, why, reward)
+        tree.samples[node] += 1
+        return node
+
+
+def verdict(continuation: Continuation, limits: Limits) -> str:
+    """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth or its length."""
+    if continuation.steps and is_final(continuation.steps[-1].text):
+        return "answer"
+    if continuation.checked:
+        return "checked"
+    if continuation.ended:
+        return "ended"
+    return "depth" if len(continuation.steps) >= limits.lines else "length"

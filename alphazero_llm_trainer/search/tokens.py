@@ -1,0 +1,233 @@
+"""What a leaf of token-level search becomes: its likeliest next tokens, a rollout to the end, a value.
+
+The root is the prompt's token ids and an action is one token (AlphaGo's search over a language model's vocabulary).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from ..config import SearchConfig
+from ..policy.protocol import Generated, ValueFunction
+from ..types import Cost, Direction, Problem, RewardParts, Step
+from .mcts import Evaluation, Leaf, mix
+from .seeds import derive_seed
+from .steps import Evaluate
+from .tree import ROOT, Rollout, Tree
+
+
+class TokenPolicy(Protocol):
+    """The student as token-level search sees it: token ids in, token ids out."""
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]: ...
+
+    def text(self, token_ids: tuple[int, ...]) -> str: ...
+
+    def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
+        """A response as reasoning steps, for its reward."""
+        ...
+
+    def verdict(self, response: tuple[int, ...]) -> str | None:
+        """Why a response is finished after its last token ("answer", "ended"), or None where it goes on."""
+        ...
+
+    async def rollout(
+        self, prompt: tuple[int, ...], response: tuple[int, ...], kind: str, limit: int, seed: int, top_k: int
+    ) -> tuple[Generated, Cost]:
+        """Go on after `response` to its end ("sample", "greedy" or "beam"), `limit` tokens at most, with each step's
+        `top_k` next tokens."""
+        ...
+
+    async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:
+        """The k likeliest next tokens with their log-probabilities (nats), likeliest first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Rolled:
+    """A graded rollout: what was generated from some node on, and the whole response's verdict and reward."""
+
+    generated: Generated
+    verdict: str
+    reward: RewardParts
+
+
+class TokenExpansion:
+    """Evaluates the leaves of one tree whose nodes are tokens.
+
+    Every rollout brings the top-k of each of its steps. A greedy rollout is the greedy rollout of every node along it,
+    so that those nodes expand and are valued with no call at all.
+
+    Args:
+        policy: the student.
+        evaluate: grades finished responses, rewards in [0, 1].
+        settings: `search.*`.
+        problem, tree, seed, cost: the search's own; cost is added to.
+        value: the value network, or None.
+        rollout_weight: lambda of `mix`.
+        generating: `search.data` applies: the root may be moved, solved questions skipped.
+    """
+
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        evaluate: Evaluate,
+        settings: SearchConfig,
+        problem: Problem,
+        tree: Tree,
+        seed: int,
+        cost: Cost,
+        *,
+        value: ValueFunction | None = None,
+        rollout_weight: float = 1.0,
+        generating: bool = False,
+    ) -> None:
+        self.policy, self.evaluate, self.settings = policy, evaluate, settings
+        self.problem, self.tree, self.seed, self.cost = problem, tree, seed, cost
+        self.value, self.rollout_weight, self.generating = value, rollout_weight, generating
+        self.rolls = settings.rollout != "none"
+        # Texts are needed at once by the adaptive budget; else when the search is over and most rollouts are merged.
+        self._reads = bool(settings.stop_agreed or settings.stop_settled)
+        self.prompt = policy.prompt_ids(problem)
+        # (parent, own tokens) of a node -> the rollout that passes it, and where.
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[_Rolled, int]] = {}
+        self.least_tokens = 1  # sampled tokens that an evaluation needs
+
+    async def open(self) -> str | None:
+        """For data generation: the first rollout, whether it solves the question, and how deep the search begins.
+
+        A random prefix of that rollout moves the root deeper, so that states of the middle are searched as well.
+        Returns "solved" when the search can be skipped.
+        """
+        data = self.settings.data
+        if not self.generating or len(self.tree) > 1 or not (data.skip_solved or data.prefix_probability > 0):
+            return None
+        rolled = await self._roll((), (), self.settings.max_tokens, derive_seed(self.seed, "first"))
+        if data.skip_solved and rolled.reward.hre == 1.0:
+            self.tree.rollouts.append(self._rollout(ROOT, rolled, 0))
+            return "solved"
+        rng = Random(derive_seed(self.seed, "prefix"))
+        moves, length = rng.random() < data.prefix_probability, rng.randint(0, data.prefix_tokens)
+        length = min(length, len(rolled.generated.token_ids) - 1)
+        node = ROOT
+        if moves and length > 0:
+            ids, logprobs = rolled.generated.token_ids[:length], rolled.generated.logprobs[:length]
+            self.tree.expand(ROOT, [Step(ids, logprobs, self.policy.text(ids))], [1.0])
+            self.tree.expanded[ROOT] = True
+            node = ROOT + 1
+        self._known[self._key(node)] = rolled, len(self._ids(node))
+        return None
+
+    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
+        """Children and the value of one leaf, or its reward where the response ends there."""
+        tree, settings, node = self.tree, self.settings, leaf.node
+        ids = self._ids(node)
+        room = settings.max_tokens - len(ids)
+        verdict = self.policy.verdict(ids) if ids else None
+        if verdict is None and room <= 0:
+            verdict = "length"
+        if verdict is not None:
+            reward = await self._grade(ids, self._logprobs(node), verdict)
+            return Evaluation(terminal=(verdict, reward), value=reward.total)
+        estimate, found = None, self._known.pop(self._key(node), None)
+        if found is None and self.rolls:
+            limit = room if left is None else min(room, left)
+            seed = derive_seed(self.seed, node, tree.N[node])
+            if self.value is None:
+                found = await self._roll(ids, self._logprobs(node), limit, seed), 0
+            else:
+                rolled, estimate = await asyncio.gather(
+                    self._roll(ids, self._logprobs(node), limit, seed), self._estimate(ids)
+                )
+                found = rolled, 0
+        elif self.value is not None:
+            estimate = await self._estimate(ids)
+        if found is None:
+            top, spent = await self.policy.topk(self.prompt + ids, settings.top_k)
+            self.cost.add(spent)
+            rollouts: tuple[Rollout, ...] = ()
+            backed_up = estimate
+        else:
+            rolled, at = found
+            assert rolled.generated.top is not None
+            top = list(rolled.generated.top[at])
+            rollouts = (self._rollout(node, rolled, at),)
+            earned = rolled.reward.total
+            weight = self.rollout_weight if self.rolls else 0.0
+            backed_up = earned if estimate is None else mix(estimate, earned, weight)
+            self._remember(node, rolled, at)
+        steps, priors = self._children(top)
+        return Evaluation(steps=steps, priors=priors, estimate=estimate, value=backed_up, rollouts=rollouts)
+
+    def _remember(self, node: int, rolled: _Rolled, at: int) -> None:
+        """A greedy rollout from here is, from its own next token's node on, the rollout from there."""
+        ids = rolled.generated.token_ids
+        if self.settings.rollout == "greedy" and at + 1 < len(ids):
+            self._known[node, ids[at : at + 1]] = rolled, at + 1
+
+    def _key(self, node: int) -> tuple[int, tuple[int, ...]]:
+        return self.tree.parent[node], self.tree.token_ids[node]
+
+    def _children(self, top: Sequence[tuple[int, float]]) -> tuple[list[Step], list[float]]:
+        """The top-k as steps of one token, and their probabilities renormalised over the k."""
+        highest = max(logprob for _, logprob in top)
+        weights = [math.exp(logprob - highest) for _, logprob in top]
+        total = math.fsum(weights)
+        steps = [Step((token,), (logprob,), self.policy.text((token,))) for token, logprob in top]
+        return steps, [weight / total for weight in weights]
+
+    def _ids(self, node: int) -> tuple[int, ...]:
+        """The response's tokens down to `node`."""
+        token_ids = self.tree.token_ids
+        return tuple(token for i in self.tree.path(node) for token in token_ids[i])
+
+    def _logprobs(self, node: int) -> tuple[float, ...]:
+        logprobs = self.tree.logprobs
+        return tuple(value for i in self.tree.path(node) for value in logprobs[i])
+
+    async def _estimate(self, ids: tuple[int, ...]) -> float:
+        assert self.value is not None
+        return await self.value(self.prompt + ids)
+
+    async def _roll(self, ids: tuple[int, ...], logprobs: tuple[float, ...], limit: int, seed: int) -> _Rolled:
+        """A rollout after the response `ids`, graded."""
+        settings = self.settings
+        kind = settings.rollout if self.rolls else "greedy"
+        generated, spent = await self.policy.rollout(self.prompt, ids, kind, limit, seed, settings.top_k)
+        self.cost.add(spent)
+        whole = ids + generated.token_ids
+        verdict = self.policy.verdict(whole) or "length"
+        return _Rolled(generated, verdict, await self._grade(whole, logprobs + generated.logprobs, verdict))
+
+    async def _grade(self, ids: tuple[int, ...], logprobs: tuple[float, ...], verdict: str) -> RewardParts:
+        lines = self.policy.lines(ids, logprobs)
+        return await self.evaluate(self.problem, lines, [Direction.NONE] * len(lines), verdict)
+
+    def _rollout(self, node: int, rolled: _Rolled, at: int) -> Rollout:
+        generated, reward = rolled.generated, rolled.reward
+        return Rollout(
+            node,
+            generated.token_ids[at:],
+            generated.logprobs[at:],
+            self.policy.text(generated.token_ids[at:]) if self._reads else "",
+            rolled.verdict,
+            reward.total,
+            reward.hre,
+            reward.pre,
+        )
+
+    async def close(self, node: int) -> int:
+        """Without rollouts in the search: one from `node`, the end of the most visited path. Then tidy the rollouts."""
+        if not self.rolls and self.tree.verdict[node] is None:
+            ids = self._ids(node)
+            room = self.settings.max_tokens - len(ids)
+            if room > 0:
+                rolled = await self._roll(ids, self._logprobs(node), room, derive_seed(self.seed, "final"))
+                self.tree.rollouts.append(self._rollout(node, rolled, 0))
+        self.tree.sink_rollouts(self.policy.text)
+        return node

@@ -1,0 +1,167 @@
+"""Training targets out of trees: closed forms on small trees, and against counting responses one by one."""
+
+from __future__ import annotations
+
+import pytest
+from support import ScriptedPolicy, a_problem, run, scripted_evaluate
+
+from alphazero_llm_trainer.config import SearchConfig
+from alphazero_llm_trainer.search.driver import Search
+from alphazero_llm_trainer.search.targets import (
+    endings,
+    outcomes,
+    policy_targets,
+    prefixes,
+    sft_rows,
+    step_preferences,
+    value_targets,
+)
+from alphazero_llm_trainer.search.tree import ROOT, Rollout, Tree
+from alphazero_llm_trainer.types import RewardParts, Step
+
+
+def grow(tree: Tree, parent: int, *ids: int) -> int:
+    return tree.attach(parent, Step(ids, tuple(-0.5 for _ in ids), " ".join(map(str, ids)) + "\n"))
+
+
+def end(tree: Tree, node: int, hre: float | None, visits: int, samples: int = 1, reward: float = 0.25) -> None:
+    tree.finish(node, "answer", RewardParts(reward, hre))
+    tree.samples[node] = samples
+    for _ in range(visits):
+        tree.backup(node, reward)
+
+
+def step_tree() -> Tree:
+    """root -> a(10 11) -> a1(20, right, 3 visits), a2(21, wrong, 1); root -> b(10 12) -> b1(20, wrong, 4)."""
+    tree = Tree()
+    a, b = grow(tree, ROOT, 10, 11), grow(tree, ROOT, 10, 12)
+    a1, a2, b1 = grow(tree, a, 20), grow(tree, a, 21), grow(tree, b, 20)
+    end(tree, a1, 1.0, 3, samples=2)
+    end(tree, a2, 0.0, 1)
+    end(tree, b1, 0.0, 4)
+    tree.expanded[ROOT] = tree.expanded[a] = True
+    return tree
+
+
+def token_tree() -> Tree:
+    """root -> 5, 6 (unvisited); rollouts from 5 (7 8 right twice, nothing wrong once) and from the root (6 9 right)."""
+    tree = Tree()
+    five, _ = grow(tree, ROOT, 5), grow(tree, ROOT, 6)
+    tree.rollouts = [
+        Rollout(five, (7, 8), (-1.0, -1.0), "7 8", "answer", 0.9, 1.0, None, 2),
+        Rollout(five, (), (), "", "answer", 0.1, 0.0, None, 1),
+        Rollout(ROOT, (6, 9), (-1.0, -1.0), "6 9", "answer", 0.9, 1.0, None, 1),
+    ]
+    for _ in range(3):
+        tree.backup(five, 0.5)
+    tree.expanded[ROOT] = True
+    return tree
+
+
+def test_outcomes_count_the_responses_through_each_node() -> None:
+    counts, sums = outcomes(step_tree())
+    assert counts == [8, 4, 4, 3, 1, 4]
+    assert sums == [3.0, 3.0, 0.0, 3.0, 0.0, 0.0]
+
+
+def test_outcomes_of_rollouts_pass_through_their_nodes_ancestors() -> None:
+    counts, sums = outcomes(token_tree())
+    assert counts == [4, 3, 0]
+    assert sums == [3.0, 2.0, 0.0]
+
+
+def test_where_gold_is_unknown_the_reward_is_the_outcome() -> None:
+    tree = Tree()
+    leaf = grow(tree, ROOT, 4)
+    end(tree, leaf, None, 2, reward=0.75)
+    assert outcomes(tree) == ([2, 2], [1.5, 1.5])
+    assert sft_rows(tree) == []  # a reward is no proof
+
+
+def test_value_targets_sit_at_nodes_with_finished_responses() -> None:
+    tree = step_tree()
+    grow(tree, ROOT, 99)  # nothing finished below it
+    found = [(t.node, t.token_ids, t.target, t.weight) for t in value_targets(tree)]
+    assert found == [
+        (0, (), 3 / 8, 8),
+        (1, (10, 11), 0.75, 4),
+        (2, (10, 12), 0.0, 4),
+        (3, (10, 11, 20), 1.0, 3),
+        (4, (10, 11, 21), 0.0, 1),
+        (5, (10, 12, 20), 0.0, 4),
+    ]
+
+
+def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so() -> None:
+    found = {t.token_ids: (t.node, t.target, t.weight) for t in value_targets(step_tree(), every_token=True)}
+    assert found[(10,)] == (1, 3 / 8, 8)  # both siblings begin with it: one state, in the first one's node
+    assert found[(10, 11)] == (1, 0.75, 4)
+    assert len(found) == 7
+    rolled = {t.token_ids: (t.node, t.target, t.weight) for t in value_targets(token_tree(), every_token=True)}
+    assert rolled == {
+        (): (0, 0.75, 4),
+        (5,): (1, 2 / 3, 3),
+        (5, 7): (1, 1.0, 2),
+        (5, 7, 8): (1, 1.0, 2),
+        (6,): (0, 1.0, 1),
+        (6, 9): (0, 1.0, 1),
+    }
+
+
+def test_targets_of_a_searched_tree_agree_with_counting_its_endings() -> None:
+    policy = ScriptedPolicy(3)
+    search = Search(policy, scripted_evaluate, SearchConfig(iterations=25, samples=4, max_depth=6))
+    tree = run(lambda: search.run(a_problem(), 5)).tree
+    assert len(tree) > 20
+    paths = prefixes(tree)
+    whole = [(paths[node] + rest, count, outcome) for node, rest, count, outcome in endings(tree)]
+    for every_token in (False, True):
+        targets = value_targets(tree, every_token=every_token)
+        assert targets[0].token_ids == () and targets[0].weight == sum(count for _, count, _ in whole) == tree.N[ROOT]
+        for target in targets:
+            if every_token:  # a node's responses are told apart by nodes, a state's by tokens
+                through = [(c, o) for ids, c, o in whole if ids[: len(target.token_ids)] == target.token_ids]
+                assert target.weight == sum(c for c, _ in through)
+                assert target.target == pytest.approx(sum(c * o for c, o in through) / target.weight)
+            else:
+                assert target.target == pytest.approx(tree.q(target.node))  # the oracle's reward is the outcome here
+                assert target.weight == tree.N[target.node]
+
+
+def test_step_preferences_order_siblings_by_their_outcomes() -> None:
+    [pair] = step_preferences(step_tree(), margin=0.5)
+    assert (pair.prefix_ids, pair.chosen_ids, pair.rejected_ids) == ((), (10, 11), (10, 12))
+    assert (pair.margin, pair.count) == (0.75, 4)
+    both = step_preferences(step_tree(), margin=0.5, least=1)
+    assert [(p.prefix_ids, p.chosen_ids, p.rejected_ids, p.margin, p.count) for p in both[1:]] == [
+        ((10, 11), (20,), (21,), 1.0, 1)
+    ]
+    assert step_preferences(step_tree(), margin=0.8) == []
+    with pytest.raises(ValueError, match="margin is 0"):
+        step_preferences(step_tree(), margin=0)
+
+
+def test_policy_targets_are_the_shares_of_visits() -> None:
+    root, a = policy_targets(step_tree())
+    assert root.children_ids == ((10, 11), (10, 12)) and root.probabilities == (0.5, 0.5) and root.visits == 8
+    assert (a.node, a.prefix_ids, a.children_ids, a.probabilities) == (1, (10, 11), ((20,), (21,)), (0.75, 0.25))
+    [token] = policy_targets(token_tree())
+    assert token.children_ids == ((5,), (6,)) and token.probabilities == (1.0, 0.0)
+    tree = Tree()
+    tree.expanded[ROOT] = True
+    assert policy_targets(tree) == []
+
+
+def test_sft_rows_are_the_distinct_correct_responses() -> None:
+    [row] = sft_rows(step_tree())
+    assert (row.token_ids, row.text, row.count) == ((10, 11, 20), "10 11\n20\n", 2)
+    tree = token_tree()
+    tree.rollouts.append(Rollout(ROOT, (5, 7, 8), (-1.0,) * 3, "5\n7 8", "answer", 0.9, 1.0, None, 4))
+    assert [(r.token_ids, r.count) for r in sft_rows(tree)] == [((5, 7, 8), 6), ((6, 9), 1)]
+
+
+def test_readers_of_an_empty_tree_find_nothing() -> None:
+    tree = Tree()
+    assert outcomes(tree) == ([0], [0.0])
+    for reader in (value_targets, step_preferences, policy_targets, sft_rows):
+        assert reader(tree) == []

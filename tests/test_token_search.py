@@ -1,0 +1,599 @@
+"""Token-level search: equal to a recursive reference, virtual loss, widening, mixing, data generation, inference."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import (
+    EOS,
+    LINE_ENDS,
+    ScriptedPolicy,
+    ScriptedTokens,
+    a_problem,
+    hashed_reward,
+    library_logprobs,
+    run,
+    scripted_evaluate,
+    tiny_engine,
+    tiny_llama,
+)
+
+from alphazero_llm_trainer.config import SearchConfig
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.policy.tokens import EngineTokens, beam_search
+from alphazero_llm_trainer.search.choose import agreed, choose, settled
+from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
+from alphazero_llm_trainer.search.extract import OUTSIDE, step_values, trajectories
+from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Widening, mix
+from alphazero_llm_trainer.search.select import puct, ucb1
+from alphazero_llm_trainer.search.tree import ROOT, Rollout, Tree
+from alphazero_llm_trainer.types import Cost, Direction, Problem, RewardParts, Step
+
+GOLDEN = Path(__file__).parent / "golden" / "token.json"
+
+
+def token_search(
+    policy: Any, problem: Problem | None = None, seed: int = 0, *, evaluate: Any = None, **more: Any
+) -> SearchResult:
+    """One token-level search. `more`: SearchConfig's fields, and Search's value and generating."""
+    parts = {name: more.pop(name) for name in ("value", "generating", "stop") if name in more}
+    config = SearchConfig(**{"mode": "token", "max_tokens": 20, **more})
+    one = Search(policy, evaluate or scripted_evaluate, config, **parts)
+    return run(lambda: one.run(a_problem() if problem is None else problem, seed))
+
+
+# -- (a) the reference -------------------------------------------------------------------------------------------------
+
+
+class Reference:
+    """Recursive token-level PUCT with linked nodes and no memory of any rollout."""
+
+    def __init__(self, policy: ScriptedTokens, config: SearchConfig, seed: int, value: Any, prompt: tuple) -> None:
+        self.policy, self.config, self.seed, self.value, self.prompt = policy, config, seed, value, prompt
+        self.made: list[dict[str, Any]] = []
+        self.root = self.node((), 1.0)
+        for _ in range(config.iterations):
+            self.simulate(self.root)
+
+    def node(self, ids: tuple[int, ...], prior: float) -> dict[str, Any]:
+        made = {"ids": ids, "P": prior, "N": 0, "W": 0.0, "children": None, "reward": None}
+        self.made.append(made)
+        return made
+
+    def simulate(self, node: dict[str, Any]) -> float:
+        if node["reward"] is not None:
+            found = node["reward"]
+        elif node["children"] is not None:
+            parent = node["N"]
+
+            def score(child: dict[str, Any]) -> float:
+                q = child["W"] / child["N"] if child["N"] else 0.0
+                return q + self.config.exploration * child["P"] * math.sqrt(parent) / (1 + child["N"])
+
+            found = self.simulate(max(node["children"], key=score))
+        else:
+            found = self.evaluate(node)
+        node["N"] += 1
+        node["W"] += found
+        return found
+
+    def evaluate(self, node: dict[str, Any]) -> float:
+        ids, limit = node["ids"], self.config.max_tokens - len(node["ids"])
+        if self.policy.verdict(ids) or limit <= 0:
+            node["reward"] = hashed_reward(self.policy.text(ids))
+            return node["reward"]
+        seed = derive_seed(self.seed, self.made.index(node), node["N"])
+        top = self.policy.ranked(self.prompt + ids, self.config.top_k)
+        total = math.fsum(math.exp(logprob - top[0][1]) for _, logprob in top)
+        node["children"] = [self.node((*ids, t), math.exp(logprob - top[0][1]) / total) for t, logprob in top]
+        estimate = None if self.value is None else asyncio.run(self.value(self.prompt + ids))
+        if self.config.rollout == "none":
+            return estimate
+        rolled, _ = asyncio.run(self.policy.rollout(self.prompt, ids, self.config.rollout, limit, seed, 1))
+        reward = hashed_reward(self.policy.text(ids + rolled.token_ids))
+        return reward if estimate is None else mix(estimate, reward, self.config.rollout_weight)
+
+
+async def hashed_value(token_ids: tuple[int, ...]) -> float:
+    """FAKE value network."""
+    return hashed_reward(f"V{token_ids}")
+
+
+hashed_value.rollout_weight = 0.5  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("rollout", ["greedy", "sample", "none"])
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+def test_token_search_equals_the_recursive_reference(rollout: str, weight: float) -> None:
+    deepest = ended = 0
+    for seed in range(25):
+        rng = Random(seed)
+        value = hashed_value if weight < 1 or rollout == "none" else None
+        config = SearchConfig(
+            mode="token",
+            exploration=rng.choice([0.5, 2.0, 5.0]),
+            iterations=rng.randint(1, 60),
+            top_k=rng.randint(1, 7),
+            max_tokens=rng.choice([3, 8, 20]),
+            rollout=rollout,
+            rollout_weight=weight,
+        )
+        policy, problem = ScriptedTokens(seed, close=rng.choice([0.2, 1.0])), a_problem(f"p{seed}")
+        tree = token_search(policy, problem, seed, **{**config.model_dump(), "value": value}).tree
+        found = [
+            (tuple(t for i in tree.path(n) for t in tree.token_ids[i]), tree.N[n], tree.W[n], tree.reward[n])
+            for n in range(len(tree))
+        ]
+        reference = Reference(policy, config, seed, value, policy.prompt_ids(problem))
+        assert found == [(node["ids"], node["N"], node["W"], node["reward"]) for node in reference.made], seed
+        assert [tree.prior[n] for n in range(1, len(tree))] == [node["P"] for node in reference.made[1:]]
+        deepest = max(deepest, *(len(ids) for ids, *_ in found))
+        ended += sum(tree.verdict[n] == "ended" and tree.N[n] > 1 for n in range(len(tree)))
+    # The comparison saw deep trees and terminal re-visits.
+    assert deepest >= 6 and ended >= 5
+
+
+def test_a_greedy_rollout_expands_its_own_path_for_free() -> None:
+    greedy, sampled = ScriptedTokens(3), ScriptedTokens(3)
+    tree = token_search(greedy, iterations=60, rollout="greedy").tree
+    token_search(sampled, iterations=60, rollout="sample")
+    expanded = sum(tree.expanded[n] and tree.verdict[n] is None for n in range(len(tree)))
+    assert greedy.calls["rollout"] < expanded < 60  # nodes on a known rollout's path asked for nothing
+    assert greedy.calls["topk"] == sampled.calls["topk"] == 0  # every rollout brings the top-k of each step
+
+
+def test_priors_sum_to_1_and_every_simulation_is_a_visit() -> None:
+    for seed in range(10):
+        result = token_search(ScriptedTokens(seed), seed=seed, iterations=40, top_k=4)
+        tree = result.tree
+        assert tree.N[ROOT] == 40 and not any(tree.virtual)
+        for node in range(len(tree)):
+            children = tree.children[node]
+            if children:
+                assert math.isclose(math.fsum(tree.prior[c] for c in children), 1.0, abs_tol=1e-12)  # type: ignore[misc]
+                assert len({tree.token_ids[c] for c in children}) == len(children) == 4
+        # Every rollout and every visit of a terminal node is one finished response.
+        assert sum(r.count for r in tree.rollouts) + sum(tree.N[leaf] for leaf in tree.leaves()) == 40
+        assert Tree.from_dict(json.loads(json.dumps(tree.to_dict()))).to_dict() == tree.to_dict()
+
+
+def test_the_golden_token_tree() -> None:
+    assert json.loads(json.dumps(golden())) == json.loads(GOLDEN.read_text())
+
+
+def golden() -> dict[str, Any]:
+    tree = token_search(ScriptedTokens(2024), a_problem("golden"), 17, iterations=20, top_k=3, exploration=2.0).tree
+    return {**tree.to_dict(), "W": [round(w, 9) for w in tree.W]}
+
+
+# -- (b) virtual loss --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 3), st.sampled_from(["token", "step"]))
+def test_virtual_loss_is_gone_when_the_search_is_over(seed: int, width: int, loss: int, mode: str) -> None:
+    if mode == "token":
+        result = token_search(ScriptedTokens(seed), seed=seed, iterations=30, width=width, virtual_loss=loss)
+        assert result.tree.N[ROOT] == 30
+    else:
+        config = SearchConfig(iterations=12, samples=2, width=width, virtual_loss=loss)
+        result = run(lambda: Search(ScriptedPolicy(seed), scripted_evaluate, config).run(a_problem(), seed))
+    tree = result.tree
+    assert not any(tree.virtual)
+    for node in range(len(tree)):
+        assert tree.N[node] >= sum(tree.N[child] for child in tree.children[node])
+        assert -1e-9 <= tree.W[node] <= tree.N[node] + 1e-9
+
+
+def test_visits_and_values_come_back_exactly_from_simulations_in_flight() -> None:
+    tree = Tree()
+    mcts = Mcts(tree, puct, 2.0, 50, virtual_loss=3)
+    steps = [Step((i,), (-1.0,), str(i)) for i in range(4)]
+    [root] = mcts.ask(8)  # nothing else can be asked while the root is being expanded
+    mcts.tell(root, Evaluation(steps=steps, priors=[0.3, 0.27, 0.23, 0.2], value=0.5))
+    leaves = mcts.ask(8)
+    # In flight, each child counts as three lost visits, so that the next descent goes elsewhere.
+    assert [leaf.node for leaf in leaves] == [1, 2, 3, 4]
+    assert tree.virtual == [12, 3, 3, 3, 3] and tree.N == [1, 0, 0, 0, 0]
+    assert mcts.ask(8) == leaves
+    for leaf, value in zip(reversed(leaves), (0.1, 0.2, 0.3, 0.4), strict=True):  # told in another order
+        mcts.tell(leaf, Evaluation(value=value))
+        mcts.tell(leaf, Evaluation(value=1.0))  # told again: nothing changes
+    assert not any(tree.virtual) and tree.N == [5, 1, 1, 1, 1]
+    assert tree.W[1:] == [0.4, 0.3, 0.2, 0.1] and tree.W[ROOT] == pytest.approx(1.5)
+
+
+def test_leaves_are_backed_up_in_ask_order() -> None:
+    tree = Tree()
+    mcts = Mcts(tree, ucb1, 1.0, 50)
+    [root] = mcts.ask()
+    mcts.tell(root, Evaluation(steps=[Step((i,), (), str(i)) for i in range(2)], priors=[0.5, 0.5], value=0.0))
+    first, second = mcts.ask(2)
+    mcts.tell(second, Evaluation(value=1.0))
+    assert tree.N == [1, 0, 0]  # waits for the first
+    mcts.tell(first, Evaluation(value=0.5))
+    assert tree.N == [3, 1, 1] and tree.W == [1.5, 0.5, 1.0]
+
+
+def test_leaves_that_were_let_go_leave_nothing_behind() -> None:
+    tree = Tree()
+    mcts = Mcts(tree, ucb1, 1.0, 50)
+    [root] = mcts.ask()
+    assert tree.virtual == [1]
+    mcts.cancel()
+    assert tree.virtual == [0] and tree.N == [0]
+    mcts.tell(root, Evaluation(value=1.0))  # too late
+    assert tree.N == [0]
+
+
+def test_width_1_is_the_sequential_search() -> None:
+    for seed in range(5):
+        wide = token_search(ScriptedTokens(seed), seed=seed, iterations=30, width=1, virtual_loss=3)
+        assert wide.tree.to_dict() == token_search(ScriptedTokens(seed), seed=seed, iterations=30).tree.to_dict()
+
+
+def test_virtual_loss_by_hand() -> None:
+    tree = Tree()
+    tree.expand(ROOT, [Step((0,), (-1.0,), "a"), Step((1,), (-1.0,), "b")], [0.6, 0.4])
+    tree.N[:], tree.W[:] = [8, 5, 3], [4.0, 3.0, 1.0]
+    # 3/5 + .6*sqrt(8)/6 = .8828; 1/3 + .4*sqrt(8)/4 = .6162
+    assert puct(tree, ROOT, 1.0) == 1 and ucb1(tree, ROOT, 0.0) == 1
+    tree.hold(1, 4)
+    # 3/9 + .6*sqrt(12)/10 = .5412; 1/3 + .4*sqrt(12)/4 = .6797
+    assert puct(tree, ROOT, 1.0) == 2 and ucb1(tree, ROOT, 0.0) in (1, 2)
+    tree.hold(1, -4)
+    assert tree.virtual == [0, 0, 0] and puct(tree, ROOT, 1.0) == 1
+
+
+# -- (c) widening ------------------------------------------------------------------------------------------------------
+
+
+def test_widening_looks_at_more_children_as_visits_grow() -> None:
+    rule = Widening(1.0, 0.5, grow=False)
+    assert [rule.width(n) for n in (0, 1, 2, 4, 5, 9, 10, 100)] == [1, 1, 2, 2, 3, 3, 4, 10]
+    tree = token_search(
+        ScriptedTokens(1), iterations=50, top_k=7, exploration=50.0, widening={"coefficient": 1.0, "exponent": 0.5}
+    ).tree
+    for node in range(len(tree)):
+        visited = [i for i, child in enumerate(tree.children[node]) if tree.N[child]]
+        # The likeliest first, and never more than the rule allows.
+        assert visited == list(range(len(visited))) and len(visited) <= rule.width(tree.N[node])
+    assert 4 <= sum(tree.N[child] > 0 for child in tree.children[ROOT]) <= 7
+
+
+def test_widening_of_steps_draws_more_of_them() -> None:
+    policy = ScriptedPolicy(4, words=30, close=0.2)
+    settings_ = {"iterations": 40, "samples": 1, "exploration": 0.1}
+    narrow = run(lambda: Search(policy, scripted_evaluate, SearchConfig(**settings_)).run(a_problem(), 1)).tree
+    widening = {"coefficient": 1.0, "exponent": 0.5}
+    config = SearchConfig(**settings_, widening=widening)
+    wide = run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), 1)).tree
+    assert len(narrow.children[ROOT]) == 1
+    assert 3 <= len(wide.children[ROOT]) <= Widening(1.0, 0.5, grow=True).width(wide.N[ROOT])
+
+
+# -- (d) values and rollouts -------------------------------------------------------------------------------------------
+
+
+def test_the_mix_is_alphagos() -> None:
+    assert mix(0.2, 1.0, 1.0) == 1.0 and mix(0.2, 1.0, 0.0) == 0.2 and mix(0.2, 1.0, 0.25) == pytest.approx(0.4)
+
+
+def test_estimates_are_kept_beside_the_backed_up_values() -> None:
+    tree = token_search(ScriptedTokens(2), iterations=1, rollout="greedy", value=hashed_value).tree
+    assert tree.V[ROOT] == hashed_reward(f"V{(112, 48)}") and len(tree.rollouts) == 1
+    assert tree.W[ROOT] == pytest.approx(0.5 * tree.V[ROOT] + 0.5 * tree.rollouts[0].reward)
+
+
+def test_the_fitted_weight_is_taken_unless_another_is_asked_for() -> None:
+    for asked, used in ((None, 0.5), (0.25, 0.25), (1.0, 1.0)):
+        found = token_search(ScriptedTokens(2), iterations=1, value=hashed_value, rollout_weight=asked).tree
+        assert found.W[ROOT] == pytest.approx(mix(found.V[ROOT], found.rollouts[0].reward, used))  # type: ignore[arg-type]
+
+
+def test_a_mixed_step_search_mixes_from_the_leaf_upwards() -> None:
+    class Valued(ScriptedPolicy):
+        def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+            return (7,)
+
+    async def half(token_ids: tuple[int, ...]) -> float:
+        return 0.5
+
+    config = SearchConfig(iterations=1, samples=1, rollout_weight=0.25)
+    tree = run(lambda: Search(Valued(5), scripted_evaluate, config, value=half).run(a_problem(), 3)).tree
+    [leaf] = tree.leaves()
+    assert tree.V[ROOT] == 0.5 and tree.W[leaf] == tree.reward[leaf]
+    assert tree.W[ROOT] == pytest.approx(0.75 * 0.5 + 0.25 * tree.reward[leaf])  # type: ignore[operator]
+
+
+def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
+    policy = ScriptedTokens(8, close=0.1)
+    result = token_search(policy, iterations=30, rollout="none", value=hashed_value, exploration=1.0)
+    tree = result.tree
+    assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30
+    assert all(tree.V[node] is not None for node in range(len(tree)) if tree.expanded[node] and not tree.verdict[node])
+    assert result.choice is not None and "most visited path" in result.choice.why
+    path = tree.path(result.choice.node)
+    for parent, child in zip([ROOT, *path], path, strict=False):
+        assert tree.N[child] == max(tree.N[other] for other in tree.children[parent])
+    assert result.choice.response.endswith(".") or len(result.choice.response) == 20
+
+
+def test_step_search_with_values_alone_proposes_single_steps_and_ends_in_a_whole_response() -> None:
+    class Valued(ScriptedPolicy):
+        def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+            return (7,)
+
+    found = set()
+    for seed in range(6):
+        config = SearchConfig(select="puct", rollout="none", iterations=8, samples=3)
+        one = Search(Valued(seed, close=0.2), scripted_evaluate, config, value=hashed_value)
+        result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
+        tree = result.tree
+        assert tree.V[ROOT] is not None and result.choice is not None
+        assert tree.verdict[result.choice.node] is not None
+        found |= {tree.verdict[leaf] for leaf in tree.leaves()}
+    assert {"answer", "ended"} <= found
+
+
+@pytest.mark.parametrize("change", [{"rollout": "none"}, {"rollout_weight": 0.5}])
+def test_values_without_a_value_network_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"search\.value"):
+        token_search(ScriptedTokens(0), **change)
+
+
+# -- (e) data generation -----------------------------------------------------------------------------------------------
+
+
+async def graded(problem: Problem, steps: Any, directions: Any, verdict: str) -> RewardParts:
+    """FAKE correctness: right where the response's hash says so."""
+    right = float(hashed_reward("".join(step.text for step in steps)) > 0.5)
+    return RewardParts(right, hre=right)
+
+
+def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
+    lengths, moved = [], 0
+    for seed in range(60):
+        policy = ScriptedTokens(seed, close=0.02)
+        data = {"prefix_probability": 0.5, "prefix_tokens": 4}
+        result = token_search(policy, seed=seed, iterations=8, evaluate=graded, generating=True, data=data)
+        tree = result.tree
+        prefix = tree.token_ids[1] if len(tree.children[ROOT]) == 1 else ()
+        moved += bool(prefix)
+        lengths.append(len(prefix))
+        assert tree.N[ROOT] == 8 == (tree.N[1] if prefix else 8)
+        first, _ = asyncio.run(
+            policy.rollout(policy.prompt_ids(a_problem()), (), "sample", 20, derive_seed(seed, "first"), 5)
+        )
+        assert first.token_ids[: len(prefix)] == prefix
+        # The first rollout is the first simulation's, wherever the root went.
+        whole = [tuple(t for i in tree.path(r.node) for t in tree.token_ids[i]) + r.token_ids for r in tree.rollouts]
+        assert first.token_ids in whole
+    assert 12 <= moved <= 40 and set(lengths) == {0, 1, 2, 3, 4}
+    # Without `generating` the same settings change nothing.
+    assert len(token_search(ScriptedTokens(1), iterations=8, data=data).tree.children[ROOT]) == 5
+
+
+def test_questions_that_the_first_rollout_solves_are_skipped() -> None:
+    ends = set()
+    for seed in range(12):
+        data = {"skip_solved": True, "prefix_probability": 0.0}
+        result = token_search(
+            ScriptedTokens(seed), seed=seed, iterations=9, evaluate=graded, generating=True, data=data
+        )
+        ends.add(result.ended_by)
+        if result.ended_by == "solved":
+            assert len(result.tree) == 1 and result.tree.rollouts[0].hre == 1.0 and result.saved == 9
+        else:
+            assert result.tree.N[ROOT] == 9
+    assert ends == {"solved", "iterations"}
+
+
+def test_a_tree_ends_after_enough_right_rollouts() -> None:
+    data = {"enough_correct": 3, "prefix_probability": 0.0}
+    result = token_search(ScriptedTokens(2), iterations=100, evaluate=graded, generating=True, data=data)
+    right = sum(r.count for r in result.tree.rollouts if r.hre == 1.0)
+    assert result.ended_by == "enough" and right >= 3 and result.saved == 100 - result.tree.N[ROOT] > 50
+
+
+# -- (f) adaptive budget -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["step", "token"])
+def test_a_settled_search_chooses_what_the_whole_search_chooses(mode: str) -> None:
+    saved = 0
+    for seed in range(25):
+        policy: Any = ScriptedPolicy(seed, words=2, close=0.5, answers=2)
+        more: dict[str, Any] = {"samples": 2}
+        if mode == "token":
+            policy, more = Answering(seed, words=3), {"mode": "token", "max_tokens": 6}
+        for rule in ("vote", "visits"):
+            both = []
+            for stop in (True, False):
+                config = SearchConfig(iterations=60, choose=rule, stop_settled=stop, **more)
+                one = Search(policy, scripted_evaluate, config)
+                both.append(run(lambda one=one, seed=seed: one.run(a_problem(), seed)))
+            early, whole = both
+            if early.ended_by == "settled":
+                assert early.saved > 0
+                saved += early.saved
+                assert early.choice.answer == whole.choice.answer  # type: ignore[union-attr]
+    assert saved > 15
+
+
+class Answering(ScriptedTokens):
+    """FAKE: every response states an answer, its first token."""
+
+    def text(self, token_ids: tuple[int, ...]) -> str:
+        body = super().text(token_ids)
+        return body.replace(".", f"\n#### {len(body) % 2}")
+
+
+def test_agreement_ends_a_tree_early() -> None:
+    class Agreeing(ScriptedTokens):
+        def text(self, token_ids: tuple[int, ...]) -> str:
+            return super().text(token_ids).replace(".", "\n#### 7")
+
+    result = token_search(Agreeing(3, close=3.0), iterations=80, stop_agreed=5, max_tokens=200)
+    assert result.ended_by == "agreed" and result.saved == 80 - result.tree.N[ROOT] > 50
+    samples = sum(r.count for r in result.tree.rollouts) + sum(result.tree.samples[n] for n in result.tree.leaves())
+    assert samples == 5  # visits of finished responses cost nothing and say nothing new
+    assert result.choice is not None and result.choice.answer == "7"
+    assert not agreed(result.tree, 6)
+
+
+def test_settled_by_hand() -> None:
+    tree = Tree()
+    tree.rollouts = [
+        Rollout(ROOT, (1,), (-1.0,), "#### 1", "answer", 1.0, None, None, count=5),
+        Rollout(ROOT, (2,), (-1.0,), "#### 2", "answer", 0.5, None, None, count=4),
+    ]
+    assert settled(tree, "vote", 2) and not settled(tree, "vote", 3)  # 5 against 2
+    assert not settled(tree, "value", 1)
+    assert choose(tree, "vote").answer == "1"  # type: ignore[union-attr]
+
+
+# -- (g) rollouts as data ----------------------------------------------------------------------------------------------
+
+
+def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
+    tree = Tree()
+    tree.expand(ROOT, [Step((1,), (-0.1,), "a"), Step((2,), (-0.2,), "b")], [0.5, 0.5])
+    tree.expand(1, [Step((3,), (-0.3,), "c")], [1.0])
+    tree.rollouts = [
+        Rollout(ROOT, (1, 3, 4), (-0.1, -0.3, -0.4), "", "ended", 1.0, 1.0, None),
+        Rollout(1, (3, 4), (-0.3, -0.4), "", "ended", 1.0, 1.0, None, count=2),
+        Rollout(ROOT, (5,), (-0.5,), "", "ended", 0.0, 0.0, None),
+    ]
+    tree.sink_rollouts(lambda ids: "".join(chr(96 + i) for i in ids))
+    assert [(r.node, r.token_ids, r.logprobs, r.text, r.count) for r in tree.rollouts] == [
+        (3, (4,), (-0.4,), "d", 3),
+        (ROOT, (5,), (-0.5,), "e", 1),
+    ]
+    tree.N[:] = [4, 3, 0, 3]
+    tree.W[:] = [3.0, 3.0, 0.0, 3.0]
+    first, second = trajectories(tree)
+    assert first.token_ids == (1, 3, 4) and first.nodes == (1, 3, OUTSIDE) and first.lengths == (1, 1, 1)
+    assert first.samples == 3 and second.token_ids == (5,) and second.reward == 0.0
+    assert step_values(tree, first) == [(1.0, 0.75), (1.0, 1.0), (1.0, 1.0)]
+    assert step_values(tree, second) == [(0.0, 0.75)]
+
+
+# -- (h) on a real engine ----------------------------------------------------------------------------------------------
+
+
+class TinyStudent:
+    """What EngineTokens needs of a student, over a tiny real Llama: one character a token."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def prompt_ids(self, question: str) -> tuple[int, ...]:
+        return tuple(5 + ord(c) % 50 for c in question)
+
+    def decode(self, ids: tuple[int, ...]) -> str:
+        return "".join("" if i == EOS else "\n" if i in LINE_ENDS else chr(48 + i) for i in ids)
+
+
+def engine_tokens(**more: Any) -> EngineTokens:
+    return EngineTokens(TinyStudent(tiny_engine(**more)), 1.0, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rollout", ["greedy", "sample", "beam"])
+def test_the_same_tree_alone_in_32_and_concurrent(rollout: str) -> None:
+    problems = [a_problem(f"p{i}") for i in range(32)]
+    config = SearchConfig(mode="token", iterations=10, top_k=4, max_tokens=12, rollout=rollout)
+
+    async def all_at_once(policy: EngineTokens) -> list[SearchResult]:
+        one = Search(policy, scripted_evaluate, config)
+        return list(await asyncio.gather(*(one.run(problem, i) for i, problem in enumerate(problems))))
+
+    together = run(lambda: all_at_once(engine_tokens()))
+    crowded = run(lambda: all_at_once(engine_tokens(max_batch=3)))
+    for i in (0, 7, 31):
+        policy = engine_tokens()
+        alone = run(lambda policy=policy, i=i: Search(policy, scripted_evaluate, config).run(problems[i], i))
+        for other in (together[i].tree, crowded[i].tree):
+            for name in ("parent", "token_ids", "N", "reward"):
+                assert getattr(other, name) == getattr(alone.tree, name), name
+            assert pytest.approx(alone.tree.W) == other.W
+            assert [r.token_ids for r in other.rollouts] == [r.token_ids for r in alone.tree.rollouts]
+            for mine, theirs in zip(alone.tree.logprobs, other.logprobs, strict=True):
+                assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_priors_and_logprobs_are_the_librarys() -> None:
+    model = tiny_llama()
+    policy = EngineTokens(TinyStudent(tiny_engine(model)), 1.0, 3)  # type: ignore[arg-type]
+    tree = token_search(policy, iterations=12, top_k=4, rollout="greedy").tree
+    prompt = policy.prompt_ids(a_problem())
+    for node in range(len(tree)):
+        if not tree.children[node]:
+            continue
+        ids = [*prompt, *(t for i in tree.path(node) for t in tree.token_ids[i])]
+        row = library_logprobs(model, ids)[-1]
+        values, best = row.topk(4)
+        children = tree.children[node]
+        assert [tree.token_ids[c][0] for c in children] == best.tolist()
+        assert [tree.logprobs[c][0] for c in children] == pytest.approx(values.tolist(), abs=1e-5)
+        assert [tree.prior[c] for c in children] == pytest.approx(values.softmax(0).tolist(), abs=1e-5)
+
+
+def test_beam_rollouts_find_what_enumeration_finds() -> None:
+    model = tiny_llama(3)
+    engine, prefix, width, limit = tiny_engine(model), (7, 8, 9), 60, 3
+    found, computed = run(lambda: beam_search(engine, prefix, width, limit, 4, lambda ids: ids[-1] == EOS))
+    # With a beam as wide as the vocabulary, two steps are exhaustive; the third keeps the best 60 prefixes of two.
+    first = library_logprobs(model, prefix)[-1]
+    best = -math.inf
+    scored = []
+    for a in range(60):
+        second = library_logprobs(model, [*prefix, a])[-1]
+        scored += [((a, b), float(first[a] + second[b])) for b in range(60)] if a != EOS else [((a,), float(first[a]))]
+    scored.sort(key=lambda pair: -pair[1])
+    for ids, total in scored[:60]:
+        if ids[-1] == EOS:
+            best = max(best, total)
+            continue
+        best = max(best, total + float(library_logprobs(model, [*prefix, *ids])[-1].max()))
+    assert math.fsum(found.logprobs) == pytest.approx(best, abs=1e-4)
+    assert len(found.top or ()) == len(found.token_ids) and computed > 60
+    narrow, _ = run(lambda: beam_search(tiny_engine(model), prefix, 1, 5, 4, lambda ids: ids[-1] == EOS))
+    greedy = list(prefix)
+    for _ in narrow.token_ids:
+        greedy.append(int(library_logprobs(model, greedy)[-1].argmax()))
+    assert tuple(greedy[3:]) == narrow.token_ids
+
+
+def test_costs_of_a_token_search_count_what_was_sampled() -> None:
+    policy = engine_tokens()
+    result = token_search(policy, iterations=10, top_k=4, rollout="sample", max_tokens=10)
+    assert isinstance(result.cost, Cost) and result.cost.sampled_tokens == policy.engine.cost.sampled_tokens > 10
+    capped = token_search(engine_tokens(), iterations=1000, top_k=4, max_tokens=10, budget_tokens=60)
+    assert capped.ended_by == "tokens" and 50 <= capped.cost.sampled_tokens <= 60
+
+
+def test_the_final_answer_line_ends_a_response_wherever_the_rollout_went_on() -> None:
+    class Lines(TinyStudent):
+        def decode(self, ids: tuple[int, ...]) -> str:
+            return "".join({2: "\n", 10: "#### 5", EOS: ""}.get(i, "x") for i in ids)
+
+    policy = EngineTokens(Lines(tiny_engine()), 1.0, 3)  # type: ignore[arg-type]
+    assert policy.verdict((9, 2)) is None and policy.verdict((9, EOS)) == "ended"
+    assert policy.verdict((9, 2, 10, 2)) == policy.verdict((10, EOS)) == "answer"
+    assert policy.verdict((10,)) is None  # the line is still open: a digit may follow
+    assert [step.text for step in policy.lines((9, 2, 10, 2), (0.0,) * 4)] == ["x\n", "#### 5\n"]
+    assert [d for d in Direction] and Leaf(1, 2) == Leaf(1, 2)
+
+
+if __name__ == "__main__" and "--write-golden" in sys.argv:
+    GOLDEN.write_text(json.dumps(golden(), indent=1) + "\n")
