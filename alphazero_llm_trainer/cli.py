@@ -1,4 +1,4 @@
-"""Command lines: `alphazero-llm-trainer train | sft | search | info`, and `train_vllm.py`."""
+"""Command lines: `alphazero-llm-trainer train | sft | search | sample | export | info`, and `train_vllm.py`."""
 
 from __future__ import annotations
 
@@ -166,6 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="alphazero-llm-trainer", description="AlphaZero for language-model reasoning.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     from .commands import add_info, add_search, add_sft
+    from .export_command import add_export
+    from .sample_command import add_sample
+    from .value_command import add_value
 
     train = train_parser("alphazero-llm-trainer train")
     commands.add_parser(
@@ -173,6 +176,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ).set_defaults(run=run_train)
     add_sft(commands, add_config_arguments, resolve)
     add_search(commands, add_config_arguments, resolve)
+    add_sample(commands, add_config_arguments, resolve)
+    add_export(commands)
+    add_value(commands, add_config_arguments, resolve)
     add_info(commands, add_config_arguments, resolve)
     args = parser.parse_args(argv)
     return guarded(lambda: args.run(args))

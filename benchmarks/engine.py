@@ -2,9 +2,17 @@
 
     uv run python benchmarks/engine.py
 
-Both models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints tokens/s at batch 1, 8, 32
-and 64 (same prompts, same number of new tokens, every row runs to its end), tokens computed a unique tree token in a
-step-level search, and the share of time inside the model's forward. Ratios hold, absolute times are this machine's.
+Both models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints, at batch 1, 8, 32 and 64
+(same prompts, same number of new tokens, every row runs to its end):
+
+- tokens/s with the prompts' prefill, of the engine, of `generate`, and of re-prefilling;
+- tokens/s of decoding alone: the time of all new tokens less the time of one new token;
+- the floor: tokens/s if the linear layers' matrix products (torch.mm on their true shapes, head included) were all there
+  is, and the share of it that the engine's decoding reaches. The products are torch's: a share may exceed 1;
+- the share of the engine's step that is inside the model's forward, and which forward that was.
+
+And of a step-level search: tokens computed a unique tree token. The fastest of the repeats counts, and the ways take
+turns, so that a busy machine slows all of them. Ratios hold, absolute times are this machine's.
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +57,35 @@ def random_llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(shape).eval()
 
 
-def timed(call: Any, repeats: int) -> float:
-    """Seconds of the fastest of `repeats` calls."""
-    times = []
+clock = time.perf_counter
+
+
+def timed(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Seconds of the fastest of `repeats` calls of each way; the ways take turns."""
+    best = dict.fromkeys(ways, float("inf"))
     for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return min(times)
+        for name, call in ways.items():
+            began = clock()
+            call()
+            best[name] = min(best[name], clock() - began)
+    return best
 
 
-def hf_generate(model: Any, prompts: list[tuple[int, ...]]) -> None:
-    """Left-padded batch, sampled at temperature 1, exactly NEW_TOKENS tokens a row."""
+def linear_layers(model: Any, batch: int) -> Callable[[], None]:
+    """The matrix products of one decode step's linear layers, head included, and nothing else."""
+    weights = [module.weight.detach().t() for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    pairs = [(torch.randn(batch, weight.shape[0]), weight) for weight in weights]
+
+    def products() -> None:
+        with torch.inference_mode():
+            for rows, weight in pairs:
+                torch.mm(rows, weight)
+
+    return products
+
+
+def hf_generate(model: Any, prompts: list[tuple[int, ...]], new_tokens: int) -> None:
+    """Left-padded batch, sampled at temperature 1, exactly `new_tokens` tokens a row."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -69,8 +95,8 @@ def hf_generate(model: Any, prompts: list[tuple[int, ...]]) -> None:
             attention_mask=mask,
             do_sample=True,
             top_k=0,
-            max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS,
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
             pad_token_id=0,
         )
 
@@ -98,35 +124,53 @@ def decode_table(
             continue
         distinct = prompts[: batch // samples]
         chosen = [prompt for prompt in distinct for _ in range(samples)]
+        engines: list[InProcessEngine] = []
 
-        def ours(distinct: list[tuple[int, ...]] = distinct) -> None:
+        def ours(new_tokens: int, distinct: list[tuple[int, ...]] = distinct) -> None:
             # A fresh engine: nothing is remembered from the run before. No end token, so that every row runs to its end.
             engine = InProcessEngine(
                 model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig(cache_tokens=16_384)
             )
             requests = [
-                GenerateRequest(p, n=samples, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(distinct)
+                GenerateRequest(p, n=samples, max_new_tokens=new_tokens, seed=i) for i, p in enumerate(distinct)
             ]
             asyncio.run(engine.generate(requests))
-            shares.append(engine.stats.forward_seconds / engine.stats.step_seconds)
+            engines.append(engine)
 
-        shares: list[float] = []
+        seconds = timed(
+            {
+                "ours": lambda: ours(NEW_TOKENS),
+                "ours, one token": lambda: ours(1),
+                "hf_generate": lambda: hf_generate(model, chosen, NEW_TOKENS),
+                "hf_generate, one token": lambda: hf_generate(model, chosen, 1),
+            },
+            repeats,
+        )
+        seconds |= timed({"reprefill": lambda: reprefill(model, chosen)}, 1)
+        floor = batch / timed({"floor": linear_layers(model, batch)}, 20 * repeats)["floor"]
         tokens = batch * NEW_TOKENS
-        seconds = {
-            "ours": timed(ours, repeats),
-            "hf_generate": timed(lambda chosen=chosen: hf_generate(model, chosen), repeats),
-            "reprefill": timed(lambda chosen=chosen: reprefill(model, chosen), 1),
-        }
         row: dict[str, Any] = {"model": name, "batch": batch, "samples_a_prompt": samples}
-        row |= {f"{way}_tokens_per_second": tokens / s for way, s in seconds.items()}
+        row["forward"] = engines[0].forward.name
+        for way in ("ours", "hf_generate", "reprefill"):
+            row[f"{way}_tokens_per_second"] = tokens / seconds[way]
+        for way in ("ours", "hf_generate"):
+            row[f"{way}_decode_tokens_per_second"] = (tokens - batch) / (seconds[way] - seconds[f"{way}, one token"])
+        row["floor_tokens_per_second"] = floor
         row["over_hf_generate"] = seconds["hf_generate"] / seconds["ours"]
         row["over_reprefill"] = seconds["reprefill"] / seconds["ours"]
-        row["forward_share"] = sum(shares) / len(shares)
+        row["decode_over_hf_generate"] = (
+            row["ours_decode_tokens_per_second"] / row["hf_generate_decode_tokens_per_second"]
+        )
+        row["share_of_floor"] = row["ours_decode_tokens_per_second"] / floor
+        long = [engine.stats for engine in engines if engine.stats.forwards > 1]
+        row["forward_share"] = sum(s.forward_seconds for s in long) / sum(s.step_seconds for s in long)
         rows.append(row)
         print(
             f"{name:20} {batch:5} {row['ours_tokens_per_second']:9,.0f} {row['hf_generate_tokens_per_second']:9,.0f}"
-            f" {row['reprefill_tokens_per_second']:9,.0f} {row['over_hf_generate']:7.2f}x {row['over_reprefill']:7.2f}x"
-            f" {row['forward_share']:8.0%}",
+            f" {row['reprefill_tokens_per_second']:9,.0f} {row['over_hf_generate']:6.2f}x {row['over_reprefill']:6.1f}x"
+            f" {row['ours_decode_tokens_per_second']:9,.0f} {row['hf_generate_decode_tokens_per_second']:9,.0f}"
+            f" {row['decode_over_hf_generate']:6.2f}x {floor:9,.0f} {row['share_of_floor']:7.0%}"
+            f" {row['forward_share']:8.0%} {row['forward']}",
             flush=True,
         )
     return rows
@@ -175,13 +219,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trees", type=int, default=96)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "engine.json")
+    parser.add_argument("--cpu-time", action="store_true", help="count the process's CPU seconds (on a busy machine)")
     args = parser.parse_args()
+    if args.cpu_time:
+        global clock  # noqa: PLW0603
+        clock = time.process_time
     torch.set_num_threads(args.threads)
     student = load_student(load_config(overrides=["student=embedded"]))
     prompts = [student.prompt_ids(t.problem.question) for t in load_tasks("embedded", "train", 64, start=5000)]
     print(f"{NEW_TOKENS} new tokens a row, {args.threads} thread(s), tokens/s")
+    print(f"{'':26} {'with prefill':>45} {'decoding alone':>27}")
     print(
-        f"{'model':20} {'batch':>5} {'ours':>9} {'generate':>9} {'reprefill':>9} {'/gen':>8} {'/repre':>8} {'forward':>8}"
+        f"{'model':20} {'batch':>5} {'ours':>9} {'generate':>9} {'reprefill':>9} {'/gen':>7} {'/repre':>7}"
+        f" {'ours':>9} {'generate':>9} {'/gen':>7} {'floor':>9} {'of it':>7} {'in model':>8} forward"
     )
     decode = decode_table("embedded 0.66 M", student.model, prompts, args.repeats)
     decode += decode_table("embedded, 8 a prompt", student.model, prompts, args.repeats, samples=8)

@@ -13,10 +13,13 @@ from ..config import LoraConfig, StudentModel
 from ..errors import ConfigError
 
 
-def make_trainable(model: PreTrainedModel, spec: StudentModel, adapter: str) -> PreTrainedModel | PeftModel:
+def make_trainable(
+    model: PreTrainedModel, spec: StudentModel, adapter: str, task: str = "CAUSAL_LM"
+) -> PreTrainedModel | PeftModel:
     """The model with the parameters that training changes: all of them ("full") or new adapters ("lora").
 
-    The adapters live inside `model`'s own modules, so an engine over `model` sees them at once.
+    The adapters live inside `model`'s own modules, so an engine over `model` sees them at once. `task` is peft's name of
+    the model's task; for "TOKEN_CLS" the last layer is trained with the adapters.
     """
     if adapter == "full":
         if spec.quantization != "none":
@@ -25,10 +28,10 @@ def make_trainable(model: PreTrainedModel, spec: StudentModel, adapter: str) -> 
         return model
     if spec.quantization != "none":
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return get_peft_model(model, peft_config(spec.lora))
+    return get_peft_model(model, peft_config(spec.lora, task))
 
 
-def peft_config(lora: LoraConfig) -> PeftLora:
+def peft_config(lora: LoraConfig, task: str = "CAUSAL_LM") -> PeftLora:
     """peft's own configuration of `lora`."""
     return PeftLora(
         r=lora.rank,
@@ -36,7 +39,7 @@ def peft_config(lora: LoraConfig) -> PeftLora:
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets),
         bias="none",
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
 
 

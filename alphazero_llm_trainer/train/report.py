@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from ..collect import GradedTree
+from ..eval.metrics import Interval
 
 
 class Progress:
@@ -146,5 +147,42 @@ def draw_report(path: Path, card: dict[str, Any], metrics: list[dict[str, Any]])
     problems = card["before"]["problems"]
     result.set(ylim=(0, 1), title=f"Greedy accuracy, {problems:,} held-out problems, 95% intervals")
     figure.suptitle(f"{card['method']} on {card['student']}, seed {card['seed']}")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_value_report(
+    path: Path,
+    curve: list[dict[str, float]],
+    figures: dict[str, Interval],
+    reliability: list[tuple[float, float, float]],
+) -> None:
+    """A value's `report.png`: train and held-out loss, held-out figures against chance, and the reliability diagram."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (loss, ranks, trust) = plt.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
+    steps = [line["step"] for line in curve]
+    loss.plot(steps, [line["train_loss"] for line in curve], color="tab:blue", label="training questions")
+    loss.plot(steps, [line["held_out_loss"] for line in curve], color="tab:orange", label="held-out questions")
+    best = min(curve, key=lambda line: line["held_out_loss"])
+    loss.plot(best["step"], best["held_out_loss"], "o", color="tab:orange", label="kept")
+    loss.set(xlabel="step", title="Cross-entropy (nats), soft targets")
+    loss.legend(fontsize=8)
+    shown = {name: i for name, i in figures.items() if name.startswith(("AUC", "sibling"))}
+    for y, (name, interval) in enumerate(reversed(shown.items())):
+        colour = "tab:gray" if "," in name else "tab:blue"
+        ranks.plot([interval.low, interval.high], [y, y], color=colour, linewidth=3)
+        ranks.plot(interval.value, y, "o", color=colour)
+    ranks.axvline(0.5, color="black", linewidth=0.8, linestyle="--")
+    ranks.set_yticks(range(len(shown)), list(reversed(shown)), fontsize=8)
+    ranks.set(title="Test questions, 95% intervals; chance is 0.5")
+    trust.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle="--")
+    trust.scatter(
+        [v for v, _, _ in reliability], [o for _, o, _ in reliability], [20 + 400 * n for _, _, n in reliability]
+    )
+    trust.set(xlabel="V", ylabel="share of correct responses", xlim=(0, 1), ylim=(0, 1), title="Reliability, test")
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -1,0 +1,153 @@
+"""What a sample run tells its user: progress while it goes, a table at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from ..types import Cost
+from .pool import PoolStats
+from .totals import Totals
+
+LINE_SECONDS = 5.0  # between two lines where there is no terminal
+
+
+class Progress:
+    """A bar on a terminal, a line every few seconds elsewhere; silent when `quiet`. All of it goes to standard error."""
+
+    def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
+        self.out = out if out is not None else sys.stderr
+        self.quiet = quiet
+        self.bar: tqdm | None = None
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self.bar.write(text, file=self.out) if self.bar is not None else print(text, file=self.out, flush=True)
+
+    def start(self, total: int, done: int) -> None:
+        """`done` of `total` questions have their tree already."""
+        self.total, self.done, self.first = total, done, done
+        self.began = self.said = time.perf_counter()
+        if not self.quiet and self.out.isatty():
+            self.bar = tqdm(total=total, initial=done, unit="tree", file=self.out, dynamic_ncols=True)
+
+    def tree(self, session: Totals, dollars: float) -> None:
+        """One more question has its tree; `session` is the sum of this session's."""
+        self.done += 1
+        now = time.perf_counter()
+        seconds = max(now - self.began, 1e-9)
+        cost = f", ${dollars:.2f}" if dollars else ""
+        tokens = f"{session.cost.sampled_tokens / seconds:,.0f} tokens/s{cost}"
+        if self.bar is not None:
+            self.bar.set_postfix_str(tokens, refresh=False)
+            self.bar.update(1)
+        elif not self.quiet and (now - self.said >= LINE_SECONDS or self.done == self.total):
+            self.said = now
+            rate = (self.done - self.first) / seconds
+            left = (self.total - self.done) / rate
+            self.say(f"{self.done:,}/{self.total:,} questions, {rate:.1f} trees/s, {tokens}, ETA {left:.0f} s")
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+@dataclass(slots=True)
+class Summary:
+    """A sample run's end: sums over the folder and over this session, and what the session took.
+
+    status: "complete", "stopped" or "dry run"; set_aside: (question id, reason, attempts) of all sessions;
+    seconds: this session's wall-clock from the first question to the last, start-up left out.
+    """
+
+    status: str
+    questions: int
+    folder: Totals
+    session: Totals
+    stats: PoolStats
+    seconds: float
+    start_seconds: float
+    set_aside: list[tuple[str, str, int]] = field(default_factory=list)
+
+    @property
+    def dollars(self) -> float:
+        """What providers charged in this session."""
+        return self.session.cost.dollars + sum(cost.dollars for cost in self.stats.teachers.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain figures for `--json`."""
+        seconds, session = max(self.seconds, 1e-9), self.session
+        return {
+            "status": self.status,
+            "questions": self.questions,
+            "trees": self.folder.trees,
+            "skipped": self.folder.skipped,
+            "set_aside": len(self.set_aside),
+            "session_trees": session.trees,
+            "trees_per_second": session.trees / seconds,
+            "simulations_per_second": session.simulations / seconds,
+            "sampled_tokens_per_second": session.cost.sampled_tokens / seconds,
+            "sampled_tokens": self.folder.cost.sampled_tokens,
+            "computed_tokens": self.stats.computed_tokens,
+            "responses_right": share(self.folder.right, self.folder.responses),
+            "solved": share(self.folder.solved, self.folder.trees),
+            "dollars": self.dollars,
+            "seconds": self.seconds,
+            "start_seconds": self.start_seconds,
+            "peak_bytes": self.stats.peak_bytes,
+            "restarts": self.stats.restarts,
+            "teachers": {name: cost.as_dict() for name, cost in self.stats.teachers.items()},
+        }
+
+
+def share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def percent(value: float | None) -> str:
+    return "none finished" if value is None else f"{value:.1%}"
+
+
+def table(summary: Summary) -> str:
+    """The final figures, one a line. Rates and memory are this session's, the rest is the folder's."""
+    facts = summary.as_dict()
+    rows = [
+        ("trees", f"{facts['trees']:,} of {facts['questions']:,} questions"),
+        ("trees/s", f"{facts['trees_per_second']:.2f}"),
+        ("simulations/s", f"{facts['simulations_per_second']:,.0f}"),
+        ("sampled tokens/s", f"{facts['sampled_tokens_per_second']:,.0f}"),
+        ("sampled tokens", f"{facts['sampled_tokens']:,}"),
+        ("computed tokens", f"{facts['computed_tokens']:,} in this session"),
+        ("responses right", percent(facts["responses_right"])),
+        ("questions solved", percent(facts["solved"])),
+        ("skipped", f"{facts['skipped']:,} (they don't fit the engine)" if facts["skipped"] else "0"),
+        ("set aside", f"{facts['set_aside']:,}"),
+        ("cost", f"${facts['dollars']:.4f}"),
+        ("seconds", f"{facts['seconds']:.1f} and {facts['start_seconds']:.1f} to start"),
+        ("peak memory", f"{facts['peak_bytes'] / 2**20:,.0f} MiB, all processes"),
+    ]
+    if facts["restarts"]:
+        rows.append(("actors restarted", f"{facts['restarts']:,}"))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
+    lines += [f"set aside: {key} after {attempts} attempts: {reason}" for key, reason, attempts in summary.set_aside]
+    return "\n".join(lines)
+
+
+def estimate(summary: Summary, questions: int) -> str:
+    """What `questions` would take at the rate of a dry run's trees."""
+    trees = summary.session.trees + summary.session.skipped
+    scale = questions / max(trees, 1)
+    cost: Cost = summary.session.cost
+    seconds = summary.seconds * scale + summary.start_seconds
+    dollars = f", ${summary.dollars * scale:.2f}" if summary.dollars else ""
+    return (
+        f"{trees} trees took {summary.seconds:.1f} s ({trees / max(summary.seconds, 1e-9):.2f} trees/s) and"
+        f" {cost.sampled_tokens:,} sampled tokens; {questions:,} questions would take about {seconds / 60:.1f} minutes"
+        f" and {cost.sampled_tokens * scale:,.0f} sampled tokens{dollars}, or less time where more trees share a batch"
+    )

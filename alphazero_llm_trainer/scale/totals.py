@@ -1,0 +1,64 @@
+"""What a run's trees add up to: counts, cost and how often they were right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..search.tree import Rollout
+from ..types import Cost
+
+FAILED = "failed:"  # how `ended_by` of a question that the engine can't serve begins
+HRE, COUNT = (Rollout.__slots__.index(name) for name in ("hre", "count"))  # a saved rollout is a list in this order
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over journal records.
+
+    trees: records with a search; skipped: questions that don't fit the engine (an empty tree is recorded);
+    simulations: backed-up evaluations (visits of the roots); responses: finished responses, repeats counted;
+    right: those whose answer is the gold one; solved: trees with a right response; cost: of the trees.
+    """
+
+    trees: int = 0
+    skipped: int = 0
+    simulations: int = 0
+    responses: int = 0
+    right: int = 0
+    solved: int = 0
+    cost: Cost = field(default_factory=Cost)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count one journal record."""
+        self.cost.add(Cost(**record["cost"]))
+        if record["ended_by"].startswith(FAILED):
+            self.skipped += 1
+            return
+        tree = record["tree"]
+        self.trees += 1
+        self.simulations += tree["N"][0]
+        right = 0
+        ends = [
+            (n, hre) for v, n, hre in zip(tree["verdict"], tree["samples"], tree["hre"], strict=True) if v is not None
+        ]
+        ends += [(rollout[COUNT], rollout[HRE]) for rollout in tree["rollouts"]]
+        for count, hre in ends:
+            self.responses += max(count, 1)
+            right += max(count, 1) if hre == 1.0 else 0
+        self.right += right
+        self.solved += right > 0
+
+    def merge(self, other: Totals) -> None:
+        """Add another sum to this one."""
+        for name in ("trees", "skipped", "simulations", "responses", "right", "solved"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.cost.add(other.cost)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Totals:
+        return cls(**{**raw, "cost": Cost(**raw["cost"])})

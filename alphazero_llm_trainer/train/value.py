@@ -1,0 +1,451 @@
+"""Training the value: one forward over a question's trie of responses gives V at every state of its tree.
+
+Two kinds. A *head* is a linear probe of the policy's own hidden states: search gets V from the forward that it does
+anyway, and one head fits one policy only. A *network* is a token-classification model of its own with one label,
+initialised from the policy. Both are fitted to soft targets (mean outcomes, weighted by visits) with binary
+cross-entropy, stopped on held-out questions, and calibrated there.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForTokenClassification, PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+from transformers import TrainingArguments as Arguments
+
+from ..config import ValueConfig
+from ..errors import ConfigError, DataError, TrainingError
+from .rows import ValueRow
+
+Watcher = Callable[[dict[str, float]], None]
+HEAD_ITERATIONS = 40  # of L-BFGS, for each strength of regularisation
+POOL = 16  # batches whose rows are sorted by length together
+STRENGTHS = (1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # L2 on the standardised features' weights
+
+
+@dataclass(slots=True)
+class Fitted:
+    """A trained value: `weight` `[D]` and `bias` of its last layer, the network's backbone (None for a head), its curve.
+
+    `curve` has one entry an evaluation: step, and train and held-out loss (nats) and Brier score. `best` is the entry
+    that was kept; `scale` and `shift` are the calibration that is folded into weight and bias.
+    """
+
+    weight: torch.Tensor
+    bias: float
+    network: Any = None
+    curve: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, float] = field(default_factory=dict)
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def calibrate(self, scale: float, shift: float) -> None:
+        """Make V = sigmoid(scale * logit + shift)."""
+        self.weight, self.bias = self.weight * scale, self.bias * scale + shift
+        self.scale, self.shift = scale, shift
+        if self.network is not None:
+            score = score_layer(self.network)
+            with torch.no_grad():
+                score.weight.copy_(self.weight[None])
+                score.bias.fill_(self.bias)
+
+
+class ValueCollator:
+    """Pads rows on the right: `input_ids`, `position_ids`, `targets`, `weights` `[B, T]` and a mask `[B, 1, T, T]`.
+
+    The mask is additive: a token sees itself and its ancestors in the trie, nothing beside it.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
+
+    def __call__(self, rows: Sequence[ValueRow]) -> dict[str, torch.Tensor]:
+        count, width = len(rows), max(len(row.token_ids) for row in rows)
+        ids, positions, ends = (np.zeros((count, width), dtype=np.int64) for _ in range(3))
+        targets, weights = (np.zeros((count, width), dtype=np.float32) for _ in range(2))
+        ends[:] = np.arange(1, width + 1)  # padding sees itself alone, so that no row of the mask is empty
+        for i, row in enumerate(rows):
+            end = len(row.token_ids)
+            ids[i, :end], positions[i, :end], ends[i, :end] = row.token_ids, row.positions, row.ends
+            targets[i, :end], weights[i, :end] = row.targets, row.weights
+        at = np.arange(width)
+        seen = (at[None, None, :] <= at[None, :, None]) & (at[None, :, None] < ends[:, None, :])
+        mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(
+            ~torch.from_numpy(seen), torch.finfo(self.dtype).min
+        )
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "position_ids": torch.from_numpy(positions),
+            "attention_mask": mask[:, None],
+            "targets": torch.from_numpy(targets),
+            "weights": torch.from_numpy(weights),
+        }
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy (nats) with soft targets, weighted; all three have one shape. No weight at all gives 0."""
+    loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+    return (loss * weights).sum() / weights.sum().clamp(min=1e-8)
+
+
+def ranking_loss(
+    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, related: torch.Tensor
+) -> torch.Tensor:
+    """Bradley-Terry between the states of one question: `-log sigmoid(better - worse)`, weighted by how much better.
+
+    Args:
+        logits, targets, weights: `[B, T]`; a pair's weight is the product of its states' weights times the difference.
+        related: `[B, T, T]`, True where one token is the other's ancestor: those two are no alternatives.
+    """
+    ahead = targets[:, :, None] - targets[:, None, :]
+    share = weights[:, :, None] * weights[:, None, :] * ahead.clamp(min=0.0) * ~related
+    loss = F.softplus(logits[:, None, :].float() - logits[:, :, None].float())
+    return (loss * share).sum() / share.sum().clamp(min=1e-8)
+
+
+def batches(rows: Sequence[ValueRow], size: int) -> Iterator[list[int]]:
+    """Indices of rows, rows of like length together."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
+    return (order[i : i + size] for i in range(0, len(order), size))
+
+
+@torch.inference_mode()
+def forward_states(model: Any, rows: Sequence[ValueRow], size: int, pick: Callable[[Any], torch.Tensor]) -> list[Any]:
+    """For each row, what `pick` reads from the outputs `[B, T, ...]`, at the row's states `[S, ...]` (fp32, CPU)."""
+    training = model.training
+    model.eval()
+    parameter = next(model.parameters())
+    collate = ValueCollator(parameter.dtype)
+    found: list[Any] = [None] * len(rows)
+    for indices in batches(rows, size):
+        inputs = collate([rows[i] for i in indices])
+        given = {k: inputs[k].to(parameter.device) for k in ("input_ids", "position_ids", "attention_mask")}
+        output = pick(model(**given)).float().cpu()
+        for i, one in zip(indices, output, strict=True):
+            found[i] = one[list(rows[i].states)].clone()
+    model.train(training)
+    return found
+
+
+def hidden_states(model: PreTrainedModel, rows: Sequence[ValueRow], size: int = 32) -> list[torch.Tensor]:
+    """The policy's final hidden states (after the last norm) at each row's states: `[S, D]` a row."""
+    return forward_states(model.base_model, rows, size, lambda output: output.last_hidden_state)
+
+
+def network_logits(network: Any, rows: Sequence[ValueRow], size: int = 32) -> list[torch.Tensor]:
+    """A network's logits at each row's states: `[S]` a row."""
+    return forward_states(network, rows, size, lambda output: output.logits[..., 0])
+
+
+def state_data(rows: Sequence[ValueRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets and weights of all rows' states, row after row `[N]`."""
+    targets = [row.targets[i] for row in rows for i in row.states]
+    weights = [row.weights[i] for row in rows for i in row.states]
+    return torch.tensor(targets), torch.tensor(weights)
+
+
+def figures(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> tuple[float, float]:
+    """Loss (nats) and Brier score of logits `[N]` against single outcomes, weighted."""
+    error = (logits.sigmoid() - targets) ** 2 + targets * (1 - targets)
+    return float(cross_entropy(logits, targets, weights)), float((weights * error).sum() / weights.sum())
+
+
+def weighted(rows: Sequence[ValueRow], power: float) -> list[ValueRow]:
+    """The rows with each weight raised to `power`, so that every question's weights sum to 1."""
+    scaled = []
+    for row in rows:
+        raised = [w**power if w else 0.0 for w in row.weights]
+        total = math.fsum(raised)
+        scaled.append(replace(row, weights=tuple(w / total for w in raised)))
+    return scaled
+
+
+def check(train: Sequence[ValueRow], held_out: Sequence[ValueRow]) -> None:
+    """Raise DataError unless both sets have questions and share none."""
+    for name, rows in (("training", train), ("held-out", held_out)):
+        if not any(weight for row in rows for weight in row.weights):
+            raise DataError(f"there is no {name} question with a finished response: collect more trees")
+    both = {row.question for row in train} & {row.question for row in held_out}
+    if both:
+        raise DataError(f"{len(both)} questions are both in training and held out: split by question")
+
+
+def platt(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> tuple[float, float]:
+    """Scale and shift with the least cross-entropy of sigmoid(scale*logit + shift) (Platt 1999), by Newton's method.
+
+    Gives (1, 0) where that would not raise the order of the states: a scale that isn't positive, or no finite solution.
+    """
+    x, y, w = (t.double() for t in (logits, targets, weights / weights.sum()))
+    features = torch.stack((x, torch.ones_like(x)), dim=1)
+    solution = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    for _ in range(50):
+        p = (features @ solution).sigmoid()
+        gradient = features.T @ (w * (p - y)) + 1e-6 * (solution - torch.tensor([1.0, 0.0], dtype=torch.float64))
+        curvature = (features * (w * p * (1 - p))[:, None]).T @ features + 1e-6 * torch.eye(2, dtype=torch.float64)
+        step = torch.linalg.solve(curvature, gradient)
+        solution = solution - step.clamp(-2.0, 2.0)
+        if float(step.abs().max()) < 1e-9:
+            break
+    scale, shift = solution.tolist()
+    return (scale, shift) if math.isfinite(scale) and math.isfinite(shift) and scale > 0 else (1.0, 0.0)
+
+
+# -- the head ----------------------------------------------------------------------------------------------------------
+
+
+def train_head(
+    policy: PreTrainedModel,
+    train: Sequence[ValueRow],
+    held_out: Sequence[ValueRow],
+    settings: ValueConfig,
+    watch: Watcher = lambda line: None,
+) -> Fitted:
+    """Logistic regression on the policy's hidden states; regularisation and iteration are picked on `held_out`."""
+    check(train, held_out)
+    data = []
+    for rows in (weighted(train, settings.weight_power), weighted(held_out, settings.weight_power)):
+        data.append((torch.cat(hidden_states(policy, rows, settings.batch_size)), *state_data(rows)))
+    (x, y, w), (xh, yh, wh) = data
+    centre, spread = x.mean(0), x.std(0).clamp(min=1e-6)
+    x, xh, w = (x - centre) / spread, (xh - centre) / spread, w / w.sum()
+    best: dict[str, float] = {}
+    kept = torch.zeros(x.shape[1] + 1)
+    curve: list[dict[str, float]] = []
+    solution = torch.zeros(x.shape[1] + 1, requires_grad=True)
+    for strength in STRENGTHS:  # from strong to weak, each from where the last one ended: one regularisation path
+        optimiser = torch.optim.LBFGS([solution], max_iter=10, history_size=20, line_search_fn="strong_wolfe")
+
+        def closure(optimiser: Any = optimiser, strength: float = strength) -> torch.Tensor:
+            optimiser.zero_grad()
+            loss = cross_entropy(x @ solution[:-1] + solution[-1], y, w) + 0.5 * strength * solution[:-1].square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(HEAD_ITERATIONS // 10):
+            optimiser.step(closure)
+            with torch.no_grad():
+                line = evaluation(len(curve) + 1, x @ solution[:-1] + solution[-1], y, w)
+                line |= held_out_part(xh @ solution[:-1] + solution[-1], yh, wh)
+            line["strength"] = strength
+            curve.append(line)
+            watch(line)
+            if not best or line["held_out_loss"] < best["held_out_loss"]:
+                best, kept = line, solution.detach().clone()
+    weight = kept[:-1] / spread
+    fitted = Fitted(weight, float(kept[-1] - weight @ centre), None, curve, best)
+    if settings.calibrate:
+        fitted.calibrate(*platt(xh @ kept[:-1] + kept[-1], yh, wh))
+    return fitted
+
+
+def evaluation(step: int, logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> dict[str, float]:
+    loss, brier = figures(logits, targets, weights)
+    return {"step": step, "train_loss": loss, "train_brier": brier}
+
+
+def held_out_part(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> dict[str, float]:
+    loss, brier = figures(logits, targets, weights)
+    return {"held_out_loss": loss, "held_out_brier": brier}
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+class Score(torch.nn.Linear):
+    """A last layer in fp32 over hidden states of any precision: small updates are lost in bf16."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # the base class's name for it
+        return super().forward(input.to(self.weight.dtype))
+
+
+def new_network(policy: PreTrainedModel, extra_layers: int = 0) -> Any:
+    """A token-classification model with one label over a copy of the policy's backbone; its score layer starts at 0.
+
+    `extra_layers` more layers go on top, each an identity at first (its output projections are 0). A policy knows what
+    it expects of a token in its last layer, at the position before: only layers above can hold that against the token
+    that came, which is most of what tells a good step from a bad one (log-probabilities do the same).
+
+    Raises ConfigError for extra layers over a quantised policy, or one whose layers are of different kinds.
+    """
+    shape = copy.deepcopy(policy.config)
+    shape.num_labels, shape.classifier_dropout = 1, 0.0
+    shape.architectures = None
+    backbone: Any = copy.deepcopy(policy.base_model)
+    if extra_layers:
+        if getattr(policy, "is_quantized", False) or getattr(shape, "layer_types", None):
+            raise ConfigError("train.value.extra_layers needs a policy of plain, equal layers: use 0 for this one")
+        for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
+            layer = copy.deepcopy(backbone.layers[-1])
+            layer.self_attn.layer_idx = index
+            torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+            torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+            backbone.layers.append(layer)
+        shape.num_hidden_layers += extra_layers
+        backbone.config.num_hidden_layers = shape.num_hidden_layers
+    with torch.device("meta"):
+        network: Any = AutoModelForTokenClassification.from_config(shape)
+    setattr(network, network.base_model_prefix, backbone)
+    score = Score(shape.hidden_size, 1)
+    torch.nn.init.zeros_(score.weight)
+    torch.nn.init.zeros_(score.bias)
+    weight: Any = policy.get_input_embeddings().weight
+    network.score = score.to(weight.device)
+    return network.requires_grad_(True)
+
+
+def score_layer(network: Any) -> torch.nn.Linear:
+    """The last layer, under peft too."""
+    score: Any = network.get_base_model().score if hasattr(network, "get_base_model") else network.score
+    return score.modules_to_save[score.active_adapters[0]] if hasattr(score, "modules_to_save") else score
+
+
+class LikeLengths(torch.utils.data.Sampler):
+    """Each epoch a new order in which rows of like length meet in a batch, and batches come in random order.
+
+    The library's own sampler goes from long to short: a drift that a short training doesn't recover from.
+    """
+
+    def __init__(self, rows: Sequence[ValueRow], size: int, seed: int) -> None:
+        self.lengths, self.size = [len(row.token_ids) for row in rows], size
+        self.rng = Random(seed)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        order = self.rng.sample(range(len(self.lengths)), len(self.lengths))
+        pool = POOL * self.size
+        pools = [sorted(order[i : i + pool], key=self.lengths.__getitem__) for i in range(0, len(order), pool)]
+        made = [part[i : i + self.size] for part in pools for i in range(0, len(part), self.size)]
+        # A short batch must stay last: the loader cuts the order into batches again.
+        last = [made.pop(made.index(min(made, key=len)))]
+        self.rng.shuffle(made)
+        return (index for batch in made + last for index in batch)
+
+
+class ValueTrainer(Trainer):
+    """Hugging Face's trainer with the masked soft-target loss at the rows' states, over rows of like length.
+
+    `rank_weight` times the ranking loss between the states of a question is added.
+    """
+
+    rank_weight = 0.0
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return LikeLengths(cast(Sequence[ValueRow], self.train_dataset), self.args.train_batch_size, self.args.seed)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        targets, weights = inputs["targets"], inputs["weights"]
+        outputs = model(**{k: v for k, v in inputs.items() if k not in ("targets", "weights")})
+        logits = outputs.logits[..., 0]
+        loss = cross_entropy(logits, targets, weights)
+        if self.rank_weight:
+            seen = inputs["attention_mask"][:, 0] == 0
+            loss = loss + self.rank_weight * ranking_loss(logits, targets, weights, seen | seen.transpose(1, 2))
+        return (loss, outputs) if return_outputs else loss
+
+
+class _Watch(TrainerCallback):
+    """Measures train and held-out questions now and then, keeps the best weights, stops when patience is used up."""
+
+    def __init__(
+        self, train: Sequence[ValueRow], held_out: Sequence[ValueRow], settings: ValueConfig, watch: Watcher
+    ) -> None:
+        # As many training questions as held-out ones: the same figure on both, for the curve of overfitting. They come
+        # from all over the list, because journals begin with the questions that were searched fastest: the easy ones.
+        chosen = Random(0).sample(range(len(train)), min(len(train), len(held_out)))
+        self.sets = ([train[i] for i in chosen], held_out)
+        self.settings, self.watch = settings, watch
+        self.curve: list[dict[str, float]] = []
+        self.best: dict[str, float] = {}
+        self.kept: dict[str, torch.Tensor] = {}
+        self.worse = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step % self.settings.evaluate_every and state.global_step < state.max_steps:
+            return
+        line = {"step": float(state.global_step)}
+        for name, rows in zip(("train", "held_out"), self.sets, strict=True):
+            logits = torch.cat(network_logits(model, rows, self.settings.batch_size))
+            line[f"{name}_loss"], line[f"{name}_brier"] = figures(logits, *state_data(rows))
+        if not math.isfinite(line["train_loss"]):
+            raise TrainingError(f"the value's loss is {line['train_loss']}: lower train.value.learning_rate")
+        self.curve.append(line)
+        self.watch(line)
+        if not self.best or line["held_out_loss"] < self.best["held_out_loss"]:
+            self.best, self.worse = line, 0
+            self.kept = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+        else:
+            self.worse += 1
+            control.should_training_stop |= self.worse >= self.settings.patience
+
+
+def train_network(
+    network: Any,
+    train: Sequence[ValueRow],
+    held_out: Sequence[ValueRow],
+    settings: ValueConfig,
+    *,
+    out_dir: Path,
+    seed: int,
+    watch: Watcher = lambda line: None,
+    learning_rate: float | None = None,
+) -> Fitted:
+    """Train `network` (of `new_network`, perhaps under LoRA) in place; it ends with its best held-out weights."""
+    check(train, held_out)
+    train, held_out = weighted(train, settings.weight_power), weighted(held_out, settings.weight_power)
+    callback = _Watch(train, held_out, settings, watch)
+    trainer = ValueTrainer(
+        model=network,
+        args=Arguments(
+            output_dir=str(out_dir),
+            num_train_epochs=settings.epochs,
+            per_device_train_batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=settings.warmup_steps,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
+            seed=seed,
+            remove_unused_columns=False,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            save_strategy="no",
+            report_to="none",
+            logging_nan_inf_filter=False,
+            disable_tqdm=True,
+        ),
+        train_dataset=list(train),
+        data_collator=ValueCollator(next(network.parameters()).dtype),
+        callbacks=[callback],
+    )
+    trainer.rank_weight = settings.rank_weight
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name in callback.kept:
+                parameter.copy_(callback.kept[name])
+    network.eval()
+    score = score_layer(network)
+    fitted = Fitted(
+        score.weight.detach()[0].float().cpu().clone(),
+        float(score.bias.detach()),
+        network,
+        callback.curve,
+        callback.best,
+    )
+    if settings.calibrate:
+        logits = torch.cat(network_logits(network, held_out, settings.batch_size))
+        fitted.calibrate(*platt(logits, *state_data(held_out)))
+    return fitted

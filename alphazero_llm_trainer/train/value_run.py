@@ -1,0 +1,315 @@
+"""From trees to a value folder: read or collect, split by question, train, calibrate, judge, seal."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from ..collect import Collector
+from ..config import Config
+from ..errors import DataError
+from ..eval.metrics import Interval
+from ..eval.value import States, Verdict, blend, measure, reliability, verdict
+from ..policy.student import Student
+from ..policy.value import ADAPTER, CARD, LAST_LAYER, policy_fingerprint
+from ..search.journal import Journal, read, shard_paths
+from ..search.targets import value_targets
+from ..search.tree import Tree
+from ..types import Task
+from .checkpoint import fingerprint, write_json
+from .models import make_trainable
+from .rows import ValueRow, pack_values
+from .value import Fitted, hidden_states, network_logits, new_network, train_head, train_network
+
+EXTRA_LAYERS = 2  # of a small network that is trained whole, where train.value.extra_layers is null
+JOURNAL = "journal.jsonl"
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Question:
+    """A question's text and all the trees that were searched for it."""
+
+    text: str
+    trees: list[Tree]
+
+
+def journals(path: Path) -> list[Path]:
+    """The journal files of a path: the file itself, or a folder's journal and shards."""
+    if path.is_file():
+        return [path]
+    found = [path / JOURNAL] if (path / JOURNAL).is_file() else shard_paths(path) if path.is_dir() else []
+    if not found:
+        raise DataError(f"--data {path} has no journal.jsonl and no shard-*.jsonl: name a journal or a run's folder")
+    return found
+
+
+def read_questions(paths: Iterable[Path]) -> list[Question]:
+    """The questions of journals with at least one finished response, in the order they are met."""
+    found: dict[str, Question] = {}
+    for path in paths:
+        for record in read(path):
+            try:
+                text, tree = record["problem"]["question"], Tree.from_dict(record["tree"])
+            except (KeyError, TypeError) as error:
+                raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
+            if tree.rollouts or any(tree.leaves()):
+                found.setdefault(text, Question(text, [])).trees.append(tree)
+    return list(found.values())
+
+
+def collect_trees(
+    student: Student,
+    config: Config,
+    tasks: Sequence[Task],
+    path: Path,
+    stop: Callable[[], bool],
+    tell: Callable[[int], None],
+) -> None:
+    """Search `tasks` with many samples a tree into the journal `path`; what is there already is not searched again.
+
+    Trees are graded by correctness alone. `tell` is called with the number of trees that the journal holds.
+    """
+    value = config.train.value
+    settings = config.model_copy(
+        update={
+            "search": config.search.model_copy(update={"temperature": value.temperature}),
+            "teachers": config.teachers.model_copy(update={"tier": "none", "terminal_checker": False}),
+            "train": config.train.model_copy(
+                update={
+                    "groups": "tree",
+                    "iterations": value.iterations,
+                    "samples": value.samples,
+                    "requeue_iterations": 0,
+                }
+            ),
+        }
+    )
+    journal, policy = Journal(path), policy_fingerprint(student.model)
+    if any(record.get("policy") != policy for record in journal.records.values()):
+        raise DataError(
+            f"journal {path} was searched by another policy than student {student.name}: name another folder"
+        )
+    missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
+
+    async def search() -> None:
+        async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
+            if tree.ended_by != "stopped":
+                journal.append(tree.record(policy=policy))
+                tell(len(journal.records))
+
+    try:
+        if missing:
+            asyncio.run(search())
+    finally:
+        journal.close()
+
+
+def split_by_question(
+    questions: Sequence[Question], validation: float, test: float
+) -> tuple[list[Question], list[Question], list[Question]]:
+    """(training, validation, test) questions; a hash of the text decides, so a question is always on the same side."""
+    parts: tuple[list[Question], list[Question], list[Question]] = ([], [], [])
+    for question in questions:
+        digest = hashlib.blake2b(question.text.encode(), digest_size=8).digest()
+        place = int.from_bytes(digest, "big") / 2**64
+        parts[2 if place < test else 1 if place < test + validation else 0].append(question)
+    for name, part in zip(("training", "validation", "test"), parts, strict=True):
+        if not part:
+            raise DataError(f"of {len(questions)} questions none is left for {name}: collect more trees")
+    return parts
+
+
+# -- rows and states ---------------------------------------------------------------------------------------------------
+
+
+def value_rows(questions: Iterable[Question], student: Student, every_token: bool) -> list[ValueRow]:
+    """One row a question: the states of all its trees in one trie."""
+    rows = []
+    for question in questions:
+        targets = [
+            (target.token_ids, target.target, float(target.weight))
+            for tree in question.trees
+            for target in value_targets(tree, every_token=every_token)
+        ]
+        rows.append(pack_values(question.text, student.prompt_ids(question.text), targets))
+    return rows
+
+
+def held_out_states(questions: Sequence[Question], student: Student) -> tuple[States, list[ValueRow]]:
+    """The states (nodes) of questions as the metrics want them, and rows whose states are in the same order."""
+    columns: dict[str, list[Any]] = {name: [] for name in States.__slots__}
+    rows, first = [], 0
+    for number, question in enumerate(questions):
+        triples = []
+        for tree in question.trees:
+            depth, length, logprob = [0], [0], [0.0]
+            for node in range(1, len(tree)):
+                parent = tree.parent[node]
+                depth.append(depth[parent] + 1)
+                length.append(length[parent] + len(tree.token_ids[node]))
+                logprob.append(logprob[parent] + sum(tree.logprobs[node]))
+            for state in value_targets(tree):
+                node = state.node
+                triples.append((state.token_ids, state.target, float(state.weight)))
+                group = first + tree.parent[node] if node else -1
+                final = tree.verdict[node] is not None
+                entry = (
+                    number, group, state.target, state.weight, depth[node], length[node], logprob[node], final
+                )  # fmt: skip
+                for name, field in zip(States.__slots__, entry, strict=True):
+                    columns[name].append(field)
+            first += len(tree)
+        rows.append(pack_values(question.text, student.prompt_ids(question.text), triples))
+    return States(*(np.asarray(columns[name]) for name in States.__slots__)), rows
+
+
+def values_of(fitted: Fitted, student: Student, rows: Sequence[ValueRow], size: int) -> np.ndarray:
+    """V at every state of `rows`, row after row `[N]`."""
+    if fitted.network is not None:
+        logits = torch.cat(network_logits(fitted.network, rows, size))
+    else:
+        logits = torch.cat([h @ fitted.weight + fitted.bias for h in hidden_states(student.model, rows, size)])
+    return logits.double().sigmoid().numpy()
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Valued:
+    """A trained value with its figures on the test questions and the verdict that the validation questions allow.
+
+    `reliability` has (mean V, mean outcome, share) for each tenth of V, on the test questions.
+    """
+
+    fitted: Fitted
+    figures: dict[str, Interval]
+    reliability: list[tuple[float, float, float]]
+    verdict: Verdict
+    base_rate: float
+    questions: dict[str, int]
+    data: str
+
+
+def train_value(
+    student: Student,
+    config: Config,
+    parts: tuple[Sequence[Question], Sequence[Question], Sequence[Question]],
+    out: Path,
+    watch: Callable[[dict[str, float]], None] = lambda line: None,
+) -> Valued:
+    """Train on the first part, stop, calibrate, judge and fit the blend on the second, report on the third."""
+    settings = config.train.value
+    training, validation, test = parts
+    rows = value_rows(training, student, settings.every_token)
+    held_out = value_rows(validation, student, settings.every_token)
+    if settings.kind == "head":
+        fitted = train_head(student.model, rows, held_out, settings, watch)
+    else:
+        adapter = config.train.adapter or student.spec.adapter
+        extra = settings.extra_layers
+        if extra is None:
+            extra = EXTRA_LAYERS if adapter == "full" else 0
+        network = make_trainable(new_network(student.model, extra), student.spec, adapter, task="TOKEN_CLS")
+        fitted = train_network(network, rows, held_out, settings, out_dir=out, seed=config.seed, watch=watch)
+    size, least = settings.batch_size, settings.least_outcomes
+    states, packed = held_out_states(validation, student)
+    base = base_rate(training)
+    value = values_of(fitted, student, packed, size)
+    judged = measure(value, states, base, least, config.seed)
+    before_end = ~states.final
+    fit = blend(value[before_end], states.where(before_end))
+    test_states, test_rows = held_out_states(test, student)
+    value = values_of(fitted, student, test_rows, size)
+    return Valued(
+        fitted,
+        measure(value, test_states, base, least, config.seed),
+        reliability(value, test_states),
+        verdict(judged["sibling ranking"], judged["AUC"], fit),
+        base,
+        dict(zip(("training", "validation", "test"), map(len, parts), strict=True)),
+        data_hash(rows),
+    )
+
+
+def base_rate(questions: Iterable[Question]) -> float:
+    """The mean outcome of the questions' responses, every question weighing the same."""
+    rates = []
+    for question in questions:
+        roots = [value_targets(tree)[0] for tree in question.trees]
+        total = sum(root.weight for root in roots)
+        rates.append(sum(root.target * root.weight for root in roots) / total)
+    return sum(rates) / len(rates)
+
+
+def data_hash(rows: Iterable[ValueRow]) -> str:
+    """SHA-256 of training rows."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(asdict(row)).encode())
+    return digest.hexdigest()
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def save_value(folder: Path, valued: Valued, student: Student, config: Config, facts: Mapping[str, Any]) -> None:
+    """Write the value's files into `folder`, value.json last: see `policy.value`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).unlink(missing_ok=True)
+    fitted = valued.fitted
+    save_file({"weight": fitted.weight.contiguous(), "bias": torch.tensor([fitted.bias])}, folder / LAST_LAYER)
+    files = [LAST_LAYER]
+    if fitted.network is not None:
+        files += save_network(folder, fitted.network, student)
+    card = {
+        "kind": "network" if fitted.network is not None else "head",
+        "policy": policy_fingerprint(student.model),
+        "student": student.name,
+        "hidden_size": int(fitted.weight.numel()),
+        "vocabulary": student.model.config.vocab_size,
+        "rollout_weight": valued.verdict.rollout_weight,
+        "earned": valued.verdict.earned,
+        "why": valued.verdict.why,
+        "base_rate": valued.base_rate,
+        "test": {name: [i.value, i.low, i.high] for name, i in valued.figures.items()},
+        "best": fitted.best,
+        "calibration": {"scale": fitted.scale, "shift": fitted.shift},
+        "questions": valued.questions,
+        "seed": config.seed,
+        "data_sha256": valued.data,
+        "settings": config.train.value.model_dump(mode="json"),
+        **facts,
+        "files": {name: fingerprint(folder / name)["sha256"] for name in files},
+    }
+    write_json(folder / CARD, card)
+
+
+def save_network(folder: Path, network: Any, student: Student) -> list[str]:
+    """The network as a token-classification folder; over a quantised base as an adapter, which a merge would harm."""
+    if hasattr(network, "merge_and_unload"):
+        if student.spec.quantization != "none":
+            network.save_pretrained(str(folder / ADAPTER))
+            return [f"{ADAPTER}/{file.name}" for file in sorted((folder / ADAPTER).iterdir()) if file.is_file()]
+        network = network.merge_and_unload()
+    network.save_pretrained(folder)
+    student.tokenizer.save_pretrained(folder)
+    return ["config.json", "model.safetensors"]
+
+
+def journal_files(paths: Iterable[Path]) -> Iterator[Path]:
+    """All journals of files and folders."""
+    for path in paths:
+        yield from journals(path)

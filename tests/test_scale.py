@@ -1,0 +1,298 @@
+"""Sampling over Ray: the same trees as one process, exactly one a question, whichever process dies."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import a_job, actors, forked, keys_of, lines_in, trees_in, wait_for, what_counts
+
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
+from alphazero_llm_trainer.policy.protocol import Capabilities, GenerateRequest
+from alphazero_llm_trainer.scale.host import load_host
+from alphazero_llm_trainer.scale.local import LocalPool
+from alphazero_llm_trainer.scale.pool import Pool
+from alphazero_llm_trainer.scale.remote import EngineCard, EngineLostError, Letter, Link, PostOffice, RemoteEngine
+from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.scale.schedule import Schedule
+
+CARD = EngineCard(3, 1, frozenset({2}), Capabilities(True, True, True, 64))
+
+
+# -- letters -----------------------------------------------------------------------------------------------------------
+
+
+class FakeEngine:
+    """FAKE engine: answers a request with its seed after as many turns, or fails as the prompt says."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[int] = []
+
+    async def generate(self, requests: list[GenerateRequest]) -> list[int]:
+        [request] = requests
+        if request.prompt_ids == (13,):
+            raise RequestError("too long")
+        if request.prompt_ids == (14,):
+            raise ZeroDivisionError("bug")
+        try:
+            for _ in range(request.seed):
+                await asyncio.sleep(0)
+            if request.prompt_ids == (99,):
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(request.seed)
+            raise
+        return [request.seed]
+
+
+class Post:
+    """Both sides of a link in one event loop; counts what travels."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.office = PostOffice({"policy": self.engine})
+        self.sent: list[int] = []
+        self.taken: list[int] = []
+        self.lost = False
+        self.link = Link(self.send, self.take, lambda number: self.office.cancel("me", number))
+        self.remote = RemoteEngine(self.link, "policy", CARD)
+
+    def send(self, letters: list[Letter]) -> None:
+        self.sent.append(len(letters))
+        self.office.put("me", letters)
+
+    async def take(self) -> Any:
+        if self.lost:
+            raise EngineLostError("gone")
+        replies = await self.office.take("me")
+        self.taken.append(len(replies))
+        return replies
+
+
+def ask(post: Post, seed: int, prompt: int = 0) -> Any:
+    return post.remote.generate([GenerateRequest((prompt,), seed=seed)])
+
+
+def test_what_is_asked_in_one_turn_travels_together() -> None:
+    async def whole() -> None:
+        post = Post()
+        assert await asyncio.gather(*(ask(post, seed) for seed in (5, 0, 9, 0))) == [[5], [0], [9], [0]]
+        assert post.sent == [4] and sum(post.taken) == 4 and len(post.taken) <= 3
+        assert post.remote.version == 3 and post.remote.capabilities.max_context == 64
+
+    asyncio.run(whole())
+
+
+def test_errors_come_back_as_what_they_are() -> None:
+    async def whole() -> None:
+        post = Post()
+        with pytest.raises(RequestError, match="too long"):
+            await ask(post, 0, prompt=13)
+        with pytest.raises(EngineError, match="ZeroDivisionError: bug"):
+            await ask(post, 0, prompt=14)
+        assert await ask(post, 1) == [1]
+
+    asyncio.run(whole())
+
+
+def test_a_caller_that_goes_away_takes_its_call_along() -> None:
+    async def whole() -> None:
+        post = Post()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(post, 2, prompt=99), 0.05)
+        await asyncio.sleep(0)
+        assert post.engine.cancelled == [2] and await ask(post, 4) == [4]
+        waiting = asyncio.ensure_future(ask(post, 6, prompt=99))
+        await asyncio.sleep(0.02)
+        post.office.drop("me")
+        await asyncio.sleep(0)
+        assert post.engine.cancelled == [2, 6]
+        waiting.cancel()
+
+    asyncio.run(whole())
+
+
+def test_a_dead_engine_fails_everybody_who_waits() -> None:
+    async def whole() -> None:
+        post = Post()
+        post.lost = True
+        results = await asyncio.gather(*(ask(post, seed) for seed in range(3)), return_exceptions=True)
+        assert all(isinstance(one, EngineLostError) for one in results)
+        with pytest.raises(EngineLostError):
+            await ask(post, 1)
+
+    asyncio.run(whole())
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+def nudged(pool_weights: dict[str, Any]) -> dict[str, Any]:
+    """Other weights: a little noise on every tensor."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: tensor + 0.02 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in pool_weights.items()
+    }
+
+
+def both_versions(job: Any) -> dict[int, dict[str, Any]]:
+    """Version -> key -> what every tree is under those weights."""
+    trees = {}
+    for version in (0, 1):
+        host = load_host(job.config, None)
+        if version:
+            host.student.engine.set_policy(nudged(host.student.model.state_dict()), version)
+        pool = LocalPool(host, job.config)
+        tasks = {task.problem.id: task for task in job.tasks}
+        found = pool.collect(Schedule(list(tasks), 3), tasks, job.config.seed, lambda: False)
+        trees[version] = {record["key"]: what_counts(record) for record in found}
+    return trees
+
+
+def check_versions(found: dict[str, dict[str, Any]], trees: dict[int, dict[str, Any]]) -> None:
+    """Every record is what its version's weights give, and both versions are there."""
+    assert {record["policy_version"] for record in found.values()} == {0, 1}
+    for key, record in found.items():
+        assert what_counts(record) == trees[record["policy_version"]][key]
+    assert trees[0] != {key: {**tree, "policy_version": 0} for key, tree in trees[1].items()}
+
+
+def push_at(moment: int) -> Any:
+    """An `on_record` that pushes version 1 after so many records."""
+    count = 0
+
+    def on_record(pool: Pool, record: dict[str, Any]) -> None:
+        nonlocal count
+        count += 1
+        if count == moment:
+            pool.push(nudged(load_host(a_job(1).config, None).student.model.state_dict()), 1)
+
+    return on_record
+
+
+def test_weights_can_be_swapped_between_trees_of_one_process(tmp_path: Path) -> None:
+    job = a_job(12)
+    run_sample(job, tmp_path, on_record=push_at(4))
+    check_versions(trees_in(tmp_path), both_versions(job))
+
+
+def test_without_ray_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"alphazero-llm-trainer\[scale\]"):
+        run_sample(a_job(1, workers=2), tmp_path)
+
+
+# -- over Ray ----------------------------------------------------------------------------------------------------------
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[str, int]]:
+    """(address, process) of a Ray cluster in a child, which can import the faulty collector; it ends with the tests."""
+    pytest.importorskip("ray")
+    ours, theirs = multiprocessing.Pipe()
+
+    def serve() -> None:
+        from alphazero_llm_trainer.scale.cluster import Cluster
+
+        running = Cluster(None, 6)
+        import ray
+
+        theirs.send(ray.get_runtime_context().gcs_address)
+        theirs.recv()
+        running.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        child = forked(serve)
+        assert ours.poll(120), "no cluster"
+        yield ours.recv(), child.pid
+        ours.send("end")
+        child.join(30)
+        assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("driver", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_actors_are_killed_and_weights_are_pushed(tmp_path: Path, cluster: tuple[str, int], driver: bool) -> None:
+    """A search actor and an engine actor die, weights are pushed: the trees are those of one quiet process."""
+    address, root = cluster
+    job, had = dataclasses.replace(a_job(40, workers=2, delay=0.05), address=address), 0
+    if driver:
+        child = forked(lambda: run_sample(job, tmp_path, resume=True))
+        wait_for(lambda: lines_in(tmp_path) >= 4, 120)
+        kill(child.pid)
+        child.join(10)
+        had = lines_in(tmp_path)
+        assert child.exitcode == -signal.SIGKILL and 4 <= had < 40
+        wait_for(lambda: not actors(root, "SearchHost") and not actors(root, "EngineHost"), 30)
+    count, push = 0, push_at(8)
+
+    def strike(pool: Pool, record: dict[str, Any]) -> None:
+        nonlocal count
+        count += 1
+        push(pool, record)
+        if count in (2, 12):
+            kill(random.choice(actors(root, "SearchHost" if count == 2 else "EngineHost")))
+
+    summary = run_sample(job, tmp_path, resume=True, on_record=strike)
+    assert summary.status == "complete" and not summary.set_aside and summary.stats.restarts >= 2
+    assert summary.session.trees == 40 - had
+    found = trees_in(tmp_path)
+    assert set(found) == set(keys_of(job))
+    check_versions(found, both_versions(a_job(40)))
+
+
+@pytest.mark.slow
+def test_poison_over_ray_is_isolated(tmp_path: Path, cluster: tuple[str, int]) -> None:
+    """Questions that kill, block or raise end up aside; the innocent ones beside them are searched."""
+    keys = keys_of(a_job(14))
+    poison = {keys[1]: "die", keys[3]: "raise", keys[6]: "block", keys[9]: "hang"}
+    job = a_job(14, workers=2, poison=poison, attempts=2, timeout_seconds=3.0)
+    summary = run_sample(dataclasses.replace(job, address=cluster[0]), tmp_path)
+    assert summary.status == "complete" and summary.stats.restarts >= 4
+    assert {key for key, _, _ in summary.set_aside} == set(poison)
+    assert all(attempts == 2 for _, _, attempts in summary.set_aside)
+    assert set(trees_in(tmp_path)) == set(keys) - set(poison)
+
+
+@pytest.mark.slow
+def test_a_student_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, cluster: tuple[str, int]) -> None:
+    job = dataclasses.replace(a_job(2, workers=2), address=cluster[0], student_path=tmp_path)
+    with pytest.raises(CheckpointError, match=r"config.json"):
+        run_sample(job, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"127.0.0.1:1"):
+        run_sample(dataclasses.replace(job, address="127.0.0.1:1"), tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
+    """benchmarks/kill_test.py: the driver, search actors and engine actors, at random moments."""
+    pytest.importorskip("ray")
+    root = Path(__file__).parents[1]
+    out = tmp_path / "kills.json"
+    command = [sys.executable, "benchmarks/kill_test.py", "--kills", "20", "--out", str(out)]
+    done = subprocess.run(command, check=False, cwd=root, timeout=2400, capture_output=True, text=True)
+    print(done.stdout)
+    figures = json.loads(out.read_text())
+    assert done.returncode == 0, done.stdout
+    assert figures["kills_in_all"] == 20 and min(figures["kills"].values()) >= 6
+    assert figures["lost"] == figures["duplicate"] == figures["half_written"] == figures["set_aside"] == 0
+    assert figures["same_as_undisturbed"] == figures["questions"]
