@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, RewardConfig
-from .errors import DataError, RequestError
+from .errors import ConfigError, DataError, RequestError
 from .policy.protocol import GenerateRequest, ValueFunction
 from .policy.steps import EngineSteps
 from .policy.teachers import build_teachers, build_terminal_checker
@@ -170,6 +170,17 @@ class Collector:
         error_rate = config.teachers.embedded_error_rate
         self.teachers = build_teachers(config, lambda: ScriptedTeacher(error_rate))
         self.checker = build_terminal_checker(config)
+        if config.search.mode == "token":
+            for name, used in (
+                ("teachers.tier", self.teachers is not None),
+                ("teachers.terminal_checker", self.checker is not None),
+                ("train.groups", config.train.groups == "chain"),
+            ):
+                if used:
+                    raise ConfigError(
+                        f"{name} is set and search.mode is token: it works on steps; use step or unset it"
+                    )
+        self._search(finished_earns_one, 1)  # a configuration that can't be searched with is refused now
 
     def reward(self, trajectory: Trajectory) -> float:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""

@@ -147,19 +147,19 @@ class SftConfig(Section):
 
 
 class ValueConfig(Section):
-    kind: Literal["head", "network"] = "head"
+    kind: Literal["head", "network"] = "network"
     questions: Annotated[int, Field(ge=10)] = 2000
     iterations: Positive = 6
     samples: Positive = 8
-    temperature: PositiveFloat = 1.0
+    temperature: PositiveFloat = 1.4
     validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     every_token: bool = True
     weight_power: Share = 1.0
-    rank_weight: NonNegativeFloat = 0.0
+    rank_weight: NonNegativeFloat = 1.0
     extra_layers: NonNegative | None = None
     learning_rate: PositiveFloat = 1e-3
-    batch_size: Positive = 16
+    batch_size: Positive = 32
     epochs: Positive = 8
     warmup_steps: NonNegative = 50
     weight_decay: NonNegativeFloat = 0.01

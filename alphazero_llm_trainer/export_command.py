@@ -106,12 +106,23 @@ class Readers:
             }
 
 
-def records(data: Path) -> Iterator[dict[str, Any]]:
-    """The records of a `sample` folder, or of a training run's journal, one in memory at a time."""
-    from .search.journal import read, read_shards
+def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
+    """The records of a `sample` folder, or of a training run's journal, one in memory at a time.
+
+    Raises DataError when there are none, and, without `any_split`, for one of another split than train.
+    """
+    from .problems.load import check_train_split
+    from .search.journal import PATTERN, read, shard_paths
 
     journal = data / "journal.jsonl"
-    return read(journal) if journal.is_file() else read_shards(data)
+    paths = [journal] if journal.is_file() else shard_paths(data)
+    if not paths:
+        raise DataError(f"--data {data} holds no {journal.name} and no {PATTERN}: name a folder that `sample` wrote")
+    for path in paths:
+        for record in read(path):
+            if not any_split:
+                check_train_split(record, path, ", or add --any-split to evaluate with them")
+            yield record
 
 
 def rows(
@@ -156,20 +167,20 @@ def schema(kind: str) -> pyarrow.Schema:
     )
 
 
-def export(data: Path, kind: str, out: Path, readers: Readers) -> int:
+def export(data: Path, kind: str, out: Path, readers: Readers, any_split: bool = False) -> int:
     """Write the rows of one kind to the Parquet file `out`, in one move; returns how many there are.
 
     Memory is bounded by BATCH_ROWS rows and one tree. `datasets.load_dataset("parquet", data_files=str(out))` loads it.
 
     Raises:
-        DataError: `data` holds no trees, or a broken one.
+        DataError: `data` holds no trees, a broken one, or, without `any_split`, one of another split than train.
         ConfigError: `out` can't be written.
     """
     import pyarrow
     from pyarrow import parquet
 
     shape, count, batch = schema(kind), 0, []
-    source = rows(records(data), readers.of(kind))
+    source = rows(records(data, any_split), readers.of(kind))
     first = next(source, None)
     partial = out.with_name(out.name + ".part")
     try:
@@ -211,6 +222,11 @@ def add_export(commands: Any) -> None:
     )
     parser.add_argument("--margin", type=float, default=0.25, metavar="X", help="preferences: least difference")
     parser.add_argument("--least", type=int, default=2, metavar="N", help="preferences: responses behind each step")
+    parser.add_argument(
+        "--any-split",
+        action="store_true",
+        help="take trees of every split, to evaluate with: only train may be learned",
+    )
     parser.set_defaults(run=run_export)
 
 
@@ -226,5 +242,5 @@ def run_export(args: argparse.Namespace) -> int:
     kinds = list(COLUMNS) if args.kind == "all" else [args.kind]
     for kind in kinds:
         out = args.out / f"{kind}.parquet" if args.kind == "all" else args.out
-        print(f"{kind}: {export(args.data, kind, out, readers):,} rows in {out}")
+        print(f"{kind}: {export(args.data, kind, out, readers, args.any_split):,} rows in {out}")
     return 0

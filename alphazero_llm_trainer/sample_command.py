@@ -19,6 +19,9 @@ the same for the same seed.
 
 DIR gets manifest.json, shard-00000.jsonl, ... (one finished tree a line, exactly one a question), set_aside.jsonl
 (questions that failed sample.attempts times while they ran alone) and attempts.jsonl. Whatever dies, --resume goes on.
+The searches are those of training. In step mode train.iterations and train.samples set a tree's size (train.chain_samples
+with train.groups=chain), in token mode search.iterations does; teachers propose steps, so token mode doesn't ask them.
+A tree names its split; export and value refuse the trees of every split but train.
 The reward is correctness alone; --set rewards.use_student_model=true adds PRE and costs a frozen copy of the student."""
 
 
@@ -48,7 +51,9 @@ def add_sample(commands: Any, arguments: AddArguments, resolve: Resolve) -> None
             mine["problems"] = {"source": args.source}
         if args.mode is not None:
             mine["search"] = {"mode": args.mode}
-        if args.config is None or "use_student_model" not in (read_yaml(args.config).get("rewards") or {}):
+        rewards = {} if args.config is None else read_yaml(args.config).get("rewards", {})
+        # Anything but a mapping is left to `resolve`, which explains what is wrong with it.
+        if isinstance(rewards, dict) and "use_student_model" not in rewards:
             args.overrides = ["rewards.use_student_model=false", *args.overrides]
         return run_sample_command(args, resolve(args, mine))
 

@@ -239,8 +239,9 @@ def main() -> None:
     random_prompts = [tuple(torch.randint(2, 512, (60,), generator=generator).tolist()) for _ in range(64)]
     decode += decode_table("random Llama 3 M", random_llama(), random_prompts, args.repeats)
     search = search_table(args.trees)
-    command = "python benchmarks/engine.py " + " ".join(sys.argv[1:])
-    result = {"command": command.strip(), "torch": torch.__version__, "decode": decode, "search": search}
+    flags = f"--threads {args.threads} --repeats {args.repeats} --trees {args.trees}"
+    command = f"python benchmarks/engine.py {flags}{' --cpu-time' if args.cpu_time else ''}"
+    result = {"command": command, "torch": torch.__version__, "decode": decode, "search": search}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -183,6 +183,8 @@ def main() -> int:
         "exit_code": victim.process.returncode,
         "sessions": victim.starts,
         "seconds": round(seconds, 1),
+        "command": f"python benchmarks/kill_test.py --kills {args.kills} --questions {args.questions} --seed {args.seed}"
+        f" --iterations {args.iterations} --workers {args.workers} --mode {args.mode}",
         "mode": args.mode,
         "seed": args.seed,
         "each": kills,

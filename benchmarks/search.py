@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -267,6 +268,7 @@ def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
     warm = replace(arm, trees=1, simulations=2, horizon=8, keep=0)
     grow(Setting(warm), warm)
     setting = Setting(arm)
+    gc.freeze()  # as `sample` does once it has loaded: collections leave the libraries' objects alone
     loaded = peak_mib()
     began, cpu_began = time.perf_counter(), time.process_time()
     trees, work = grow(setting, arm)

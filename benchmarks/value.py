@@ -237,14 +237,16 @@ def arms_of(
             combined = combinations[kind]
             arms[f"best of {n}, {kind} + log-probability"] = (methods.best(n, combined), n, value)
             arms[f"majority of {n} weighted, {kind} + log-prob."] = (methods.voted(n, combined), n, value)
+            if value.rollout_weight == 1:
+                continue  # it did not beat chance: no search asks it
             budget = {"budget_tokens": n * length, "iterations": 400}
             steps, tokens = {"mode": "step", "select": "puct", **budget}, {"mode": "token", **budget}
             for name, search in {
                 "steps, V alone": {**steps, "rollout": "none"},
-                "steps, rollouts, vote": steps,
-                "steps, rollouts + V/2, vote": {**steps, "rollout_weight": 0.5},
+                "steps, rollouts, V of ends": {**steps, "rollout_weight": 1.0},
+                "steps, rollouts + V": steps,
                 "tokens, V alone": {**tokens, "rollout": "none"},
-                "tokens, rollouts + V/2, vote": {**tokens, "rollout_weight": 0.5},
+                "tokens, rollouts + V": tokens,
             }.items():
                 arms[f"PUCT over {name}, {n}, {kind}"] = (methods.searched(config, value, **search), n, value)
     return arms
@@ -273,6 +275,16 @@ def trees_of(student: Student, config: Config, split: str, count: int, start: in
     questions = read_questions([path])
     print(f"{split}: trees of {len(questions):,} questions, {time.perf_counter() - began:.0f} s", flush=True)
     return questions
+
+
+def command(argv: Sequence[str]) -> str:
+    """The command that gives these figures, without where its files went."""
+    kept, skip = ["python benchmarks/value.py"], False
+    for word in argv:
+        if not skip and word not in ("--work", "--out"):
+            kept.append(word)
+        skip = word in ("--work", "--out")
+    return " ".join(kept)
 
 
 def report(message: dict[str, float]) -> None:
@@ -307,7 +319,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     parts = None
     result: dict[str, Any] = {
-        "command": " ".join(["python benchmarks/value.py", *sys.argv[1:]]),
+        "command": command(sys.argv[1:]),
         "kinds": {},
         "rows": [],
     }

@@ -16,7 +16,7 @@ from typing import Any
 
 from alphazero_llm_trainer.collect import Collector, GradedTree
 from alphazero_llm_trainer.config import Config, load_config
-from alphazero_llm_trainer.errors import EngineError
+from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.scale.sample import SampleJob
 from alphazero_llm_trainer.search.journal import read_shards
@@ -35,6 +35,8 @@ class Faulty(Collector):
             match self.poison.get(key):
                 case "raise":
                     raise EngineError("poison")
+                case "configure":
+                    raise ConfigError("wrong for every question")
                 case "hang":
                     await asyncio.Event().wait()
                 case "block":

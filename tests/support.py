@@ -84,7 +84,7 @@ class ScriptedTokens:
     """
 
     def __init__(self, seed: int, words: int = 6, close: float = 0.25) -> None:
-        self.seed, self.words, self.close = seed, words, close
+        self.seed, self.words, self.close, self.context = seed, words, close, 10**9
         self.calls = {"rollout": 0, "topk": 0}
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:

@@ -106,6 +106,27 @@ def test_the_command_writes_every_kind_and_its_help_every_column(
     assert all(name in text and about in text for columns in COLUMNS.values() for name, (_, about) in columns.items())
 
 
+def test_trees_of_other_splits_are_no_training_set(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal.jsonl", tmp_path / "x.parquet"
+    command = ["export", "--data", str(tmp_path), "--kind", "sft", "--out", str(out)]
+    trees = list(records(data))
+    for tree in trees[:-1]:
+        del tree["split"]  # a training run's journal says nothing
+    journal.write_text("".join(json.dumps(tree) + "\n" for tree in trees))
+    assert main(command) == 0
+    trees[5]["split"] = "test"
+    journal.write_text("".join(json.dumps(tree) + "\n" for tree in trees))
+    out.unlink()
+    capsys.readouterr()
+    assert main(command) == 2
+    said = capsys.readouterr().err.strip()
+    assert str(journal) in said and "test split" in said and "--any-split" in said and "\n" not in said
+    assert list(tmp_path.iterdir()) == [journal]
+    assert main([*command, "--any-split"]) == 0 and out.exists()
+
+
 def test_mistakes_are_sentences(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, empty = tmp_path / "old", tmp_path / "empty"
     old.mkdir()

@@ -194,7 +194,7 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
     assert manifest["totals"]["cost"]["sampled_tokens"] == sampled == summary.folder.cost.sampled_tokens > 0
     assert manifest["policy"]["version"] == 0 and len(manifest["policy"]["fingerprint"]) == 64
     assert manifest["config"]["train"]["iterations"] == 2 and "concurrent" not in manifest["config"]["search"]
-    assert {record["policy_version"] for record in found.values()} == {0}
+    assert {(record["policy_version"], record["split"]) for record in found.values()} == {(0, "train")}
     assert 0 < summary.folder.right <= summary.folder.responses and summary.folder.simulations >= 16 * 4
     assert run_sample(job, tmp_path / "out", resume=True).session.trees == 0  # nothing is left to do
     more = run_sample(a_job(18), tmp_path / "out", resume=True)
@@ -233,6 +233,16 @@ def test_poison_is_set_aside_and_the_rest_is_searched(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "set_aside.jsonl").read_text().splitlines()]
     assert {line["key"] for line in lines} == {raises, hangs} and all(line["attempts"] == 2 for line in lines)
     assert run_sample(job, tmp_path, resume=True).session.trees == 0  # they stay aside
+
+
+def test_a_mistake_in_the_configuration_ends_the_run(tmp_path: Path) -> None:
+    keys = keys_of(a_job(9))
+    with pytest.raises(ConfigError, match="wrong for every question"):
+        run_sample(a_job(9, poison={keys[4]: "configure"}, attempts=1), tmp_path)
+    assert (tmp_path / "set_aside.jsonl").read_bytes() == b""
+    assert json.loads((tmp_path / "manifest.json").read_text())["status"] == "stopped"
+    run_sample(a_job(9), tmp_path, resume=True)
+    assert set(trees_in(tmp_path)) == set(keys)
 
 
 def test_a_question_that_kills_the_process_ends_up_aside(tmp_path: Path) -> None:
@@ -288,7 +298,11 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
     before = sorted(Path(tmp_path).iterdir())
     assert main(["sample", "--num-examples", "1000", "--dry-run", "--set", "sample.dry_run_trees=2", *SMALL]) == 0
     assert "1,000 questions would take about" in capsys.readouterr().out and sorted(Path(tmp_path).iterdir()) == before
+    broken, nothing = tmp_path / "broken.yaml", str(tmp_path / "nothing")
+    broken.write_text("rewards: 0.5\n")
     for argv, words in (
+        (["--out", nothing, "--config", str(broken)], "rewards is 0.5"),
+        (["--out", nothing, "--set", "search.rollout=none"], "search.rollout is none"),
         (["--out", out], "--resume"),
         (["--out", out, "--resume", "--seed", "8"], "seed is 8"),
         ([], "--out is missing"),
@@ -298,3 +312,8 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
         assert main(["sample", "--num-examples", "6", *argv, *SMALL]) == 2
         said = capsys.readouterr().err.strip()
         assert words in said and said.startswith("error: ") and "\n" not in said
+    assert [file.name for file in Path(nothing).iterdir()] == [".lock"]
+    with pytest.raises(SystemExit):
+        main(["sample", "--help"])
+    said = capsys.readouterr().out
+    assert all(words in said for words in ("train.iterations", "search.iterations", "teachers propose steps"))

@@ -13,19 +13,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from faults import a_job, actors, forked, keys_of, lines_in, trees_in, wait_for, what_counts
 
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
-from alphazero_llm_trainer.policy.protocol import Capabilities, GenerateRequest
+from alphazero_llm_trainer.policy.protocol import Capabilities, GenerateRequest, TeacherLedger
+from alphazero_llm_trainer.policy.value import EngineValue
+from alphazero_llm_trainer.scale.fleet import Fleet
 from alphazero_llm_trainer.scale.host import load_host
 from alphazero_llm_trainer.scale.local import LocalPool
 from alphazero_llm_trainer.scale.pool import Pool
+from alphazero_llm_trainer.scale.ray_pool import RayPool
 from alphazero_llm_trainer.scale.remote import EngineCard, EngineLostError, Letter, Link, PostOffice, RemoteEngine
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.schedule import Schedule
+from alphazero_llm_trainer.types import Cost
 
 CARD = EngineCard(3, 1, frozenset({2}), Capabilities(True, True, True, 64))
 
@@ -123,6 +128,18 @@ def test_a_caller_that_goes_away_takes_its_call_along() -> None:
     asyncio.run(whole())
 
 
+def test_nobody_waits_for_a_dead_client() -> None:
+    async def whole() -> None:
+        office = PostOffice({})
+        waiting = asyncio.ensure_future(office.take("dead"))
+        await asyncio.sleep(0)
+        office.drop("dead")
+        assert await asyncio.wait_for(waiting, 5) == []
+        office.drop("never there")
+
+    asyncio.run(whole())
+
+
 def test_a_dead_engine_fails_everybody_who_waits() -> None:
     async def whole() -> None:
         post = Post()
@@ -158,7 +175,7 @@ def both_versions(job: Any) -> dict[int, dict[str, Any]]:
             host.student.engine.set_policy(nudged(host.student.model.state_dict()), version)
         pool = LocalPool(host, job.config)
         tasks = {task.problem.id: task for task in job.tasks}
-        found = pool.collect(Schedule(list(tasks), 3), tasks, job.config.seed, lambda: False)
+        found = pool.collect(Schedule(list(tasks), 3), tasks, job.split, job.config.seed, lambda: False)
         trees[version] = {record["key"]: what_counts(record) for record in found}
     return trees
 
@@ -188,6 +205,112 @@ def test_weights_can_be_swapped_between_trees_of_one_process(tmp_path: Path) -> 
     job = a_job(12)
     run_sample(job, tmp_path, on_record=push_at(4))
     check_versions(trees_in(tmp_path), both_versions(job))
+
+
+def test_weights_are_not_pushed_under_a_head() -> None:
+    job = a_job(1)
+    host = load_host(job.config, None)
+    for own in (False, True):
+        host.value = EngineValue(host.student.engine, 1.0, {"files": {}}, own)
+        pool = LocalPool(host, job.config)
+        if own:
+            pool.push({}, 1)
+            continue
+        with pytest.raises(ConfigError, match="use a network to push weights"):
+            pool.push({}, 1)
+
+
+# -- actors and lanes without Ray's processes --------------------------------------------------------------------------
+
+
+STUDENT = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
+CONNECTION = {"engine": CARD, "student": ("embedded", None, None), "engines": ["policy"], "rollout_weight": None}
+
+
+def test_a_search_actor_returns_mistakes_of_the_configuration() -> None:
+    pytest.importorskip("ray")
+    from alphazero_llm_trainer.scale.actors import SearchHost
+
+    error = CheckpointError("no such value")
+
+    def refuse(*_: Any) -> Any:
+        raise error
+
+    assert asyncio.run(SearchHost(a_job(1).config, refuse).connect(None, CONNECTION)) is error
+
+    async def whole() -> tuple[str, Any]:
+        collector: Any = SimpleNamespace(teachers=None, checker=None, collect=refuse)
+        host = SearchHost(a_job(1).config, lambda *_: collector)
+        await host.connect(None, CONNECTION)
+        return await host.search("key", a_job(1).tasks[0], "train", 7, 0)
+
+    assert asyncio.run(whole()) == ("fatal", error)
+
+
+def test_teachers_costs_outlive_a_connection() -> None:
+    pytest.importorskip("ray")
+    from alphazero_llm_trainer.scale.actors import SearchHost
+
+    def spending(*_: Any) -> Any:
+        teachers = SimpleNamespace(ledgers={"a teacher": TeacherLedger(cost=Cost(calls=2, dollars=0.5))})
+        return SimpleNamespace(teachers=teachers, checker=None)
+
+    async def whole() -> None:
+        host = SearchHost(a_job(1).config, spending)
+        for times in (1, 2, 3):
+            await host.connect(None, CONNECTION)
+            assert (await host.stats()).teachers == {"a teacher": Cost(calls=2 * times, dollars=0.5 * times)}
+
+    asyncio.run(whole())
+
+
+class InstantFleet(Fleet):
+    """FAKE fleet: a reference is its own answer, there as soon as somebody attends."""
+
+    def _watch(self, reference: Any, then: Any, died: Any) -> None:
+        if reference is not None:
+            self._pending[object()] = lambda _: then(reference)
+
+    def attend(self) -> list[Any]:
+        while self._pending:
+            key, end = self._pending.popitem()
+            end(key)
+        return []
+
+
+def fake_fleet(monkeypatch: pytest.MonkeyPatch, *cards: dict[str, Any]) -> None:
+    """Make `RayPool`s of engines with these cards, one search actor each."""
+    from alphazero_llm_trainer.scale import actors, fleet, ray_pool
+
+    def asked(answer: Any = None) -> Any:
+        return SimpleNamespace(remote=lambda *_: answer)
+
+    def engine(*_: Any) -> Any:
+        return SimpleNamespace(begin=asked(next(left)), alive=asked())
+
+    left = iter(cards)
+    monkeypatch.setattr(fleet, "Cluster", lambda *_: SimpleNamespace(gpus=0, close=lambda: None))
+    monkeypatch.setattr(actors, "start_engine", engine)
+    monkeypatch.setattr(actors, "start_search", lambda *_: SimpleNamespace(connect=asked("me"), alive=asked()))
+    monkeypatch.setattr(ray_pool, "Fleet", InstantFleet)
+
+
+def test_every_node_has_the_same_student(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    card = {"policy": STUDENT, "head": False}
+    job = a_job(1, engines=2)
+    fake_fleet(monkeypatch, card, card)
+    assert RayPool(job.config, None, 2).policy == STUDENT
+    fake_fleet(monkeypatch, card, {**card, "policy": {**STUDENT, "fingerprint": "bb"}})
+    with pytest.raises(ConfigError, match=r"engine \d has another student .*fingerprint.* every node"):
+        RayPool(job.config, None, 2)
+
+
+def test_weights_are_not_pushed_to_engines_with_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    fake_fleet(monkeypatch, {"policy": STUDENT, "head": True})
+    with pytest.raises(ConfigError, match="use a network to push weights"):
+        RayPool(a_job(1).config, None, 1).push({}, 1)
 
 
 def test_without_ray_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -258,6 +381,15 @@ def test_actors_are_killed_and_weights_are_pushed(tmp_path: Path, cluster: tuple
     found = trees_in(tmp_path)
     assert set(found) == set(keys_of(job))
     check_versions(found, both_versions(a_job(40)))
+
+
+@pytest.mark.slow
+def test_a_mistake_in_the_configuration_ends_the_run(tmp_path: Path, cluster: tuple[str, int]) -> None:
+    keys = keys_of(a_job(6))
+    job = a_job(6, workers=2, poison={keys[3]: "configure"}, attempts=1)
+    with pytest.raises(ConfigError, match="wrong for every question"):
+        run_sample(dataclasses.replace(job, address=cluster[0]), tmp_path)
+    assert (tmp_path / "set_aside.jsonl").read_bytes() == b""
 
 
 @pytest.mark.slow

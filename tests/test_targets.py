@@ -156,8 +156,9 @@ def test_sft_rows_are_the_distinct_correct_responses() -> None:
     [row] = sft_rows(step_tree())
     assert (row.token_ids, row.text, row.count) == ((10, 11, 20), "10 11\n20\n", 2)
     tree = token_tree()
-    tree.rollouts.append(Rollout(ROOT, (5, 7, 8), (-1.0,) * 3, "5\n7 8", "answer", 0.9, 1.0, None, 4))
-    assert [(r.token_ids, r.count) for r in sft_rows(tree)] == [((5, 7, 8), 6), ((6, 9), 1)]
+    tree.rollouts.append(Rollout(ROOT, (5, 7, 8), (-1.0,) * 3, "5\n7 8", "answer", 0.9, 1.0, None, 4, samples=3))
+    # Samples count, visits don't: a greedy rollout that is read again drew nothing.
+    assert [(r.token_ids, r.count) for r in sft_rows(tree)] == [((5, 7, 8), 4), ((6, 9), 1)]
 
 
 def test_readers_of_an_empty_tree_find_nothing() -> None:

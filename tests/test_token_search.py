@@ -35,6 +35,7 @@ from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_see
 from alphazero_llm_trainer.search.extract import OUTSIDE, step_values, trajectories
 from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Widening, mix
 from alphazero_llm_trainer.search.select import puct, ucb1
+from alphazero_llm_trainer.search.targets import endings, policy_targets
 from alphazero_llm_trainer.search.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.types import Cost, Direction, Problem, RewardParts, Step
 
@@ -378,6 +379,8 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
         # The first rollout is the first simulation's, wherever the root went.
         whole = [tuple(t for i in tree.path(r.node) for t in tree.token_ids[i]) + r.token_ids for r in tree.rollouts]
         assert first.token_ids in whole
+        # Nothing was chosen where the prefix was forced.
+        assert (ROOT in [target.node for target in policy_targets(tree)]) == (not prefix)
     assert 12 <= moved <= 40 and set(lengths) == {0, 1, 2, 3, 4}
     # Without `generating` the same settings change nothing.
     assert len(token_search(ScriptedTokens(1), iterations=8, data=data).tree.children[ROOT]) == 5
@@ -462,6 +465,119 @@ def test_settled_by_hand() -> None:
     assert choose(tree, "vote").answer == "1"  # type: ignore[union-attr]
 
 
+def test_a_rollout_read_again_is_a_visit_and_no_new_sample() -> None:
+    tree = token_search(ScriptedTokens(3), iterations=40, rollout="greedy", stop_agreed=0).tree
+    visits, samples = sum(r.count for r in tree.rollouts), sum(r.samples for r in tree.rollouts)
+    policy = ScriptedTokens(3)
+    token_search(policy, iterations=40, rollout="greedy")
+    assert samples == policy.calls["rollout"] < visits
+    assert sum(t.samples for t in trajectories(tree)) < visits
+
+    class Agreeing(ScriptedTokens):
+        def text(self, token_ids: tuple[int, ...]) -> str:
+            return super().text(token_ids).replace(".", "\n#### 7")
+
+    result = token_search(Agreeing(3, close=3.0), iterations=80, stop_agreed=5, rollout="greedy", max_tokens=200)
+    drawn = sum(r.samples for r in result.tree.rollouts) + sum(result.tree.samples[n] for n in result.tree.leaves())
+    assert drawn == 5
+
+
+@pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])
+@pytest.mark.parametrize("budget", [3, 12, 40])
+def test_a_token_budget_is_never_overspent(rollout: str, budget: int) -> None:
+    for seed in range(12):
+        data = {"prefix_probability": 1.0, "prefix_tokens": 3}
+        policy = ScriptedTokens(seed, close=0.02)
+        result = token_search(
+            policy, seed=seed, iterations=50, rollout=rollout, value=hashed_value, rollout_weight=0.5,
+            budget_tokens=budget, generating=True, evaluate=graded, data=data,
+        )  # fmt: skip
+        assert 0 < result.cost.sampled_tokens <= budget and not any(result.tree.virtual)
+
+
+def test_a_beam_keeps_to_the_budget_as_well() -> None:
+    for budget in (5, 20, 60):
+        result = token_search(
+            engine_tokens(), iterations=50, top_k=4, rollout="beam", budget_tokens=budget, max_tokens=9
+        )
+        assert result.cost.sampled_tokens <= budget
+
+
+def test_step_search_without_rollouts_keeps_to_its_budget_and_its_response_counts() -> None:
+    class Valued(ScriptedPolicy):
+        def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+            return (7,)
+
+    for seed in range(8):
+        config = SearchConfig(rollout="none", iterations=30, samples=2, budget_tokens=60)
+        one = Search(Valued(seed), graded, config, value=hashed_value)
+        result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
+        assert result.cost.sampled_tokens <= 60
+        assert result.choice is None or result.choice.node in {node for node, *_ in endings(result.tree)}
+
+
+@pytest.mark.parametrize("rollout", ["none", "sample"])
+def test_settled_says_the_same_without_rollouts(rollout: str) -> None:
+    for seed in range(60):
+        found = []
+        for stop in (True, False):
+            policy = Answering(seed, words=2, close=2.0)
+            more = {"value": hashed_value, "stop_settled": stop, "rollout": rollout, "max_tokens": 3, "top_k": 2}
+            found.append(token_search(policy, seed=seed, iterations=60, **more).choice)
+        early, whole = found
+        assert early is not None and whole is not None and early.answer == whole.answer
+
+
+def test_one_simulation_without_rollouts_still_answers() -> None:
+    result = token_search(ScriptedTokens(4), iterations=1, rollout="none", value=hashed_value)
+    assert result.choice is not None and result.choice.response
+
+
+def test_a_response_never_outgrows_the_context() -> None:
+    problem = a_problem("p" * 20)
+    for rollout in ("greedy", "sample", "beam"):
+        policy = engine_tokens(max_context=32)
+        result = token_search(policy, problem, iterations=30, top_k=3, rollout=rollout, max_tokens=200)
+        prompt = len(policy.prompt_ids(problem))
+        assert result.tree.N[ROOT] == 30 and prompt < 32
+        lengths = {prompt + len(t.token_ids) for t in trajectories(result.tree)}
+        assert max(lengths) == 32
+
+
+def test_a_failing_evaluation_leaves_nothing_running_and_no_virtual_loss() -> None:
+    class Failing(ScriptedTokens):
+        running = 0
+
+        async def rollout(self, *arguments: Any) -> Any:
+            self.calls["rollout"] += 1
+            if self.calls["rollout"] == 3:
+                raise RuntimeError("broken")
+            type(self).running += 1
+            try:
+                await asyncio.sleep(0 if self.calls["rollout"] == 1 else 5)
+                return await super().rollout(*arguments)
+            finally:
+                type(self).running -= 1
+
+    tree = Tree()
+    config = SearchConfig(mode="token", iterations=20, width=4, max_tokens=20)
+    one = Search(Failing(1), scripted_evaluate, config)
+    with pytest.raises(RuntimeError, match="broken"):
+        run(lambda: one.run(a_problem(), 0, tree), seconds=3)
+    assert Failing.running == 0 and not any(tree.virtual)
+
+
+def test_the_text_of_a_response_is_decoded_as_a_whole() -> None:
+    class Pairs(ScriptedTokens):
+        """Two tokens make a character, as bytes do: alone they decode to a replacement mark."""
+
+        def text(self, token_ids: tuple[int, ...]) -> str:
+            return "?" if len(token_ids) == 1 else "#### " + str(sum(token_ids))
+
+    result = token_search(Pairs(2), iterations=20)
+    assert result.choice is not None and "?" not in result.choice.response
+
+
 # -- (g) rollouts as data ----------------------------------------------------------------------------------------------
 
 
@@ -483,7 +599,7 @@ def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
     tree.W[:] = [3.0, 3.0, 0.0, 3.0]
     first, second = trajectories(tree)
     assert first.token_ids == (1, 3, 4) and first.nodes == (1, 3, OUTSIDE) and first.lengths == (1, 1, 1)
-    assert first.samples == 3 and second.token_ids == (5,) and second.reward == 0.0
+    assert first.samples == 2 and second.token_ids == (5,) and second.reward == 0.0
     assert step_values(tree, first) == [(1.0, 0.75), (1.0, 1.0), (1.0, 1.0)]
     assert step_values(tree, second) == [(0.0, 0.75)]
 

@@ -244,7 +244,9 @@ def test_a_network_learns_and_ends_with_its_best_weights(adapter: str, tmp_path:
     before = policy_fingerprint(policy)
     spec = StudentModel.model_validate({"path": "nowhere", "adapter": adapter})
     network = make_trainable(new_network(policy), spec, adapter, task="TOKEN_CLS")
-    settings = ValueConfig(epochs=6, evaluate_every=10, learning_rate=5e-3, warmup_steps=5, patience=100)
+    settings = ValueConfig(
+        epochs=6, evaluate_every=10, learning_rate=5e-3, warmup_steps=5, patience=100, batch_size=16, rank_weight=0.0
+    )
     train, held_out = rows_of(1, 150), rows_of(2, 40)
     fitted = train_network(network, train, held_out, settings, out_dir=tmp_path, seed=0)
     assert fitted.best["held_out_brier"] < 0.2
@@ -434,6 +436,18 @@ def test_journals_are_read_by_question(tmp_path: Path) -> None:
         read_questions([tmp_path / "bad.jsonl"])
 
 
+def test_trees_of_other_splits_are_not_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [question], journal = some_questions(1), tmp_path / "journal.jsonl"
+    record = {"key": "a", "problem": {"question": question.text}, "tree": question.trees[0].to_dict()}
+    journal.write_text(json.dumps({**record, "split": "train"}) + "\n")
+    assert len(read_questions([journal])) == 1
+    with journal.open("a") as file:
+        file.write(json.dumps({**record, "key": "b", "split": "validation"}) + "\n")
+    assert main(["value", "--student", "embedded", "--data", str(journal), "--out", str(tmp_path / "v")]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert str(journal) in line and "validation split" in line and "--split train" in line
+
+
 def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_text('{"key":"x","policy":"another"}\n')
@@ -516,7 +530,7 @@ def test_the_fingerprint_is_of_the_weights() -> None:
 
 def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "value"
-    small = ["--set", "train.value.iterations=2", "--set", "train.value.samples=4"]
+    small = ["--kind", "head", "--set", "train.value.iterations=2", "--set", "train.value.samples=4"]
     command = ["value", "--student", "embedded", "--questions", "40", "--out", str(out), *small]
     assert main(command) == 0
     printed = capsys.readouterr()
@@ -531,7 +545,7 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
     assert "holds a finished value" in capsys.readouterr().err
     # The journal alone gives the same value again, bit for bit.
     again = tmp_path / "again"
-    assert main(["value", "--student", "embedded", "--data", str(out), "--out", str(again)]) == 0
+    assert main(["value", "--student", "embedded", "--kind", "head", "--data", str(out), "--out", str(again)]) == 0
     assert (again / "value.safetensors").read_bytes() == (out / "value.safetensors").read_bytes()
 
 

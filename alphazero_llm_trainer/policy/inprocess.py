@@ -108,6 +108,8 @@ class InProcessEngine:
 
     async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
         """See `Engine.next_token_topk`. What is known costs nothing and waits for nothing."""
+        if k < 1:
+            raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
         for prefix in prefixes:
             self._admit_check(len(prefix))
         return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])

@@ -223,7 +223,11 @@ class SlotForward:
                 tree.memoised[node] = WHOLE
             return
         values, ids = logprobs.topk(tree.top_tokens, dim=-1)
-        tree.top_ids[ends], tree.top_logprobs[ends] = ids.cpu().numpy(), values.cpu().numpy()
+        # Equal ones by token id, so that a greedy choice is the same whether it is read or drawn.
+        best, likely = ids.cpu().numpy(), values.cpu().numpy()
+        order = np.lexsort((best, -likely), axis=-1)
+        tree.top_ids[ends] = np.take_along_axis(best, order, -1)
+        tree.top_logprobs[ends] = np.take_along_axis(likely, order, -1)
         whole = logprobs.cpu().numpy()
         for i, row in enumerate(rows):
             tree.memoised[ends[i]] = TOP

@@ -22,6 +22,7 @@ class EngineTokens:
 
     def __init__(self, student: Student, temperature: float, beam: int) -> None:
         self.student, self.engine, self.temperature, self.beam = student, student.engine, temperature, beam
+        self.context = student.engine.capabilities.max_context
         self._prompts: dict[str, tuple[int, ...]] = {}
         self._texts: dict[tuple[int, ...], str] = {}
         self._ends = student.engine.line_end_ids | {student.engine.eos_id}

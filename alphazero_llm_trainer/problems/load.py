@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from ..errors import ConfigError, DataError
 from ..types import Task
 
@@ -53,3 +57,16 @@ def load_tasks(
     if not tasks:
         raise DataError(f"{source} {split} has no task number {start}: start earlier or use a larger data set")
     return tasks
+
+
+def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = "") -> None:
+    """Raise DataError when a tree record of the journal `path` names another split than train.
+
+    Gold answers graded its tree, so nothing may learn from it. A record without a split is of training. `otherwise` ends
+    the sentence with another way out.
+    """
+    split = record.get("split", "train")
+    if split != "train":
+        raise DataError(
+            f"journal {path} has trees of the {split} split, which are not to train on: sample --split train{otherwise}"
+        )

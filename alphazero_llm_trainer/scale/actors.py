@@ -19,8 +19,8 @@ from ..collect import Perplexity
 from ..config import Config
 from ..errors import AlphaZeroError
 from ..policy.chat import RemoteStudent
-from ..types import Task
-from .pool import MakeCollector, PoolStats, peak_bytes, reason_of, search_one, teacher_costs
+from ..types import Cost, Task
+from .pool import FATAL, MakeCollector, PoolStats, peak_bytes, reason_of, search_one, teacher_costs
 from .remote import EngineCard, EngineLostError, Letter, Link, PostOffice, RemoteEngine, RemoteValue, Reply
 
 
@@ -58,6 +58,7 @@ class EngineHost:
             "engine": EngineCard(engine.version, engine.eos_id, engine.line_end_ids, engine.capabilities),
             "student": (student.name, student.tokenizer, student.system_prompt),
             "engines": list(engines),
+            "head": host.value is not None and not host.value.own,
             "rollout_weight": None if host.value is None else host.value.rollout_weight,
         }
 
@@ -96,9 +97,13 @@ class SearchHost:
     def __init__(self, config: Config, make_collector: MakeCollector) -> None:
         self.config, self.make_collector = config, make_collector
         self._connections = itertools.count()
+        self._costs: list[dict[str, Cost]] = []  # of every connection: its teachers' ledgers begin at 0
 
-    async def connect(self, engine: Any, card: dict[str, Any]) -> str:
-        """Search with this engine actor from now on; returns the name that the engine knows this actor by."""
+    async def connect(self, engine: Any, card: dict[str, Any]) -> str | AlphaZeroError:
+        """Search with this engine actor from now on; returns the name that the engine knows this actor by.
+
+        A `FATAL` error is returned: raised, it would arrive as another class.
+        """
         client = f"{os.getpid()}/{next(self._connections)}"
 
         def send(letters: list[Letter]) -> None:
@@ -120,16 +125,16 @@ class SearchHost:
             Perplexity(student("frozen"), self.config.search.max_tokens) if "frozen" in card["engines"] else None
         )
         self.student = student("policy")
-        self.collector = self.make_collector(
-            self.student,
-            self.config,
-            perplexity,
-            RemoteValue(link, card["rollout_weight"]) if "value" in card["engines"] else None,
-        )
+        value = RemoteValue(link, card["rollout_weight"]) if "value" in card["engines"] else None
+        try:
+            self.collector = self.make_collector(self.student, self.config, perplexity, value)
+        except FATAL as error:
+            return error
+        self._costs.append(teacher_costs(self.collector))
         return client
 
-    async def search(self, key: str, task: Task, seed: int, version: int) -> tuple[str, Any]:
-        """One question: ("tree", record), ("failed", reason), ("time-out", reason) or ("engine", reason)."""
+    async def search(self, key: str, task: Task, split: str, seed: int, version: int) -> tuple[str, Any]:
+        """One question: ("tree", record), ("failed", reason), ("time-out", reason), ("engine", reason), ("fatal", error)."""
         self.student.engine.version = version
         seconds = self.config.sample.timeout_seconds
         try:
@@ -138,13 +143,19 @@ class SearchHost:
             return "time-out", f"no tree within {seconds:g} s"
         except EngineLostError as error:
             return "engine", str(error)
+        except FATAL as error:
+            return "fatal", error
         except Exception as error:  # noqa: BLE001 - one question's failure is recorded as data
             return "failed", reason_of(error)
-        return "tree", tree.record(seed=seed)
+        return "tree", tree.record(seed=seed, split=split)
 
     async def stats(self) -> PoolStats:
         """This process's part."""
-        return PoolStats(0, peak_bytes(), 0, teacher_costs(self.collector))
+        total: dict[str, Cost] = {}
+        for costs in self._costs:
+            for teacher, cost in costs.items():
+                total.setdefault(teacher, Cost()).add(cost)
+        return PoolStats(0, peak_bytes(), 0, total)
 
     async def alive(self) -> None:
         """Never returns; fails when the process dies."""

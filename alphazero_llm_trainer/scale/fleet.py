@@ -92,6 +92,7 @@ class Fleet:
         # Reference -> what to do when it ends: an actor's start, its connection, its swap, its life.
         self._pending: dict[Any, Callable[[Any], None]] = {}
         self.policy: dict[str, Any] = {}
+        self.head = False  # the value is a head of the policy
         with ExitStack() as undo:
             undo.callback(self.close)
             self._start_all()
@@ -131,7 +132,13 @@ class Fleet:
             if isinstance(card, AlphaZeroError):
                 raise card
             lane.card, lane.starts = card, 0
-            self.policy = self.policy or card["policy"]
+            self.policy, self.head = self.policy or card["policy"], card["head"]
+            differ = [name for name, known in self.policy.items() if card["policy"][name] != known]
+            if differ:
+                raise ConfigError(
+                    f"{lane.name} has another student or value than the others (different {', '.join(differ)}): give"
+                    " every node the same files and the same settings"
+                )
             for searcher in lane.searchers:
                 self._connect(searcher)
 
@@ -162,7 +169,9 @@ class Fleet:
         engine = lane.handle
         searcher.client = None
 
-        def connected(client: str) -> None:
+        def connected(client: str | AlphaZeroError) -> None:
+            if isinstance(client, AlphaZeroError):
+                raise client
             if searcher.handle is handle and lane.handle is engine:
                 searcher.client, searcher.starts = client, 0
 

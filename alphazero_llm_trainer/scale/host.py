@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,4 +40,6 @@ def load_host(config: Config, path: Path | None) -> Host:
         model = copy.deepcopy(student.model).eval()
         frozen = make_student(student.name, model, student.tokenizer, student.spec, config, student.system_prompt)
     value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
+    # What is loaded now stays: without this, every full collection walks the libraries' million objects again.
+    gc.freeze()
     return Host(student, frozen, value)

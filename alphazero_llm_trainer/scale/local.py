@@ -8,9 +8,21 @@ from typing import Any
 
 from ..collect import GradedTree, Perplexity
 from ..config import Config
+from ..errors import ConfigError
 from ..types import Task
 from .host import Host
-from .pool import MakeCollector, PoolStats, Stop, default_collector, peak_bytes, reason_of, search_one, teacher_costs
+from .pool import (
+    FATAL,
+    HEAD_STAYS,
+    MakeCollector,
+    PoolStats,
+    Stop,
+    default_collector,
+    peak_bytes,
+    reason_of,
+    search_one,
+    teacher_costs,
+)
 from .schedule import Schedule
 
 POLL_SECONDS = 0.25
@@ -41,15 +53,17 @@ class LocalPool:
         self._running: dict[asyncio.Task[GradedTree], str] = {}
         self._alone: list[str] = []
 
-    def collect(self, schedule: Schedule, tasks: Mapping[str, Task], seed: int, stop: Stop) -> Iterator[dict[str, Any]]:
+    def collect(
+        self, schedule: Schedule, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
+    ) -> Iterator[dict[str, Any]]:
         """See `Pool.collect`."""
         with asyncio.Runner() as runner:
             try:
                 while not stop():
                     if not runner.run(self._fill(schedule, tasks, seed)):
                         break
-                    for key, task in runner.run(self._ended(stop)):
-                        record = self._outcome(schedule, key, task, seed)
+                    for key, ended in runner.run(self._ended(stop)):
+                        record = self._outcome(schedule, key, ended, split, seed)
                         if record is not None:
                             yield record
             finally:
@@ -81,26 +95,25 @@ class LocalPool:
         whole = asyncio.wait_for(search_one(self.collector, key, task, seed), self.config.sample.timeout_seconds)
         self._running[asyncio.ensure_future(whole)] = key
 
-    async def _ended(self, stop: Stop) -> list[tuple[str, asyncio.Task[GradedTree]]]:
-        """The searches that have ended, at least one unless the user wants to stop."""
+    async def _ended(self, stop: Stop) -> list[tuple[str, GradedTree | BaseException]]:
+        """What the searches that have ended gave or raised: at least one unless the user wants to stop."""
         done: set[asyncio.Task[GradedTree]] = set()
         while not done and not stop():
             done, _ = await asyncio.wait(self._running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        return [(self._running.pop(task), task) for task in done]
+        return [(self._running.pop(task), task.exception() or task.result()) for task in done]
 
     def _outcome(
-        self, schedule: Schedule, key: str, task: asyncio.Task[GradedTree], seed: int
+        self, schedule: Schedule, key: str, ended: GradedTree | BaseException, split: str, seed: int
     ) -> dict[str, Any] | None:
         """The ended search's record, or None when it failed: then the schedule knows."""
-        error = task.exception()
-        if isinstance(error, TimeoutError):
+        if isinstance(ended, TimeoutError):
             schedule.failed(key, f"no tree within {self.config.sample.timeout_seconds:g} s")
-        elif error is not None:
-            if not isinstance(error, Exception):
-                raise error
-            schedule.failed(key, reason_of(error))
-        elif task.result().ended_by != "stopped" and schedule.done(key):
-            return task.result().record(seed=seed)
+        elif isinstance(ended, BaseException):
+            if not isinstance(ended, Exception) or isinstance(ended, FATAL):
+                raise ended
+            schedule.failed(key, reason_of(ended))
+        elif ended.ended_by != "stopped" and schedule.done(key):
+            return ended.record(seed=seed, split=split)
         return None
 
     async def _abandon(self) -> None:
@@ -111,6 +124,8 @@ class LocalPool:
 
     def push(self, weights: Mapping[str, Any], version: int) -> None:
         """See `Pool.push`; trees that are under way end with the weights they began with."""
+        if self.host.value is not None and not self.host.value.own:
+            raise ConfigError(HEAD_STAYS)
         self._pushed = (weights, version)
 
     def stats(self) -> PoolStats:

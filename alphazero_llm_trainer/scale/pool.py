@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..collect import Collector, GradedTree, Perplexity
 from ..config import Config
+from ..errors import CheckpointError, ConfigError
 from ..policy.protocol import ValueFunction
 from ..types import Cost, Task
 from .schedule import Schedule
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ..policy.student import Student
 
 Stop = Callable[[], bool]
+# Every question would fail of these, so they end the run and set none aside.
+FATAL = (ConfigError, CheckpointError)
+HEAD_STAYS = "search.value is a head, which belongs to the policy that it was trained on: use a network to push weights"
 # Builds what searches questions. The default is `default_collector`; tests hand in one that fails on purpose.
 MakeCollector = Callable[["Student", Config, Perplexity | None, ValueFunction | None], Collector]
 
@@ -48,12 +52,20 @@ class Pool(Protocol):
 
     policy: dict[str, Any]
 
-    def collect(self, schedule: Schedule, tasks: Mapping[str, Task], seed: int, stop: Stop) -> Iterator[dict[str, Any]]:
-        """Journal records of the schedule's questions as they end, each once; ends early when `stop` says so."""
+    def collect(
+        self, schedule: Schedule, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
+    ) -> Iterator[dict[str, Any]]:
+        """Journal records of the schedule's questions as they end, each once; ends early when `stop` says so.
+
+        `split` is where the questions come from, for the records. A `FATAL` error of a search is raised.
+        """
         ...
 
     def push(self, weights: Mapping[str, Any], version: int) -> None:
-        """Search what starts from now on with the state dict `weights`; records name `version`."""
+        """Search what starts from now on with the state dict `weights`; records name `version`.
+
+        Raises ConfigError when the value is a head of the policy.
+        """
         ...
 
     def stats(self) -> PoolStats: ...

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
+from ..errors import ConfigError
 from ..types import Task
 from .fleet import Fleet, Searcher, short
-from .pool import MakeCollector, PoolStats, Stop, default_collector, reason_of
+from .pool import HEAD_STAYS, MakeCollector, PoolStats, Stop, default_collector, reason_of
 from .schedule import Schedule
 
 
@@ -47,14 +48,16 @@ class RayPool:
         self.fleet = Fleet(config, student_path, workers, address, make_collector, say)
         self.policy = self.fleet.policy
 
-    def collect(self, schedule: Schedule, tasks: Mapping[str, Task], seed: int, stop: Stop) -> Iterator[dict[str, Any]]:
+    def collect(
+        self, schedule: Schedule, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
+    ) -> Iterator[dict[str, Any]]:
         """See `Pool.collect`."""
         while not stop() and len(schedule):
-            self._fill(schedule, tasks, seed)
+            self._fill(schedule, tasks, split, seed)
             yield from self._ended(schedule)
             self.fleet.mend(schedule.lost)
 
-    def _fill(self, schedule: Schedule, tasks: Mapping[str, Task], seed: int) -> None:
+    def _fill(self, schedule: Schedule, tasks: Mapping[str, Task], split: str, seed: int) -> None:
         """Hand out what may start now."""
         for lane in self.fleet.lanes:
             if lane.card is None or lane.dead is not None or lane.swapping:
@@ -73,15 +76,15 @@ class RayPool:
                 key = schedule.fresh()
                 if key is None:
                     break
-                self._submit(free, key, tasks[key], seed)
+                self._submit(free, key, tasks[key], split, seed)
             if not lane.flying and not any(one.lost for one in lane.searchers):
                 group = schedule.group()
                 for key in group or ():
                     lane.alone = True
-                    self._submit(ready[0], key, tasks[key], seed)
+                    self._submit(ready[0], key, tasks[key], split, seed)
 
-    def _submit(self, searcher: Searcher, key: str, task: Task, seed: int) -> None:
-        reference = searcher.handle.search.remote(key, task, seed, self.fleet.version)
+    def _submit(self, searcher: Searcher, key: str, task: Task, split: str, seed: int) -> None:
+        reference = searcher.handle.search.remote(key, task, split, seed, self.fleet.version)
         searcher.flying[reference] = key
         # The actor keeps the time itself; this is for one whose event loop hangs.
         searcher.deadlines[key] = time.monotonic() + 2 * self.config.sample.timeout_seconds + 5
@@ -110,6 +113,8 @@ class RayPool:
             return None
         if kind == "tree":
             return value if value["ended_by"] != "stopped" and schedule.done(key) else None
+        if kind == "fatal":
+            raise value
         if kind == "engine":
             lane.dead = lane.dead or value
             lane.lost.append(key)
@@ -122,6 +127,8 @@ class RayPool:
 
     def push(self, weights: Mapping[str, Any], version: int) -> None:
         """See `Pool.push`. The weights go into the object store once; each lane swaps when its trees have ended."""
+        if self.fleet.head:
+            raise ConfigError(HEAD_STAYS)
         import ray
 
         self.fleet.weights = ray.put({name: tensor.detach().cpu() for name, tensor in weights.items()})

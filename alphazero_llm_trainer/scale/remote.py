@@ -106,10 +106,12 @@ class PostOffice:
             task.cancel()
 
     def drop(self, client: str) -> None:
-        """This client is dead: end its calls."""
+        """This client is dead: end its calls, and the `take` that waits for them."""
         box = self._boxes.pop(client, None)
-        for task in [] if box is None else box.running.values():
-            task.cancel()
+        if box is not None:
+            for task in box.running.values():
+                task.cancel()
+            box.news.set()
 
 
 class Link:

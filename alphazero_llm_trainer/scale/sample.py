@@ -25,7 +25,7 @@ class SampleJob:
     Args:
         config: the resolved configuration.
         tasks: the questions, ids unique.
-        split: where they come from, for the manifest.
+        split: where they come from, for the manifest and the records.
         start: number of the first of them within the split.
         student_path: a folder with the student's weights, or None for the configured ones.
         workers: 1 searches in this process; more start Ray with so many search actors.
@@ -155,7 +155,7 @@ def _sample(
     status = "stopped"
     try:
         put_aside()
-        for record in pool.collect(schedule, tasks, job.config.seed, stop):
+        for record in pool.collect(schedule, tasks, job.split, job.config.seed, stop):
             folder.write(record)
             session.add(record)
             if time.perf_counter() - reported > 1.0:

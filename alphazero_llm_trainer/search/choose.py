@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..answers import extract, normalize
@@ -35,14 +35,27 @@ class Response:
         return self.earned / self.visits
 
 
-def responses(tree: Tree) -> Iterator[Response]:
-    """The finished responses: terminal nodes in the order they were made, then rollouts."""
+Text = Callable[[tuple[int, ...]], str]
+
+
+def responses(tree: Tree, text: Text | None = None) -> Iterator[Response]:
+    """The finished responses: terminal nodes in the order they were made, then rollouts.
+
+    `text` decodes a whole response's tokens; without it the nodes' texts are joined, which is right where nodes are lines.
+    """
     for leaf in tree.leaves():
         if tree.N[leaf] > 0:
-            yield Response(leaf, tree.response(leaf), tree.N[leaf], tree.W[leaf])
+            yield Response(leaf, read(tree, leaf, (), "", text), tree.N[leaf], tree.W[leaf])
     for rollout in tree.rollouts:
-        text = tree.response(rollout.node) + rollout.text
-        yield Response(rollout.node, text, rollout.count, rollout.count * rollout.reward)
+        whole = read(tree, rollout.node, rollout.token_ids, rollout.text, text)
+        yield Response(rollout.node, whole, rollout.count, rollout.count * rollout.reward)
+
+
+def read(tree: Tree, node: int, rest: tuple[int, ...], rest_text: str, text: Text | None) -> str:
+    """The text of the response down to `node` and of the tokens `rest` after it."""
+    if text is None:
+        return tree.response(node) + rest_text
+    return text(tuple(token for i in tree.path(node) for token in tree.token_ids[i]) + rest)
 
 
 def most_visited(tree: Tree) -> int:
@@ -53,7 +66,7 @@ def most_visited(tree: Tree) -> int:
     return node
 
 
-def choose(tree: Tree, rule: str, end: int | None = None) -> Choice | None:
+def choose(tree: Tree, rule: str, end: int | None = None, text: Text | None = None) -> Choice | None:
     """The best finished response of `tree` by `rule`, or None when no response was finished.
 
     - "vote": the answer whose responses earned most in all (visits times value, summed over those that agree); of these
@@ -61,10 +74,12 @@ def choose(tree: Tree, rule: str, end: int | None = None) -> Choice | None:
     - "value": the response with the largest mean reward, the most visited on ties.
     - "visits": the response at the end of the most visited path.
     - "end": the response that ends in or goes on from node `end`.
+
+    `text` decodes token ids (see `responses`).
     """
-    found = list(responses(tree))
+    found = list(responses(tree, text))
     if rule == "end":
-        return _end(tree, found, end)
+        return _end(tree, found, end, text)
     if not found:
         return None
     if rule == "visits":
@@ -79,7 +94,7 @@ def choose(tree: Tree, rule: str, end: int | None = None) -> Choice | None:
         return _choice(best, f"largest mean reward ({best.value:.3f}) of {len(found)} finished responses")
     votes = ballot(found)
     if not votes:
-        return choose(tree, "value")
+        return choose(tree, "value", None, text)
     winner = max(votes, key=lambda answer: votes[answer])
     agreeing = [one for one in found if answer_of(one.text) == winner]
     best = max(agreeing, key=lambda one: (one.earned, one.value, -one.node))
@@ -88,11 +103,11 @@ def choose(tree: Tree, rule: str, end: int | None = None) -> Choice | None:
     return _choice(best, f"{share:.0%} of the value-weighted vote over {len(found)} finished responses")
 
 
-def _end(tree: Tree, found: list[Response], end: int | None) -> Choice | None:
+def _end(tree: Tree, found: list[Response], end: int | None, text: Text | None) -> Choice | None:
     node = most_visited(tree) if end is None else end
-    at_end = [one for one in found if one.node == node or node in {*tree.path(one.node)}]
+    at_end = [one for one in found if node in (ROOT, one.node, *tree.path(one.node))]
     if not at_end and tree.verdict[node] is not None:
-        at_end = [Response(node, tree.response(node), 1, tree.reward[node] or 0.0)]
+        at_end = [Response(node, read(tree, node, (), "", text), 1, tree.reward[node] or 0.0)]
     if not at_end:
         return None
     best = max(at_end, key=lambda one: (one.visits, one.value))
@@ -115,14 +130,14 @@ def ballot(found: list[Response]) -> dict[str, float]:
     return votes
 
 
-def settled(tree: Tree, rule: str, visits_left: int) -> bool:
+def settled(tree: Tree, rule: str, visits_left: int, text: Text | None = None) -> bool:
     """True when `visits_left` more visits, each worth at most 1, can't change the choice by `rule`.
 
     "vote": no other answer, known or new, can catch up with the leader. "visits": no sibling along the most visited
     path can. "value": never, since one visit can always bring a better response.
     """
     if rule == "vote":
-        earned = sorted(ballot(list(responses(tree))).values(), reverse=True)
+        earned = sorted(ballot(list(responses(tree, text))).values(), reverse=True)
         return bool(earned) and earned[0] - (earned[1] if len(earned) > 1 else 0.0) > visits_left
     if rule == "visits":
         node = ROOT
@@ -139,15 +154,15 @@ def most_visited_child(tree: Tree, node: int) -> int:
     return max(tree.children[node], key=lambda child: (tree.N[child], tree.W[child], -child))
 
 
-def agreed(tree: Tree, least: int) -> bool:
+def agreed(tree: Tree, least: int, text: Text | None = None) -> bool:
     """True when at least `least` samples were finished and all of them give one answer."""
     samples, answers = 0, set()
     for leaf in tree.leaves():
         samples += tree.samples[leaf]
-        answers.add(answer_of(tree.response(leaf)))
+        answers.add(answer_of(read(tree, leaf, (), "", text)))
     for rollout in tree.rollouts:
-        samples += rollout.count
-        answers.add(answer_of(tree.response(rollout.node) + rollout.text))
+        samples += rollout.samples
+        answers.add(answer_of(read(tree, rollout.node, rollout.token_ids, rollout.text, text)))
     return samples >= least and len(answers) == 1 and None not in answers
 
 

@@ -19,6 +19,7 @@ from .select import DEFAULT_EXPLORATION, RULES
 from .steps import Advisor, Evaluate, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
+from .waiting import together
 
 __all__ = ["Advisor", "Evaluate", "Finished", "Search", "SearchResult", "StepPolicy", "TokenPolicy", "derive_seed"]
 
@@ -46,11 +47,11 @@ class Expansion(Protocol):
 
     least_tokens: int
 
-    async def open(self) -> str | None: ...
+    async def open(self, left: int | None) -> str | None: ...
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation: ...
 
-    async def close(self, node: int) -> int: ...
+    async def close(self, node: int, left: int | None) -> int: ...
 
 
 class Search:
@@ -84,6 +85,8 @@ class Search:
         self.policy, self.evaluate, self.settings = policy, evaluate, settings
         self.advisor, self.finished, self.stop = advisor, finished, stop
         self.value, self.generating = value, generating
+        # Tokens don't always decode one by one; lines do.
+        self.text = policy.text if settings.mode == "token" else None  # type: ignore[union-attr]
         if settings.rollout_weight is not None:
             self.rollout_weight = settings.rollout_weight
         else:
@@ -100,10 +103,32 @@ class Search:
         tree = Tree() if tree is None else tree
         expansion = self.expansion(problem, tree, seed, cost)
         mcts = self.mcts(tree)
-        ended_by = await expansion.open()
+        try:
+            ended_by = await self.simulate(mcts, expansion, cost, began)
+        finally:
+            mcts.cancel()
+        node = await expansion.close(most_visited(tree), self.left(cost))
+        cost.seconds = time.perf_counter() - began
+        saved = mcts.iterations - mcts.iteration if ended_by in ("settled", "agreed", "enough", "solved") else 0
+        rule = "end" if settings.rollout == "none" else settings.choose
+        return SearchResult(problem, tree, choose(tree, rule, node, self.text), cost, ended_by, seed, saved)
+
+    def left(self, cost: Cost, kept: int = 0) -> int | None:
+        """Sampled tokens that the budget leaves beside `kept`; None without a budget."""
+        budget = self.settings.budget_tokens
+        return None if budget is None else max(budget - kept - cost.sampled_tokens, 0)
+
+    async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float) -> str:
+        """Run simulations until something ends the tree; returns what did."""
+        settings = self.settings
+        kept = 0
+        if settings.rollout == "none" and settings.budget_tokens is not None:
+            # For the one rollout at the end.
+            kept = min(settings.max_tokens, settings.budget_tokens // 2)
+        ended_by = await expansion.open(self.left(cost, kept))
         while ended_by is None:
             leaves = mcts.ask(settings.width)
-            left = None if settings.budget_tokens is None else settings.budget_tokens - cost.sampled_tokens
+            left = self.left(cost, kept)
             if not leaves:
                 ended_by = "iterations"
             elif self.stop():
@@ -117,16 +142,11 @@ class Search:
                 ended_by = self.decided(mcts)
             else:
                 share = None if left is None else left // len(leaves)
-                evaluations = await asyncio.gather(*(expansion(leaf, share) for leaf in leaves))
+                evaluations = await together(*(expansion(leaf, share) for leaf in leaves))
                 for leaf, evaluation in zip(leaves, evaluations, strict=True):
                     mcts.tell(leaf, evaluation)
                 ended_by = self.decided(mcts)
-        mcts.cancel()
-        node = await expansion.close(most_visited(tree))
-        cost.seconds = time.perf_counter() - began
-        rule = "end" if settings.rollout == "none" else settings.choose
-        saved = mcts.iterations - mcts.iteration if ended_by in ("settled", "agreed", "enough", "solved") else 0
-        return SearchResult(problem, tree, choose(tree, rule, node), cost, ended_by, seed, saved)
+        return ended_by
 
     def mcts(self, tree: Tree) -> Mcts:
         """The tree search that the settings describe."""
@@ -179,12 +199,14 @@ class Search:
         enough = settings.data.enough_correct
         if self.generating and enough and right_responses(tree) >= enough:
             return "enough"
-        if settings.stop_agreed and agreed(tree, settings.stop_agreed):
+        if settings.stop_agreed and agreed(tree, settings.stop_agreed, self.text):
             return "agreed"
         if settings.stop_settled and self.advisor is None:
             # A step-level simulation backs up at most one visit a sample.
             visits = 1 if settings.mode == "token" else settings.samples
-            if settled(tree, settings.choose, left * visits):
+            # Without rollouts the most visited path decides.
+            rule = "visits" if settings.rollout == "none" else settings.choose
+            if settled(tree, rule, left * visits, self.text):
                 return "settled"
         return None
 
@@ -209,6 +231,6 @@ class Search:
 
 
 def right_responses(tree: Tree) -> int:
-    """How many simulations ended in a right response."""
-    rolled = sum(rollout.count for rollout in tree.rollouts if rollout.hre == 1.0)
+    """How many right responses were drawn."""
+    rolled = sum(rollout.samples for rollout in tree.rollouts if rollout.hre == 1.0)
     return rolled + sum(tree.samples[leaf] for leaf in tree.leaves() if tree.hre[leaf] == 1.0)

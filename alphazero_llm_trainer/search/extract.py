@@ -56,7 +56,7 @@ def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | N
     reward, hre, samples = tree.reward[end], tree.hre[end], max(tree.samples[end], 1)
     if rollout is not None:
         token_ids, logprobs = token_ids + rollout.token_ids, logprobs + rollout.logprobs
-        reward, hre, samples = rollout.reward, rollout.hre, rollout.count
+        reward, hre, samples = rollout.reward, rollout.hre, max(rollout.samples, 1)
         if rollout.token_ids:
             nodes, lengths = [*nodes, OUTSIDE], [*lengths, len(rollout.token_ids)]
     if not token_ids or reward is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -13,6 +12,7 @@ from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
 from .tree import Tree
+from .waiting import together
 
 
 class StepPolicy(Protocol):
@@ -69,7 +69,7 @@ class StepExpansion:
         self.rolls = settings.rollout != "none"
         self.least_tokens = settings.samples  # sampled tokens that an evaluation needs: one a sample
 
-    async def open(self) -> str | None:
+    async def open(self, left: int | None) -> str | None:
         """Nothing to do before the first simulation."""
         return None
 
@@ -98,9 +98,9 @@ class StepExpansion:
             continuations += await self.taught(self.advisor, steps, draw, asked, left)
         finished = self.finished
         if finished is not None:
-            continuations = list(await asyncio.gather(*(self.checked(finished, steps, c) for c in continuations)))
+            continuations = list(await together(*(self.checked(finished, steps, c) for c in continuations)))
         directions = [Direction(tree.direction[node]) for node in tree.path(leaf.node)]
-        playouts = await asyncio.gather(*(self.graded(steps, directions, c, limits) for c in continuations))
+        playouts = await together(*(self.graded(steps, directions, c, limits) for c in continuations))
         if not self.rolls:
             return Evaluation(playouts=playouts, estimate=estimate, value=estimate)
         return Evaluation(playouts=playouts, estimate=estimate, rollout_weight=self.rollout_weight)
@@ -165,15 +165,14 @@ class StepExpansion:
                 return Continuation(steps[:i], True, continuation.source, continuation.direction, checked=True)
         return continuation
 
-    async def close(self, node: int) -> int:
+    async def close(self, node: int, left: int | None) -> int:
         """Go on from `node`, the end of the most visited path, to a response's end; returns its terminal node."""
         tree, settings = self.tree, self.settings
         if self.rolls or tree.verdict[node] is not None:
             return node
         steps = tree.steps(node)
-        limits = Limits(
-            settings.max_depth - len(steps), settings.max_tokens - sum(len(step.token_ids) for step in steps)
-        )
+        room = settings.max_tokens - sum(len(step.token_ids) for step in steps)
+        limits = Limits(settings.max_depth - len(steps), room if left is None else min(room, left))
         if limits.lines <= 0 or limits.tokens <= 0:
             return node
         seed = derive_seed(self.seed, "final")

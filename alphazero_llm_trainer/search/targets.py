@@ -74,9 +74,11 @@ def endings(tree: Tree) -> Iterator[tuple[int, tuple[int, ...], int, float]]:
     """
     for leaf in tree.leaves():
         reward = tree.reward[leaf]
-        if reward is not None and tree.N[leaf] > 0:
+        # The response that ends a search without rollouts was sampled and never visited.
+        count = max(tree.N[leaf], tree.samples[leaf])
+        if reward is not None and count > 0:
             known = tree.hre[leaf]
-            yield leaf, (), tree.N[leaf], reward if known is None else known
+            yield leaf, (), count, reward if known is None else known
     for rollout in tree.rollouts:
         yield rollout.node, rollout.token_ids, rollout.count, rollout.reward if rollout.hre is None else rollout.hre
 
@@ -165,13 +167,17 @@ def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[S
 
 
 def policy_targets(tree: Tree) -> list[PolicyTarget]:
-    """The distribution of visits over the children of every expanded node that has visited ones."""
+    """The distribution of visits over the children of every expanded node that has visited ones.
+
+    A prefix that the search was forced to begin with is left out: nothing was chosen there.
+    """
     paths = prefixes(tree)
     targets = []
     for node in range(len(tree)):
         children = tree.children[node]
         visits = sum(tree.N[child] for child in children)
-        if tree.expanded[node] and visits:
+        forced = node == ROOT and len(children) == 1 and tree.prior[children[0]] == 1.0
+        if tree.expanded[node] and visits and not forced:
             targets.append(
                 PolicyTarget(
                     node,
@@ -202,5 +208,5 @@ def sft_rows(tree: Tree) -> list[SftRow]:
             add(paths[leaf], tree.response(leaf), max(tree.samples[leaf], 1))
     for rollout in tree.rollouts:
         if rollout.hre == 1.0 and (whole := paths[rollout.node] + rollout.token_ids):
-            add(whole, tree.response(rollout.node) + rollout.text, rollout.count)
+            add(whole, tree.response(rollout.node) + rollout.text, max(rollout.samples, 1))
     return list(found.values())

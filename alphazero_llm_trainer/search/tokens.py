@@ -5,7 +5,6 @@ The root is the prompt's token ids and an action is one token (AlphaGo's search 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +18,13 @@ from .mcts import Evaluation, Leaf, mix
 from .seeds import derive_seed
 from .steps import Evaluate
 from .tree import ROOT, Rollout, Tree
+from .waiting import together
 
 
 class TokenPolicy(Protocol):
-    """The student as token-level search sees it: token ids in, token ids out."""
+    """The student as token-level search sees it: token ids in, token ids out. `context`: prompt and response, tokens."""
+
+    context: int
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]: ...
 
@@ -91,14 +93,14 @@ class TokenExpansion:
         self.problem, self.tree, self.seed, self.cost = problem, tree, seed, cost
         self.value, self.rollout_weight, self.generating = value, rollout_weight, generating
         self.rolls = settings.rollout != "none"
-        # Texts are needed at once by the adaptive budget; else when the search is over and most rollouts are merged.
-        self._reads = bool(settings.stop_agreed or settings.stop_settled)
         self.prompt = policy.prompt_ids(problem)
-        # (parent, own tokens) of a node -> the rollout that passes it, and where.
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[_Rolled, int]] = {}
-        self.least_tokens = 1  # sampled tokens that an evaluation needs
+        self.longest = min(settings.max_tokens, policy.context - len(self.prompt))  # tokens of a response
+        # (parent, own tokens) of a node -> the rollout that passes it, where, and whether that is its first use.
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[_Rolled, int, bool]] = {}
+        # Sampled tokens that an evaluation needs.
+        self.least_tokens = settings.beam if settings.rollout == "beam" else 1
 
-    async def open(self) -> str | None:
+    async def open(self, left: int | None) -> str | None:
         """For data generation: the first rollout, whether it solves the question, and how deep the search begins.
 
         A random prefix of that rollout moves the root deeper, so that states of the middle are searched as well.
@@ -107,9 +109,10 @@ class TokenExpansion:
         data = self.settings.data
         if not self.generating or len(self.tree) > 1 or not (data.skip_solved or data.prefix_probability > 0):
             return None
-        rolled = await self._roll((), (), self.settings.max_tokens, derive_seed(self.seed, "first"))
+        limit = max(min(self.longest, self._affordable(self.longest, left)), 1)
+        rolled = await self._roll((), (), limit, derive_seed(self.seed, "first"))
         if data.skip_solved and rolled.reward.hre == 1.0:
-            self.tree.rollouts.append(self._rollout(ROOT, rolled, 0))
+            self.tree.rollouts.append(self._rollout(ROOT, rolled, 0, 1))
             return "solved"
         rng = Random(derive_seed(self.seed, "prefix"))
         moves, length = rng.random() < data.prefix_probability, rng.randint(0, data.prefix_tokens)
@@ -120,31 +123,31 @@ class TokenExpansion:
             self.tree.expand(ROOT, [Step(ids, logprobs, self.policy.text(ids))], [1.0])
             self.tree.expanded[ROOT] = True
             node = ROOT + 1
-        self._known[self._key(node)] = rolled, len(self._ids(node))
+        self._known[self._key(node)] = rolled, len(self._ids(node)), True
         return None
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """Children and the value of one leaf, or its reward where the response ends there."""
         tree, settings, node = self.tree, self.settings, leaf.node
         ids = self._ids(node)
-        room = settings.max_tokens - len(ids)
+        room = self.longest - len(ids)
         verdict = self.policy.verdict(ids) if ids else None
-        if verdict is None and room <= 0:
+        if verdict is None and room <= 0 and ids:  # a prompt beyond the context is the engine's to refuse
             verdict = "length"
         if verdict is not None:
             reward = await self._grade(ids, self._logprobs(node), verdict)
             return Evaluation(terminal=(verdict, reward), value=reward.total)
         estimate, found = None, self._known.pop(self._key(node), None)
         if found is None and self.rolls:
-            limit = room if left is None else min(room, left)
+            limit = max(min(room, self._affordable(room, left)), 1)
             seed = derive_seed(self.seed, node, tree.N[node])
             if self.value is None:
-                found = await self._roll(ids, self._logprobs(node), limit, seed), 0
+                found = await self._roll(ids, self._logprobs(node), limit, seed), 0, True
             else:
-                rolled, estimate = await asyncio.gather(
+                rolled, estimate = await together(
                     self._roll(ids, self._logprobs(node), limit, seed), self._estimate(ids)
                 )
-                found = rolled, 0
+                found = rolled, 0, True
         elif self.value is not None:
             estimate = await self._estimate(ids)
         if found is None:
@@ -153,10 +156,10 @@ class TokenExpansion:
             rollouts: tuple[Rollout, ...] = ()
             backed_up = estimate
         else:
-            rolled, at = found
+            rolled, at, new = found
             assert rolled.generated.top is not None
             top = list(rolled.generated.top[at])
-            rollouts = (self._rollout(node, rolled, at),)
+            rollouts = (self._rollout(node, rolled, at, int(new)),)
             earned = rolled.reward.total
             weight = self.rollout_weight if self.rolls else 0.0
             backed_up = earned if estimate is None else mix(estimate, earned, weight)
@@ -168,7 +171,13 @@ class TokenExpansion:
         """A greedy rollout from here is, from its own next token's node on, the rollout from there."""
         ids = rolled.generated.token_ids
         if self.settings.rollout == "greedy" and at + 1 < len(ids):
-            self._known[node, ids[at : at + 1]] = rolled, at + 1
+            self._known[node, ids[at : at + 1]] = rolled, at + 1, False
+
+    def _affordable(self, room: int, left: int | None) -> int:
+        """Tokens of the longest rollout that `left` tokens pay for."""
+        if left is None:
+            return room
+        return left // self.settings.beam if self.settings.rollout == "beam" else left
 
     def _key(self, node: int) -> tuple[int, tuple[int, ...]]:
         return self.tree.parent[node], self.tree.token_ids[node]
@@ -208,26 +217,28 @@ class TokenExpansion:
         lines = self.policy.lines(ids, logprobs)
         return await self.evaluate(self.problem, lines, [Direction.NONE] * len(lines), verdict)
 
-    def _rollout(self, node: int, rolled: _Rolled, at: int) -> Rollout:
+    def _rollout(self, node: int, rolled: _Rolled, at: int, samples: int) -> Rollout:
         generated, reward = rolled.generated, rolled.reward
         return Rollout(
             node,
             generated.token_ids[at:],
             generated.logprobs[at:],
-            self.policy.text(generated.token_ids[at:]) if self._reads else "",
+            "",  # written when the search is over: most rollouts are merged before
             rolled.verdict,
             reward.total,
             reward.hre,
             reward.pre,
+            samples=samples,
         )
 
-    async def close(self, node: int) -> int:
+    async def close(self, node: int, left: int | None) -> int:
         """Without rollouts in the search: one from `node`, the end of the most visited path. Then tidy the rollouts."""
         if not self.rolls and self.tree.verdict[node] is None:
             ids = self._ids(node)
-            room = self.settings.max_tokens - len(ids)
+            room = self.longest - len(ids)
+            room = room if left is None else min(room, left)
             if room > 0:
                 rolled = await self._roll(ids, self._logprobs(node), room, derive_seed(self.seed, "final"))
-                self.tree.rollouts.append(self._rollout(node, rolled, 0))
+                self.tree.rollouts.append(self._rollout(node, rolled, 0, 1))
         self.tree.sink_rollouts(self.policy.text)
         return node

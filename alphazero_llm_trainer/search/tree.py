@@ -43,7 +43,8 @@ class Rollout:
 
     `token_ids` and `logprobs` (nats, under the policy at temperature 1) are `[T]`, T = 0 where the response ends in
     the node itself; `verdict`, `reward`, `hre` and `pre` grade the whole response as a terminal node's columns do;
-    `count` is how many simulations ended this way.
+    `count` is how many simulations ended this way, `samples` how many draws that were: a greedy rollout that is read
+    again from a node along it is a visit and no new draw.
     """
 
     node: int
@@ -55,6 +56,7 @@ class Rollout:
     hre: float | None
     pre: float | None
     count: int = 1
+    samples: int = 1
 
 
 class Tree:
@@ -186,6 +188,7 @@ class Tree:
             same = sunk.get((node, rest))
             if same is not None:
                 same.count += rollout.count
+                same.samples += rollout.samples
                 continue
             rollout.node, rollout.token_ids, rollout.logprobs = node, rest, rollout.logprobs[at:]
             rollout.text = text(rest)

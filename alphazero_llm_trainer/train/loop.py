@@ -18,10 +18,11 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from ..collect import Collector, GradedTree, Perplexity
 from ..config import Config
-from ..errors import CheckpointError, TrainingError
+from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import paired_bootstrap, wilson
 from ..policy.student import load_student, make_student, resolve_name
+from ..policy.value import EngineValue
 from ..problems.load import load_tasks
 from ..problems.prompts import SYSTEM_PROMPT
 from ..search.journal import Journal
@@ -65,6 +66,11 @@ class Run:
         self.load_data()
         self.load_models()
         self.collector = Collector(self.student, self.config, self.perplexity, self.stop)
+        value = self.collector.value
+        if isinstance(value, EngineValue) and not value.own:
+            raise ConfigError(
+                f"search.value is {self.config.search.value}, a head over a policy that training changes: train a network"
+            )
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""

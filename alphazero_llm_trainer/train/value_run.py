@@ -21,6 +21,7 @@ from ..eval.metrics import Interval
 from ..eval.value import States, Verdict, blend, measure, reliability, verdict
 from ..policy.student import Student
 from ..policy.value import ADAPTER, CARD, LAST_LAYER, policy_fingerprint
+from ..problems.load import check_train_split
 from ..search.journal import Journal, read, shard_paths
 from ..search.targets import value_targets
 from ..search.tree import Tree
@@ -56,10 +57,14 @@ def journals(path: Path) -> list[Path]:
 
 
 def read_questions(paths: Iterable[Path]) -> list[Question]:
-    """The questions of journals with at least one finished response, in the order they are met."""
+    """The questions of journals with at least one finished response, in the order they are met.
+
+    Raises DataError for a record of another split than train, or without a tree.
+    """
     found: dict[str, Question] = {}
     for path in paths:
         for record in read(path):
+            check_train_split(record, path)
             try:
                 text, tree = record["problem"]["question"], Tree.from_dict(record["tree"])
             except (KeyError, TypeError) as error:
