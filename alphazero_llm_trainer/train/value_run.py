@@ -23,7 +23,7 @@ from ..policy.student import Student
 from ..policy.value import ADAPTER, CARD, LAST_LAYER, policy_fingerprint
 from ..problems.load import check_train_split
 from ..search.journal import Journal, read, shard_paths
-from ..search.targets import value_targets
+from ..search.targets import endings, value_targets
 from ..search.tree import Tree
 from ..types import Task
 from .checkpoint import fingerprint, write_json
@@ -69,7 +69,7 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
                 text, tree = record["problem"]["question"], Tree.from_dict(record["tree"])
             except (KeyError, TypeError) as error:
                 raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
-            if tree.rollouts or any(tree.leaves()):
+            if any(True for _ in endings(tree)):
                 found.setdefault(text, Question(text, [])).trees.append(tree)
     return list(found.values())
 
