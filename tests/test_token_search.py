@@ -38,6 +38,7 @@ from alphazero_llm_trainer.search.select import puct, ucb1
 from alphazero_llm_trainer.search.targets import endings, policy_targets
 from alphazero_llm_trainer.search.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.types import Cost, Direction, Problem, RewardParts, Step
+from alphazero_llm_trainer.viewer.text import draw_tree
 
 GOLDEN = Path(__file__).parent / "golden" / "token.json"
 
@@ -709,6 +710,15 @@ def test_the_final_answer_line_ends_a_response_wherever_the_rollout_went_on() ->
     assert policy.verdict((10,)) is None  # the line is still open: a digit may follow
     assert [step.text for step in policy.lines((9, 2, 10, 2), (0.0,) * 4)] == ["x\n", "#### 5\n"]
     assert [d for d in Direction] and Leaf(1, 2) == Leaf(1, 2)
+
+
+def test_a_token_tree_is_drawn_in_few_lines() -> None:
+    result = token_search(ScriptedTokens(5, close=0.1), iterations=30)
+    drawn = draw_tree(result.tree, result.choice.node, most=3)  # type: ignore[union-attr]
+    lines = drawn.splitlines()
+    assert lines[0].startswith("root  N=30") and "unvisited" in drawn and "more" in drawn
+    assert any("~" in line and "x" in line for line in lines) and any(line.lstrip().startswith("*") for line in lines)
+    assert len(lines) < len(result.tree) / 2 and all("x0" not in line for line in lines)
 
 
 if __name__ == "__main__" and "--write-golden" in sys.argv:

@@ -23,7 +23,8 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
         node = tree.parent[node]
     rolled: dict[int, list[Any]] = {}
     for rollout in tree.rollouts:
-        rolled.setdefault(rollout.node, []).append(rollout)
+        if rollout.token_ids:  # else it ended in a node that says so itself
+            rolled.setdefault(rollout.node, []).append(rollout)
     lines = [f"root  N={tree.N[0]} Q={_mean(tree, 0)}"]
     stack: list[tuple[int, str, str]] = []  # (node, indent, a line that is ready where node is -1)
 
