@@ -18,13 +18,15 @@ class Totals:
     """Sums over journal records.
 
     trees: records with a search; skipped: questions that don't fit the engine (an empty tree is recorded);
-    simulations: backed-up evaluations (visits of the roots); responses: finished responses, repeats counted;
+    simulations: backed-up evaluations (visits of the roots); saved: simulations that adaptive budgets and solved questions
+    left out; responses: finished responses, repeats counted;
     right: those whose answer is the gold one; solved: trees with a right response; cost: of the trees.
     """
 
     trees: int = 0
     skipped: int = 0
     simulations: int = 0
+    saved: int = 0
     responses: int = 0
     right: int = 0
     solved: int = 0
@@ -39,6 +41,7 @@ class Totals:
         tree = record["tree"]
         self.trees += 1
         self.simulations += tree["N"][0]
+        self.saved += record.get("saved", 0)
         right = 0
         ends = [
             (n, hre) for v, n, hre in zip(tree["verdict"], tree["samples"], tree["hre"], strict=True) if v is not None
@@ -52,7 +55,7 @@ class Totals:
 
     def merge(self, other: Totals) -> None:
         """Add another sum to this one."""
-        for name in ("trees", "skipped", "simulations", "responses", "right", "solved"):
+        for name in ("trees", "skipped", "simulations", "saved", "responses", "right", "solved"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.cost.add(other.cost)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import math
 import os
@@ -71,6 +72,7 @@ class Run:
             raise ConfigError(
                 f"search.value is {self.config.search.value}, a head over a policy that training changes: train a network"
             )
+        gc.freeze()  # what is loaded stays: full collections needn't walk the libraries' objects again
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""
