@@ -5,7 +5,7 @@
 Trees are searched on train-split questions that no default run trains on. Validation questions stop the training,
 calibrate, and fit the blend; test questions are read once, for the figures that are printed. Every method of a budget
 of n samples may sample as many tokens as n whole responses; "tokens" are sampled ones a problem, "scored" are those
-that a network of its own computed for values (a head reads the policy's own forward).
+that a network of its own computed for values (a head reads the policy's own forward). A second table counts both.
 
 To add an arm, put `name -> async function (problem, seed) -> (response or None, sampled tokens)` into `arms`.
 """
@@ -265,6 +265,32 @@ async def answered(arm: Arm, tasks: Sequence[Task], seed: int) -> tuple[list[boo
     return [right for right, _ in found], sum(tokens for _, tokens in found)
 
 
+def compare_at_all_tokens(rows: list[dict[str, Any]], right: dict[str, list[bool]]) -> None:
+    """Set each row against the cheapest majority that spends at least as many tokens, a network's scored ones included.
+
+    Adds `at_all_tokens` to the rows: None where no majority that was measured spends as many.
+    """
+
+    def spent(row: dict[str, Any]) -> float:
+        return row["tokens"] + row["scored_tokens"]
+
+    majorities = sorted((row for row in rows if row["method"] == f"majority of {row['samples']}"), key=spent)
+    print("\nagainst the cheapest majority of at least as many tokens, scored ones included")
+    for row in rows:
+        name, others = row["method"], [one for one in majorities if spent(one) >= spent(row) and one is not row]
+        row["at_all_tokens"] = None
+        if others:
+            other = others[0]
+            gain = paired_bootstrap(right[name], right[other["method"]])
+            row["at_all_tokens"] = {"method": other["method"], "gain": [gain.value, gain.low, gain.high]}
+            print(
+                f"{name:50} {spent(row):6.0f}  {other['method']:15} {spent(other):6.0f}"
+                f"  {gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+            )
+        else:
+            print(f"{name:50} {spent(row):6.0f}  none was measured")
+
+
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
@@ -377,6 +403,7 @@ def main() -> None:
         result["rows"].append(row)
         shown = "   ".join(f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]" for gain in gains.values())
         print(f"{name:34} {accuracy!s:22} {row['tokens']:8.1f} {row['scored_tokens']:8.1f}  {shown}", flush=True)
+    compare_at_all_tokens(result["rows"], right)
     result["correct"] = {name: "".join("1" if x else "0" for x in found) for name, found in right.items()}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=1) + "\n")
