@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..types import Cost, Direction, Problem
+from ..types import Cost, Direction, Problem, Step
 
 if TYPE_CHECKING:
     import torch
@@ -103,6 +103,33 @@ class ValueFunction(Protocol):
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """V in [0, 1] of the state after these tokens, prompt included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a verifier makes of a response or the beginning of one; every number is in [0, 1].
+
+    `steps` `[S]` has a score a step: how likely the step is right after the steps before it. `total` is the score of the
+    whole: how likely it is right, or will come out right.
+    """
+
+    steps: tuple[float, ...]
+    total: float
+
+
+class Verifier(Protocol):
+    """Judges responses without a gold answer: a calculator, log-probabilities, a process reward model, a combination.
+
+    `scored_tokens` counts the tokens that models of its own computed so far (0 for a rule, and for what the policy's own
+    sampling gave already): every comparison adds them to the sampled ones.
+    """
+
+    name: str
+    scored_tokens: int
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        """The judgement of `steps` (lines of a response, the last one may end it). Pure: the same for the same input."""
         ...
 
 
