@@ -8,7 +8,8 @@ r"""Reading a final answer out of text, and deciding when two answers are the sa
 4. the last number anywhere in the text.
 
 `strict=False` (the default) keeps all four, and where rule 1 or 3 finds words with exactly one number among them, that
-number is the answer. `strict=True` keeps rule 1 alone and takes the line as it stands.
+number is the answer. `strict=True` keeps rule 1 alone and takes the line as it stands. `words=True` is for answers that
+need not be numbers (LaTeX, names): rules 1 to 3, each as it stands.
 
 `normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact fractions: thousands
 separators, currency, units and trailing zeros don't matter; a percent sign is a unit (`50%` is 50, not 1/2).
@@ -73,24 +74,27 @@ _PLAIN = tuple(
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
-def extract(text: str, strict: bool = False) -> str | None:
+def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
     """The final answer in `text` as it was written, or None where there is none.
 
     Args:
         text: a response, possibly cut off.
         strict: True takes a `####` line only; False tries every rule of the module's docstring.
+        words: True looks for no number where the text only states words.
     """
     lines = [m[1].strip() for m in _HASHES.finditer(text) if normalize(m[1]) and not _HEADING.match(m[1])]
     if strict:
         return lines[-1] if lines else None
     if lines:
-        return _one_number(lines[-1])
+        return lines[-1] if words else _one_number(lines[-1])
     box = _last_box(text)
     if box is not None and normalize(box):
         return box
     sentences = [sentence.strip() for sentence in _ANSWER_IS.findall(text) if normalize(sentence)]
     if sentences:
-        return _one_number(sentences[-1])
+        return sentences[-1] if words else _one_number(sentences[-1])
+    if words:
+        return None
     numbers = _TOKEN.findall(_plain(text))
     return numbers[-1] if numbers else None
 

@@ -35,10 +35,19 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="seed of everything random")
 
 
-def train_parser(prog: str) -> Parser:
+METHODS = {
+    "grpo": "GRPO on the trees' trajectories: group, tree, step or process credit",
+    "ppo": "PPO on sampled chains: outcome reward, a critic, GAE",
+    "legacy": "reward-weighted supervised training on the trees' good responses",
+}
+
+
+def train_parser(prog: str, only: str | None = None) -> Parser:
+    """The arguments of `train`, or of one training method's own command."""
+    about = "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
     parser = Parser(
         prog=prog,
-        description="Train the student from search trees: search -> grade -> train, in rounds, with checkpoints.",
+        description=about if only is None else f"{METHODS[only]}. As `train` with this method.",
         epilog=(
             "With nothing named it trains the embedded student on embedded word problems (minutes on 2 cores).\n"
             "Real rows: --set problems.source=gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config/training.yaml."
@@ -50,9 +59,14 @@ def train_parser(prog: str) -> Parser:
     )
     parser.add_argument("--save-every", type=int, metavar="N", help="questions between checkpoints")
     parser.add_argument("--log-interval", type=int, metavar="N", help="rounds between log lines")
-    method = parser.add_mutually_exclusive_group()
-    method.add_argument("--use-grpo", action="store_true", help="GRPO on the trees' trajectories (the default)")
-    method.add_argument("--use-legacy", action="store_true", help="reward-weighted supervised training instead")
+    if only is None:
+        method = parser.add_mutually_exclusive_group()
+        for name, text in METHODS.items():
+            method.add_argument(f"--use-{name}", action="store_const", const=name, dest="method", help=text)
+    parser.set_defaults(method=only)
+    parser.add_argument(
+        "--path", type=Path, metavar="DIR", help="a student folder to start from, such as checkpoints/run-001/student"
+    )
     parser.add_argument("--eval-size", type=int, metavar="N", help="held-out problems before and after; 0 for none")
     parser.add_argument(
         "--resume",
@@ -83,7 +97,8 @@ def train_flags(args: argparse.Namespace) -> dict[str, Any]:
         "save_every": args.save_every,
         "log_interval": args.log_interval,
         "eval_size": args.eval_size,
-        "method": "grpo" if args.use_grpo else "legacy" if args.use_legacy else None,
+        "method": args.method,
+        "student": None if args.path is None else str(args.path),
     }
     return {"train": {key: value for key, value in named.items() if value is not None}}
 
@@ -98,9 +113,10 @@ def run_train(args: argparse.Namespace) -> int:
         folder = find_run(directory, None if args.resume is True else Path(args.resume))
         stored = folder.config()
         asked = resolve(args, train_flags(args)).model_dump()
-        names = ("student", "config", "num_examples", "save_every", "seed", "eval_size", "log_interval")
+        names = ("student", "path", "config", "num_examples", "save_every", "seed", "eval_size", "log_interval")
         given = [name for name in names if getattr(args, name) is not None]
-        if (given or args.overrides or args.use_legacy or args.use_grpo) and asked != {**stored.model_dump()}:
+        another = args.method not in (None, stored.train.method)
+        if another or ((given or args.overrides) and asked != stored.model_dump()):
             raise ConfigError(
                 f"--resume goes on with the configuration in {folder.card}, and these flags differ from it: leave them out"
             )
@@ -166,7 +182,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="alphazero-llm-trainer", description="AlphaZero for language-model reasoning.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     from .commands import add_info, add_search, add_sft
+    from .eval_command import add_eval
     from .export_command import add_export
+    from .grading_command import add_grade
+    from .ladder_command import add_ladder
+    from .loop_command import add_loop
+    from .prm_command import add_prm
     from .sample_command import add_sample
     from .value_command import add_value
 
@@ -174,11 +195,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser(
         "train", parents=[train], add_help=False, help="search -> train in rounds", description=train.description
     ).set_defaults(run=run_train)
+    for name, text in METHODS.items():
+        one = train_parser(f"alphazero-llm-trainer {name}", name)
+        commands.add_parser(name, parents=[one], add_help=False, help=text, description=one.description).set_defaults(
+            run=run_train
+        )
     add_sft(commands, add_config_arguments, resolve)
     add_search(commands, add_config_arguments, resolve)
     add_sample(commands, add_config_arguments, resolve)
     add_export(commands)
     add_value(commands, add_config_arguments, resolve)
+    add_prm(commands, add_config_arguments, resolve)
+    add_eval(commands, add_config_arguments, resolve)
+    add_ladder(commands, add_config_arguments)
+    add_loop(commands, add_config_arguments, resolve)
+    add_grade(commands, add_config_arguments, resolve)
     add_info(commands, add_config_arguments, resolve)
     args = parser.parse_args(argv)
     return guarded(lambda: args.run(args))

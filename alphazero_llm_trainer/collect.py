@@ -14,9 +14,9 @@ from .policy.protocol import GenerateRequest, ValueFunction
 from .policy.steps import EngineSteps
 from .policy.teachers import build_teachers, build_terminal_checker
 from .policy.tokens import EngineTokens
+from .problems.grading import grade_async
 from .problems.scripted_teacher import ScriptedTeacher
 from .rewards.combined import combined
-from .rewards.hre import hre
 from .rewards.pre import pre
 from .search.driver import Advisor, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
@@ -77,7 +77,8 @@ def make_evaluate(
         if golds is not None:
             response = "".join(step.text for step in steps)
             # Only the terminal checker calls a response finished that has no final-answer line.
-            correct = hre(response, golds[problem.id], strict=verdict != "checked")
+            grade = await grade_async(problem.source, response, golds[problem.id], strict=verdict != "checked")
+            correct = grade.hre
         likely = None if perplexity is None else await perplexity(problem, steps)
         return combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
 
@@ -89,7 +90,7 @@ class GradedTree:
     """A finished training search: its key in the journal, the task, the tree, its cost and how it was extended.
 
     `flat_at_first` tells that all trajectories had earned the same before any extension; `extensions` counts the
-    searches that were added for that reason; `saved` counts the simulations that an adaptive budget left out.
+    searches that were added (`train.extend`); `saved` counts the simulations that an adaptive budget left out.
     `prompt_ids` are the tokens before the tree's root, `policy_version` the engine's when the search began.
     """
 
@@ -191,8 +192,12 @@ class Collector:
         rewards = {round(self.reward(t), 9) for t in trajectories(tree)}
         return len(rewards) < 2
 
+    def extends(self, tree: Tree) -> bool:
+        """True when `train.extend` wants a tree searched further: the flat ones, or those with mixed outcomes."""
+        return self.config.train.extend != "none" and self.flat(tree) == (self.config.train.extend == "flat")
+
     async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
-        """Search (key, task) pairs; yields each tree as it ends. Flat ones are searched further before that."""
+        """Search (key, task) pairs; yields each tree as it ends. `train.extend` says which are searched further before."""
         train = self.config.train
         golds = {task.problem.id: task.gold for _, task in tasks}
         evaluate = make_evaluate(self.config.rewards, self.perplexity, golds)
@@ -202,7 +207,7 @@ class Collector:
         extend = self._search(evaluate, 1 if chain else max(train.requeue_iterations, 1))
         budget = self.config.search.budget_tokens or self.config.search.budget_seconds
         # A budget is a question's whole budget: nothing is added to it.
-        limit = train.requeue_limit if train.requeue_iterations and not budget else 0
+        limit = train.requeue_limit if train.requeue_iterations and train.extend != "none" and not budget else 0
         gate = asyncio.Semaphore(self.config.search.concurrent)
 
         async def one(key: str, task: Task) -> GradedTree:
@@ -218,7 +223,7 @@ class Collector:
             result = await search.run(task.problem, derive_seed(seed, key))
             saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
             flat, extensions, cost = self.flat(result.tree), 0, result.cost
-            while extensions < limit and result.ended_by == "iterations" and self.flat(result.tree):
+            while extensions < limit and result.ended_by == "iterations" and self.extends(result.tree):
                 extensions += 1
                 if chain:
                     # A chain group grows at the root alone.

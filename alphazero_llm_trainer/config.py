@@ -18,6 +18,11 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+def on_or_off(given: Any) -> Any:
+    """YAML reads `on` and `off` as true and false; this reads them back."""
+    return {True: "on", False: "off"}[given] if isinstance(given, bool) else given
+
+
 class Section(BaseModel):
     """Base of every section: frozen, no unknown keys. YAML 1.1 reads `2e-5` as a string; the field types coerce it."""
 
@@ -25,7 +30,7 @@ class Section(BaseModel):
 
 
 class ProblemsConfig(Section):
-    source: Literal["embedded", "gsm8k"] = "embedded"
+    source: Literal["embedded", "gsm8k", "math", "hotpotqa"] = "embedded"
     levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None = None
     train_size: Positive = 50
     eval_size: Positive = 20
@@ -58,6 +63,14 @@ class DataConfig(Section):
     enough_correct: NonNegative = 0
 
 
+class VerifyConfig(Section):
+    reject_below: Share = 0.5
+    patience: Positive = 4
+    accept_above: Share = 0.0
+    first_temperature: NonNegativeFloat = 0.0
+    reserve: NonNegative = 40
+
+
 class SearchConfig(Section):
     mode: Literal["step", "token"] = "step"
     select: Literal["ucb1", "puct"] | None = None
@@ -81,6 +94,7 @@ class SearchConfig(Section):
     budget_tokens: Positive | None = None
     budget_seconds: PositiveFloat | None = None
     concurrent: Positive = 128
+    verify: VerifyConfig = VerifyConfig()
     data: DataConfig = DataConfig()
 
     @property
@@ -115,12 +129,40 @@ class GrpoConfig(Section):
     epochs: Positive = 4
     clip_low: Share = 0.2
     clip_high: Share = 0.28
+    importance: bool = True
     kl_coefficient: NonNegativeFloat = 0.0
     advantage_clip: PositiveFloat = 3.0
-    credit: Literal["group", "step"] = "group"
+    credit: Literal["group", "tree", "step", "process", "visits"] = "group"
+    prm: str | None = None
+    process_weight: NonNegativeFloat = 0.5
     negative_weight: Share = 0.3
     weigh_repeats: bool = True
+    pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
+    together: bool = True
+    loss_tokens: Literal["all", "entropy", "random"] = "all"
+    loss_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     warmup_rounds: NonNegative = 4
+    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class PpoConfig(Section):
+    learning_rate: PositiveFloat = 3e-4
+    critic_learning_rate: PositiveFloat = 3e-4
+    batch_size: Positive = 80
+    epochs: Positive = 4
+    samples: Positive = 8
+    rows_per_round: Positive = 256
+    mixed_first: bool = True
+    gamma: Share = 1.0
+    gae_lambda: Share = 1.0
+    clip: Share = 0.2
+    value_clip: PositiveFloat = 0.5
+    value_coefficient: NonNegativeFloat = 0.5
+    extra_layers: NonNegative = 1
+    kl_coefficient: NonNegativeFloat = 0.0
+    warmup_rounds: NonNegative = 4
+    critic_rounds: NonNegative = 2
     max_grad_norm: PositiveFloat = 1.0
     weight_decay: NonNegativeFloat = 0.0
 
@@ -170,9 +212,43 @@ class ValueConfig(Section):
     least_outcomes: Positive = 2
 
 
+class PrmConfig(Section):
+    kind: Literal["implicit", "classifier", "bradley-terry", "all"] = "implicit"
+    base: str | None = None
+    policy: bool = True
+    trainer: Literal["packed", "trl"] = "packed"
+    format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None = None
+    questions: Annotated[int, Field(ge=10)] = 2000
+    iterations: Positive = 6
+    samples: Positive = 8
+    temperature: PositiveFloat = 1.0
+    spoiled: NonNegative | None = None
+    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    margin: Annotated[float, Field(gt=0, le=1)] = 0.5
+    least_outcomes: Positive = 3
+    pairs_per_question: Positive = 32
+    labels: Literal["soft", "hard"] = "hard"
+    logprob: bool = True
+    extra_layers: NonNegative | None = None
+    rank_weight: NonNegativeFloat = 1.0
+    label_weight: NonNegativeFloat = 1.0
+    sft_weight: NonNegativeFloat = 0.5
+    learning_rate: PositiveFloat = 3e-4
+    batch_size: Positive = 32
+    epochs: Positive = 2
+    warmup_steps: NonNegative = 30
+    weight_decay: NonNegativeFloat = 0.01
+    max_grad_norm: PositiveFloat = 1.0
+    evaluate_every: Positive = 50
+    patience: Positive = 8
+
+
 class TrainConfig(Section):
-    method: Literal["grpo", "legacy"] = "grpo"
+    method: Literal["grpo", "ppo", "legacy"] = "grpo"
+    student: str | None = None
     num_examples: Positive = 5760
+    first_question: NonNegative = 0
     questions_per_round: Positive = 96
     checkpoint_dir: str = "checkpoints"
     save_every: Positive = 960
@@ -185,17 +261,63 @@ class TrainConfig(Section):
     samples: Positive = 4
     requeue_iterations: NonNegative = 3
     requeue_limit: NonNegative = 1
+    extend: Literal["flat", "mixed", "none"] = "flat"
     chain_samples: Annotated[int, Field(ge=2)] = 8
     reward: Literal["hre", "combined"] = "hre"
     rows_per_round: Positive = 32
     demonstrations: NonNegative = 1350
     demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None = None
     demonstration_weight: NonNegativeFloat = 0.5
+    replay_own: bool = False
     adapter: Literal["full", "lora"] | None = None
     grpo: GrpoConfig = GrpoConfig()
+    ppo: PpoConfig = PpoConfig()
     legacy: LegacyConfig = LegacyConfig()
     sft: SftConfig = SftConfig()
     value: ValueConfig = ValueConfig()
+    prm: PrmConfig = PrmConfig()
+
+
+class EvalConfig(Section):
+    logprob: Literal["mean", "sum", "min"] = "mean"
+    beam_width: Positive = 2
+    fit_problems: Positive = 300
+    fit_samples: Positive = 8
+
+
+class LadderConfig(Section):
+    base_steps: Positive = 600
+    questions: Positive = 4800
+    ppo_overrides: tuple[str, ...] = ()
+    num: Positive = 1000
+    budget_tokens: Positive = 240
+    budgets: tuple[Positive, ...] = (240, 400)
+    verifiers: tuple[str, ...] = ("calculator+prm", "calculator")
+    methods: tuple[str, ...] = (
+        "greedy",
+        "majority",
+        "best-of-n",
+        "adaptive-best-of-n",
+        "early-abort",
+        "step-rejection",
+        "mcts",
+        "calculator-tool",
+    )
+
+
+class LoopConfig(Section):
+    generations: Positive = 3
+    questions: Positive = 1920
+    revisit_share: Share = 0.2
+    value: Literal["head", "network", "none"] = "head"
+    prm: bool = True
+    guide: bool = False
+    arena_size: Positive = 500
+    budget_tokens: Positive = 160
+    search: Literal["adaptive-best-of-n", "best-of-n", "weighted-majority", "step-rejection", "beam", "mcts"] = "mcts"
+    verifier: Literal["none", "log-probability", "calculator"] = "calculator"
+    margin: Share = 0.02
+    test_size: NonNegative = 1000
 
 
 class SampleConfig(Section):
@@ -255,6 +377,9 @@ class Config(Section):
     teachers: TeachersConfig = TeachersConfig()
     train: TrainConfig = TrainConfig()
     sample: SampleConfig = SampleConfig()
+    eval: EvalConfig = EvalConfig()
+    ladder: LadderConfig = LadderConfig()
+    loop: LoopConfig = LoopConfig()
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 

@@ -28,7 +28,7 @@ The reward is correctness alone; --set rewards.use_student_model=true adds PRE a
 def add_sample(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
     parser = commands.add_parser("sample", help="search many questions into a folder of tree journals", epilog=EPILOG)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the trees go (needed, but for --dry-run)")
-    parser.add_argument("--source", metavar="NAME", help="embedded or gsm8k (problems.source)")
+    parser.add_argument("--source", metavar="NAME", help="embedded, gsm8k, math or hotpotqa (problems.source)")
     parser.add_argument("--split", default="train", metavar="NAME", help="train, validation, arena or test")
     parser.add_argument("--num-examples", type=int, default=100, metavar="N", help="questions")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first question in the split")

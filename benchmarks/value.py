@@ -34,8 +34,8 @@ from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa:
 from alphazero_llm_trainer.policy.protocol import Generated, GenerateRequest, ValueFunction  # noqa: E402
 from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value import EngineValue, last_layer, load_value  # noqa: E402
+from alphazero_llm_trainer.problems.grading import grade  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.rewards.hre import hre  # noqa: E402
 from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
 from alphazero_llm_trainer.train.value_run import (  # noqa: E402
     Question,
@@ -187,7 +187,7 @@ class Combination:
             samples = await self.methods.sampled(task.problem, 8, derive_seed(seed, task.problem.id), 1.4)
             distinct = {sample.token_ids: sample for sample in samples}.values()
             return [
-                (await self.features(task.problem, sample), hre(self.methods.text(sample), task.gold))
+                (await self.features(task.problem, sample), grade("embedded", self.methods.text(sample), task.gold).hre)
                 for sample in distinct
             ]
 
@@ -259,7 +259,7 @@ async def answered(arm: Arm, tasks: Sequence[Task], seed: int) -> tuple[list[boo
     async def one(task: Task) -> tuple[bool, int]:
         async with gate:
             response, tokens = await arm(task.problem, derive_seed(seed, task.problem.id))
-            return response is not None and hre(response, task.gold) == 1.0, tokens
+            return response is not None and grade("embedded", response, task.gold).correct, tokens
 
     found = await asyncio.gather(*(one(task) for task in tasks))
     return [right for right, _ in found], sum(tokens for _, tokens in found)

@@ -60,7 +60,13 @@ class ScriptedPolicy:
         return Continuation(tuple(steps), ended)
 
     async def continuations(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        temperature: float | None = None,  # a script has none
     ) -> tuple[list[Continuation], Cost]:
         self.calls += 1
         await asyncio.sleep(0)

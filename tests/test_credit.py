@@ -13,10 +13,15 @@ from alphazero_llm_trainer.train.credit import (
     EPSILON,
     asymmetric,
     clamp,
+    gae,
     group_advantages,
     is_flat,
     mean_and_std,
+    process_advantages,
     step_advantages,
+    tree_advantages,
+    visit_advantages,
+    visit_distillation,
 )
 
 groups = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=1, max_size=8)
@@ -125,3 +130,114 @@ def test_asymmetric() -> None:
     assert asymmetric([1.5, -2.0, 0.0, -0.5], 0.25) == [1.5, -0.5, 0.0, -0.125]
     assert asymmetric([1.5, -2.0], 0.0) == [1.5, 0.0]  # positives-only
     assert asymmetric([1.5, -2.0], 1.0) == [1.5, -2.0]
+
+
+# -- inside a tree -----------------------------------------------------------------------------------------------------
+
+siblings = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 6)), min_size=1, max_size=4)
+
+
+@given(st.lists(siblings, min_size=1, max_size=4), st.data())
+def test_tree_advantages_equal_a_hand_loop(levels: list[list[tuple[float, int]]], data: st.DataObject) -> None:
+    chosen = [data.draw(st.integers(0, len(level) - 1)) for level in levels]
+    lengths = [data.draw(st.integers(1, 3)) for _ in levels]
+    found = tree_advantages(levels, chosen, lengths, clip=FAR)
+    at = 0
+    for level, index, length in zip(levels, chosen, lengths, strict=True):
+        written_out = [value for value, visits in level for _ in range(visits)]
+        mean, std = statistics.fmean(written_out), statistics.pstdev(written_out)
+        one = len(level) > 1 and max(written_out) - min(written_out) > 1e-9
+        expected = (level[index][0] - mean) / (std + EPSILON) if one else 0.0
+        assert found[at : at + length] == pytest.approx([expected] * length, abs=1e-5)
+        at += length
+    assert at == len(found)
+
+
+def test_tree_advantages_weigh_siblings_by_visits_and_are_clipped() -> None:
+    [best] = tree_advantages([[(1.0, 1), (0.0, 9)]], [0], [1], clip=FAR)
+    assert best == pytest.approx(0.9 / (0.3 + EPSILON))
+    assert tree_advantages([[(1.0, 1), (0.0, 9)]], [0], [2], clip=1.5) == [1.5, 1.5]
+
+
+groups_of_steps = st.lists(
+    st.tuples(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 3)), min_size=1, max_size=4), st.integers(1, 3)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(groups_of_steps)
+def test_process_advantages_equal_a_hand_loop(group: list[tuple[list[tuple[float, int]], int]]) -> None:
+    scores = [[score for score, _ in row] for row, _ in group]
+    lengths = [[length for _, length in row] for row, _ in group]
+    counts = [count for _, count in group]
+    found = process_advantages(scores, lengths, counts, clip=FAR)
+    every = [score for row, count in zip(scores, counts, strict=True) for score in row for _ in range(count)]
+    flat = [score for row in scores for score in row]
+    mean, std = statistics.fmean(every), statistics.pstdev(every)
+    teaches = len(flat) > 1 and max(flat) - min(flat) > 1e-9
+    for row, tokens, got in zip(scores, lengths, found, strict=True):
+        expected = []
+        for i, length in enumerate(tokens):
+            to_go = sum((score - mean) / (std + EPSILON) for score in row[i:]) if teaches else 0.0
+            expected += [to_go] * length
+        assert got == pytest.approx(expected, abs=1e-4)
+
+
+def test_process_advantages_are_clipped() -> None:
+    [good, bad] = process_advantages([[1.0] * 5, [0.0] * 5], [[1] * 5, [2] * 5], [1, 1], clip=2.0)
+    assert max(good) == 2.0 and min(bad) == -2.0 and len(bad) == 10
+    assert good[-1] == pytest.approx(0.5 / (0.5 + EPSILON))
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=1, max_size=8),
+    st.floats(0, 1),
+    st.floats(0, 1),
+)
+def test_gae_equals_its_definition(steps: list[tuple[float, float]], gamma: float, lam: float) -> None:
+    """Equation 16 written out: the sum of (gamma * lambda)^l times the TD errors ahead."""
+    rewards, values = [r for r, _ in steps], [v for _, v in steps]
+    after = [*values[1:], 0.0]
+    errors = [r + gamma * n - v for r, v, n in zip(rewards, values, after, strict=True)]
+    expected = [sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, len(errors))) for t in range(len(errors))]
+    advantages, returns = gae(rewards, values, gamma=gamma, lam=lam)
+    assert advantages == pytest.approx(expected, abs=1e-9)
+    assert returns == pytest.approx([a + v for a, v in zip(expected, values, strict=True)], abs=1e-9)
+
+
+def test_gae_at_its_ends_is_monte_carlo_and_td() -> None:
+    rewards, values = [0.0, 0.0, 1.0], [0.5, 0.25, 0.75]
+    advantages, returns = gae(rewards, values, gamma=1.0, lam=1.0)
+    assert returns == [1.0, 1.0, 1.0] and advantages == [0.5, 0.75, 0.25]
+    assert gae(rewards, values, gamma=1.0, lam=0.0)[0] == [-0.25, 0.5, 0.25]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.floats(0.1, 4))
+def test_visit_distillation_is_a_distribution_in_the_order_of_visits(visits: list[int], temperature: float) -> None:
+    found = visit_distillation(visits, temperature)
+    assert math.fsum(found) == pytest.approx(1.0 if any(visits) else 0.0)
+    assert all(
+        a >= b for (n, a) in zip(visits, found, strict=True) for (m, b) in zip(visits, found, strict=True) if n > m
+    )
+    assert visit_distillation(visits) == pytest.approx([n / sum(visits) if any(visits) else 0.0 for n in visits])
+
+
+def test_visit_distillation_at_temperature_0_is_the_most_visited() -> None:
+    assert visit_distillation([2, 7, 7], 0) == [0.0, 1.0, 0.0]
+
+
+def test_visit_advantages_are_the_gradient_of_the_cross_entropy() -> None:
+    """With respect to the logit of each sibling, by finite differences."""
+    visits, logits = [6, 3, 1], [-0.5, -1.0, -2.0]
+
+    def loss(values: list[float]) -> float:
+        total = math.log(math.fsum(math.exp(v) for v in values))
+        return -math.fsum(n / 10 * (v - total) for n, v in zip(visits, values, strict=True))
+
+    children = [list(zip(visits, logits, strict=True))]
+    for index in range(3):
+        moved = list(logits)
+        moved[index] += 1e-6
+        expected = -(loss(moved) - loss(logits)) / 1e-6
+        assert visit_advantages(children, [index], [2]) == pytest.approx([expected] * 2, abs=1e-5)

@@ -6,8 +6,9 @@ import pytest
 
 from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.problems import embedded, gsm8k
+from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.load import SPLITS, load_tasks
+from alphazero_llm_trainer.problems.rows import split_rows
 
 
 def row(n=1, **columns):
@@ -37,9 +38,9 @@ def test_splits_are_disjoint_and_complete(folder):
     assert [len(loaded[split]) for split in ("train", "validation", "arena", "test")] == [32, 4, 4, 7]
     ids = [task.problem.id for split in SPLITS for task in loaded[split]]
     assert len(set(ids)) == 47
-    assert gsm8k.split_rows("train", 7473) == range(6473)
-    assert gsm8k.split_rows("validation", 7473) == range(6473, 6973)
-    assert gsm8k.split_rows("arena", 7473) == range(6973, 7473)
+    assert split_rows("train", 7473) == range(6473)
+    assert split_rows("validation", 7473) == range(6473, 6973)
+    assert split_rows("arena", 7473) == range(6973, 7473)
 
 
 def test_count_and_start(folder):
@@ -115,7 +116,7 @@ def test_too_few_rows_for_held_out_splits(tmp_path):
 @pytest.mark.parametrize(
     ("source", "split", "count", "more", "message"),
     [
-        ("math", "test", 1, {}, "problems.source is 'math': choose one of embedded, gsm8k"),
+        ("maths", "test", 1, {}, "problems.source is 'maths': choose one of embedded, gsm8k, math, hotpotqa"),
         ("gsm8k", "dev", 1, {}, "split is 'dev': choose one of train"),
         ("gsm8k", "test", 0, {}, "ask for 1 or more"),
         ("gsm8k", "test", 1, {"start": -1}, "from 0 or later"),

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from alphazero_llm_trainer.config import RewardConfig
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.problems.grading import grade
 from alphazero_llm_trainer.rewards.combined import combined
-from alphazero_llm_trainer.rewards.hre import hre
 from alphazero_llm_trainer.rewards.pre import perplexity, pre
 
 shares = st.floats(0, 1)
@@ -28,8 +28,8 @@ logprobs = st.lists(st.floats(-2000, 0), max_size=8)
     ],
 )
 def test_hre(response, gold, loose, strict):
-    assert hre(response, gold) == loose
-    assert hre(response, gold, strict=True) == strict
+    assert grade("gsm8k", response, gold).hre == loose
+    assert grade("gsm8k", response, gold, strict=True).hre == strict
 
 
 def test_perplexity_closed_forms():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from safetensors.torch import load_file
 
 from alphazero_llm_trainer.cli import EXIT_STOPPED, train_main
 from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.search.journal import read
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.train.loop import Run
+from alphazero_llm_trainer.train.checkpoint import write_manifest
+from alphazero_llm_trainer.train.loop import Run, _Watch
 from alphazero_llm_trainer.train.models import make_trainable
 from alphazero_llm_trainer.train.run import RunFolder
 
@@ -35,10 +38,15 @@ SMALL = [
     "--set", "train.demonstrations=20",
     "--set", "train.grpo.batch_size=5",
     "--set", "train.grpo.epochs=2",
+    "--set", "train.ppo.batch_size=5",
+    "--set", "train.ppo.epochs=2",
+    "--set", "train.ppo.samples=2",
+    "--set", "train.ppo.rows_per_round=8",
+    "--set", "train.ppo.critic_rounds=1",
     "--set", "train.legacy.batch_size=5",
     "--set", "train.legacy.updates_per_round=4",
 ]  # fmt: skip
-METHODS = {"grpo": "--use-grpo", "legacy": "--use-legacy"}
+METHODS = {"grpo": "--use-grpo", "ppo": "--use-ppo", "legacy": "--use-legacy"}
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +157,11 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
     assert len(list(read(journal))) == 24
     for name, tensor in weights(run).items():
         assert torch.allclose(tensor, weights(resumed)[name], atol=1e-4), name
+    if method == "ppo":
+        critics = [load_file(path / "checkpoint-12" / "critic.safetensors") for path in (run, resumed)]
+        assert any(tensor.abs().max() > 0 for name, tensor in critics[0].items() if name.startswith("score"))
+        for name, tensor in critics[0].items():
+            assert torch.allclose(tensor, critics[1][name], atol=1e-4), name
     metrics = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics if "mean_reward" in m] == [0, 1, 2]
 
@@ -254,6 +267,11 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     "flags",
     [
         ["--set", "train.groups=chain"],
+        ["--set", "train.grpo.credit=tree", "--set", "train.grpo.loss_tokens=entropy"],
+        ["--set", "train.grpo.credit=visits", "--set", "train.groups=tree"],
+        ["--use-ppo", "--set", "train.ppo.kl_coefficient=0.05"],
+        ["--use-ppo", "--set", "train.adapter=lora", "--set", "train.ppo.critic_rounds=0"],
+        ["--set", "train.grpo.pack=on", "--set", "train.grpo.loss_tokens=random"],
         ["--set", "train.grpo.credit=step", "--set", "train.grpo.negative_weight=1.0"],
         ["--set", "train.reward=combined", "--set", "train.grpo.kl_coefficient=0.02"],
         ["--set", "teachers.tier=embedded"],
@@ -270,12 +288,48 @@ def test_variants_train(flags, tmp_path):
         assert "teacher:scripted" in sources
 
 
+def test_packed_training_ends_in_the_flat_trainings_weights(tmp_path):
+    """TRL's own loss over packed sequences: the same run, update for update."""
+    flags = [*SMALL, "--num-examples", "8", "--set", "train.groups=chain", "--set", "train.grpo.together=false"]
+    found = {}
+    for pack in ("on", "off"):
+        assert train_main([*flags, "--set", f"train.grpo.pack={pack}", "--checkpoint-dir", str(tmp_path / pack)]) == 0
+        found[pack] = weights(tmp_path / pack / "run-001")
+        [line] = [m for m in RunFolder(tmp_path / pack / "run-001").read_metrics() if "loss" in m]
+        # Chains of one question share its prompt.
+        assert 0 < line["packed_tokens"] < 1 if pack == "on" else "packed_tokens" not in line
+    for name, tensor in found["on"].items():
+        assert torch.allclose(tensor, found["off"][name], atol=1e-4), name
+
+
+def test_a_run_starts_from_the_student_of_another(whole_run, tmp_path):
+    run, _ = whole_run
+    flags = [*SMALL, "--num-examples", "8", "--path", str(run / "student"), "--checkpoint-dir", str(tmp_path)]
+    assert train_main(flags) == 0
+    card = json.loads((tmp_path / "run-001" / "run.json").read_text())
+    assert card["started_from"] == str(run / "student")
+    assert card["before"]["correct"] == json.loads((run / "run.json").read_text())["after"]["correct"]
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_in_one_sentence(tmp_path, capsys):
     flags = [*SMALL, "--set", "train.grpo.learning_rate=1e30", "--set", "train.grpo.max_grad_norm=1e30"]
     assert train_main([*flags, "--checkpoint-dir", str(tmp_path)]) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("error: loss is")
     assert "learning rate" in message
+
+
+@pytest.mark.parametrize("broken", ["loss", "grad_norm", "critic_loss"])
+def test_each_figure_that_is_not_finite_names_the_last_good_checkpoint(broken, tmp_path):
+    run = Run(load_config(overrides=["student=embedded"]))
+    run.folder = RunFolder(tmp_path)
+    (tmp_path / "checkpoint-8").mkdir()
+    write_manifest(tmp_path / "checkpoint-8", {})
+    good = {"loss": 0.1, "grad_norm": 1.0, "critic_loss": 0.2}
+    state = SimpleNamespace(global_step=12)
+    _Watch(run).on_log(None, state, None, good)
+    with pytest.raises(TrainingError, match=rf"{broken} is nan at update 12.*checkpoint-8"):
+        _Watch(run).on_log(None, state, None, {**good, broken: float("nan")})
 
 
 def test_a_truncated_checkpoint_is_refused_and_named(whole_run, tmp_path, capsys):

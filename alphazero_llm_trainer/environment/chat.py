@@ -81,26 +81,36 @@ class ChatSteps:
         self.chat, self.opening, self.temperature, self.frozen = chat, list(opening), temperature, frozen
 
     async def continuations(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        temperature: float | None = None,
     ) -> tuple[list[Continuation], Cost]:
         """`n` continuations of `steps` to the end of the response or its limits, sampled side by side.
+
+        None takes the harness's own temperature.
 
         Raises:
             CallFailed: a call got no answer.
         """
-        done = await asyncio.gather(*(self._one(steps, derive_seed(seed, i), limits) for i in range(n)))
+        done = await asyncio.gather(*(self._one(steps, derive_seed(seed, i), limits, temperature) for i in range(n)))
         cost = Cost()
         for _, spent in done:
             cost.add(spent)
         return [continuation for continuation, _ in done], cost
 
-    async def _one(self, prefix: Sequence[Step], seed: int, limits: Limits) -> tuple[Continuation, Cost]:
+    async def _one(
+        self, prefix: Sequence[Step], seed: int, limits: Limits, temperature: float | None
+    ) -> tuple[Continuation, Cost]:
         steps: list[Step] = []
         cost, left = Cost(), limits.tokens
         while len(steps) < limits.lines and left > 0:
             choice, spent = await self.chat(
                 self.messages([*prefix, *steps]),
-                temperature=self.temperature,
+                temperature=self.temperature if temperature is None else temperature,
                 max_tokens=min(left, LINE_TOKENS),
                 stop=["\n"],
                 seed=derive_seed(seed, len(steps)) % 2**SEED_BITS,

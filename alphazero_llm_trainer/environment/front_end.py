@@ -25,12 +25,13 @@ which model
   -m MODEL --client.base-url URL      any OpenAI-compatible endpoint
   --client.api-key-var NAME           the environment variable that holds its key
 which problems
-  --env.taskset.source SOURCE         embedded | gsm8k (default: embedded for the embedded student, gsm8k for a model)
+  --env.taskset.source SOURCE         embedded | gsm8k | math | hotpotqa (default: embedded for the embedded student,
+                                      gsm8k for a model)
   --env.taskset.split SPLIT           test | train | validation | arena (default: test)
   --env.taskset.eval-size N           problems of a split (default: 20); --env.taskset.train-size for train (50)
   -n N                                only the first N; --select.shuffle takes others
   --env.taskset.levels 1 2            difficulty of the embedded problems, 1-4
-  --env.taskset.path FOLDER           GSM8K rows from train.jsonl and test.jsonl (default: ALPHAZERO_DATA_DIR, the hub)
+  --env.taskset.path FOLDER           rows from .jsonl files in the hub's columns (default: ALPHAZERO_DATA_DIR, the hub)
   --env.taskset.config-file FILE      YAML over config/training.yaml: reward weights, sizes
 how to answer
   --env.agent.harness.search mcts     tree search over reasoning steps

@@ -21,6 +21,7 @@ from .chat import CallFailed, Chat, ChatSteps, answers_itself
 from .student import frozen_student
 
 FAILED = 1
+TOO_LONG = "too long"  # trace.info["skipped"] of a question that doesn't fit into the embedded student's context
 Tier = Literal["none", "free", "production", "local"]
 
 
@@ -77,6 +78,9 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message.model_dump(exclude_none=True) for message in prompt or []]
+        if answers_itself(ctx.model) and not frozen_student().fits(data.prompt_text):
+            trace.info["skipped"] = TOO_LONG  # an empty response: it scores 0 and is counted, as in every evaluation
+            return vf.ProgramResult(exit_code=0, stdout="", stderr="")
         # No time limit here: the rollout has its own (--env.agent.timeout.rollout).
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
             chat = Chat(session, endpoint, secret, ctx.model)

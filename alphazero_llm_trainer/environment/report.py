@@ -12,10 +12,14 @@ TRACES = "traces.jsonl"
 
 @dataclass(slots=True)
 class Summary:
-    """Rollouts of one run. `means`: reward names, and "reward" for their weighted total, over rollouts that ended."""
+    """Rollouts of one run; `skipped` ones had a prompt beyond the context and score 0.
+
+    `means`: reward names, and "reward" for their weighted total, over rollouts that ended.
+    """
 
     total: int = 0
     failed: int = 0
+    skipped: int = 0
     first_error: str = ""
     means: dict[str, float] = field(default_factory=dict)
 
@@ -34,6 +38,7 @@ def summarise(folder: Path) -> Summary:
             summary.first_error = summary.first_error or _error(episode)
             continue
         for trace in episode["traces"]:
+            summary.skipped += "skipped" in trace.get("info", {})
             rewards = {name: part for name, part in trace.get("rewards", {}).items() if part is not None}
             total = sum(part["score"] * part["weight"] for part in rewards.values())
             for name, value in (("reward", total), *((name, part["score"]) for name, part in rewards.items())):
@@ -53,4 +58,6 @@ def text(summary: Summary, folder: Path) -> str:
     names = ["reward", *sorted(name for name in summary.means if name != "reward")]
     rewards = "   ".join(f"{name} {summary.means[name]:.3f}" for name in names if name in summary.means)
     count = f"{summary.total} rollout{'' if summary.total == 1 else 's'}, {summary.failed} failed"
+    if summary.skipped:
+        count += f", {summary.skipped} too long for the context (scored 0)"
     return "\n".join(line for line in (rewards, f"{count}; traces: {folder / TRACES}") if line)

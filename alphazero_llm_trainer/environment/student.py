@@ -29,6 +29,10 @@ class FrozenStudent:
         """The token that ends a response."""
         return self.student.engine.eos_id
 
+    def fits(self, question: str) -> bool:
+        """Whether the prompt of `question` leaves room in the context for a response."""
+        return len(self.student.prompt_ids(question)) < self.student.engine.capabilities.max_context
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text` alone: no special tokens."""
         return tuple(self.student.encode(text))

@@ -9,11 +9,10 @@ from typing import Annotated, Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..answers import equal, extract
 from ..config import Config, RewardConfig, load_config
+from ..problems.grading import grade_async
 from ..problems.load import load_tasks
-from ..problems.prompts import SYSTEM_PROMPT
-from ..rewards.hre import hre
+from ..problems.prompts import system_prompt
 from ..types import Problem
 from ..types import Task as ProblemTask
 from .student import frozen_student
@@ -36,6 +35,7 @@ class AlphaZeroData(vf.TaskData):
     """A question with its gold answer, as traces record it. Only the rewards read `gold`."""
 
     gold: str
+    source: str = "embedded"
     level: int = 0
 
 
@@ -65,8 +65,8 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
     @vf.reward(weight=0.4)
     async def correctness_reward(self, trace: vf.Trace) -> float:
-        """HRE: 1.0 when the response's final answer equals gold, else 0.0."""
-        return hre(response_text(trace), self.data.gold)
+        """HRE: 1.0 when the response's final answer is right by its source's rule (HotpotQA: exact match), else 0.0."""
+        return (await grade_async(self.data.source, response_text(trace), self.data.gold)).hre
 
     @vf.reward(weight=0.6)
     async def perplexity_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
@@ -78,8 +78,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Whether the gold answer can be read and equals itself."""
-        answer = extract(f"#### {self.data.gold}")
-        return answer is not None and equal(answer, self.data.gold)
+        return (await grade_async(self.data.source, f"#### {self.data.gold}", self.data.gold)).correct
 
 
 def response_text(trace: vf.Trace) -> str:
@@ -93,10 +92,10 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
 
     task: AlphaZeroTaskConfig = AlphaZeroTaskConfig()
     """Scoring, under `--env.taskset.task.*`."""
-    source: Literal["embedded", "gsm8k"] | None = None
+    source: Literal["embedded", "gsm8k", "math", "hotpotqa"] | None = None
     """Which problems. Unset: embedded when the embedded student answers, gsm8k when a model is named."""
     split: Literal["train", "validation", "arena", "test"] = "test"
-    """Which split (gsm8k has train and test)."""
+    """Which split (math has test alone, unless `path` has a train.jsonl)."""
     train_size: Annotated[int, Field(ge=1)] | None = None
     """Problems of the train split (unset: problems.train_size of training.yaml, 50)."""
     eval_size: Annotated[int, Field(ge=1)] | None = None
@@ -104,7 +103,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     levels: list[Annotated[int, Field(ge=1, le=4)]] | None = None
     """Difficulty levels of the embedded problems, 1-4 (unset: the default mix)."""
     path: str | None = None
-    """A folder with train.jsonl and test.jsonl in GSM8K's columns (unset: ALPHAZERO_DATA_DIR, then the hub)."""
+    """A folder with the rows as .jsonl files, in the hub's columns (unset: ALPHAZERO_DATA_DIR, then the hub)."""
     tier: Literal["none", "free", "production", "local"] = "none"
     """Teachers that may propose steps in search (`--env.agent.harness.search mcts`); they need their tier's key."""
     use_student_model: bool | None = None
@@ -120,7 +119,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
 
 
 class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
-    """Embedded problems or GSM8K rows as tasks."""
+    """Embedded problems, or rows of GSM8K, MATH-500 or HotpotQA, as tasks."""
 
     def load(self) -> Iterator[AlphaZeroTask]:
         """The tasks of the chosen source and split.
@@ -156,7 +155,8 @@ def task_data(row: ProblemTask) -> AlphaZeroData:
         id=problem.id,
         name=problem.id,
         prompt=problem.question,
-        system_prompt=SYSTEM_PROMPT,
+        system_prompt=system_prompt(problem.source),
         gold=row.gold,
+        source=problem.source,
         level=problem.level,
     )

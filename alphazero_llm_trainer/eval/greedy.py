@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..errors import RequestError
 from ..policy.protocol import GenerateRequest
 from ..policy.student import Student
-from ..rewards.hre import hre
+from ..problems.grading import grade_async
 from ..search.driver import derive_seed
 from ..types import Task
 
@@ -57,7 +57,8 @@ async def _answer(
             task = tasks[len(answers.responses)]
             answers.skipped += not texts
             answers.responses.append(texts)
-            answers.correct.append([hre(text, task.gold) == 1.0 for text in texts] or [False] * n)
+            grades = [await grade_async(task.problem.source, text, task.gold) for text in texts]
+            answers.correct.append([grade.correct for grade in grades] or [False] * n)
             answers.tokens += tokens
     return answers
 

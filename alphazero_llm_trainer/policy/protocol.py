@@ -121,12 +121,19 @@ class Judgement:
 class Verifier(Protocol):
     """Judges responses without a gold answer: a calculator, log-probabilities, a process reward model, a combination.
 
-    `scored_tokens` counts the tokens that models of its own computed so far (0 for a rule, and for what the policy's own
-    sampling gave already): every comparison adds them to the sampled ones.
+    `computes` tells that a model of its own reads the prompt and every step: each comparison adds those tokens to the
+    sampled ones (`search.verified.Judge` counts them). A rule, and what the policy's own sampling gave already, is free.
+    `scored_tokens` is what such a model's engine computed so far, over all problems.
     """
 
-    name: str
-    scored_tokens: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def computes(self) -> bool: ...
+
+    @property
+    def scored_tokens(self) -> int: ...
 
     async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
         """The judgement of `steps` (lines of a response, the last one may end it). Pure: the same for the same input."""

@@ -28,15 +28,21 @@ class EngineSteps:
         return ids
 
     async def continuations(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        temperature: float | None = None,
     ) -> tuple[list[Continuation], Cost]:
-        """`n` continuations of `steps` to the end of the response, each cut into steps."""
+        """`n` continuations of `steps` to the end of the response, each cut into steps; None: at the own temperature."""
         prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
         request = GenerateRequest(
             prompt_ids=prefix,
             n=n,
             max_new_tokens=limits.tokens,
-            temperature=self.temperature,
+            temperature=self.temperature if temperature is None else temperature,
             seed=seed,
             max_lines=limits.lines,
         )

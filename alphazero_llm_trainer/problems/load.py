@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ConfigError, DataError
 from ..types import Task
 
-SOURCES = ("embedded", "gsm8k")
+SOURCES = ("embedded", "gsm8k", "math", "hotpotqa")
 SPLITS = ("train", "validation", "arena", "test")
 
 
@@ -25,11 +25,11 @@ def load_tasks(
     """At most `count` tasks of a split, from its number `start` on: fewer where the data set ends, never none.
 
     Args:
-        source: "embedded" (generated, as many as asked for) or "gsm8k".
+        source: "embedded" (generated, as many as asked for), "gsm8k", "math" or "hotpotqa".
         split: "train", "validation", "arena" or "test"; disjoint in every source.
         count: how many tasks, at least 1.
         levels: difficulty levels of the embedded problems; None takes their default mix.
-        path: for gsm8k, a folder that holds the rows (see `gsm8k.load`).
+        path: for the others, a folder that holds the rows (see their `load`).
         start: index of the first task, from 0.
 
     Raises:
@@ -44,14 +44,19 @@ def load_tasks(
         from . import embedded
 
         tasks = embedded.load(split, count, embedded.DEFAULT_LEVELS if levels is None else levels, start)
-    elif source == "gsm8k":
-        from . import gsm8k
+    elif source in SOURCES:
+        from . import gsm8k, hotpotqa, math
 
+        title, load = {
+            "gsm8k": ("GSM8K", gsm8k.load),
+            "math": ("MATH-500", math.load),
+            "hotpotqa": ("HotpotQA", hotpotqa.load),
+        }[source]
         if levels is not None:
             raise ConfigError(
-                f"problems.levels is {levels}, but GSM8K has no levels: leave it out or use source embedded"
+                f"problems.levels is {levels}, but {title} has no levels to choose: leave it out or use source embedded"
             )
-        tasks = gsm8k.load(split, count, path, start)
+        tasks = load(split, count, path, start)
     else:
         raise ConfigError(f"problems.source is {source!r}: choose one of {', '.join(SOURCES)}")
     if not tasks:

@@ -72,12 +72,26 @@ def follow_through(solution: Sequence[str], steps: Sequence[str]) -> str | None:
     return _line(results.get(a, a), op, results.get(b, b))
 
 
+def spoiled(step: str, question: str, rng: Random, count: int) -> list[str]:
+    """At most `count` different plausible wrong steps in place of `step`, all kinds of slip alike."""
+    kinds = [rng.sample(lines, len(lines)) for lines in _slips(step, question)]
+    rng.shuffle(kinds)
+    rounds = max(map(len, kinds))
+    lines = [lines[i] for i in range(rounds) for lines in kinds if i < len(lines)]
+    return list(dict.fromkeys(lines))[:count]
+
+
 def _spoil(step: str, question: str, rng: Random) -> str:
     """A plausible wrong step in place of `step`: its result is always another one."""
+    return rng.choice(rng.choice(_slips(step, question)))
+
+
+def _slips(step: str, question: str) -> list[list[str]]:
+    """Wrong steps in place of `step` by kind: another operation, another number, wrong arithmetic. None is empty."""
     parsed = _parse(step)
     if parsed is None:
         answer = int(step.removeprefix("#### "))
-        return f"#### {rng.choice(_near(answer))}"
+        return [[f"#### {n}" for n in _near(answer)]]
     a, op, b, result = parsed
     numbers = {int(n) for n in re.findall(r"\d+", question)} | {b + 1, b + 2}
     others: tuple[list[str | None], ...] = (
@@ -86,7 +100,7 @@ def _spoil(step: str, question: str, rng: Random) -> str:
         [f"{a} {op} {b} = {n}" for n in _near(result)],
     )
     kinds = [[line for line in lines if line and not line.endswith(f"= {result}")] for lines in others]
-    return rng.choice(rng.choice([lines for lines in kinds if lines]))
+    return [lines for lines in kinds if lines]
 
 
 def _near(n: int) -> list[int]:

@@ -69,6 +69,7 @@ TREE_KEYS = (
     "samples",
     "requeue_iterations",
     "requeue_limit",
+    "extend",
     "chain_samples",
     "reward",
 )

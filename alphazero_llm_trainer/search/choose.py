@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..answers import extract, normalize
-from .tree import ROOT, Tree
+from .tree import REJECTED, ROOT, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ Text = Callable[[tuple[int, ...]], str]
 
 
 def responses(tree: Tree, text: Text | None = None) -> Iterator[Response]:
-    """The finished responses: terminal nodes in the order they were made, then rollouts.
+    """The finished responses: terminal nodes in the order they were made (rejected steps aside), then rollouts.
 
     `text` decodes a whole response's tokens; without it the nodes' texts are joined, which is right where nodes are lines.
     """
     for leaf in tree.leaves():
-        if tree.N[leaf] > 0:
+        if tree.N[leaf] > 0 and tree.verdict[leaf] != REJECTED:
             yield Response(leaf, read(tree, leaf, (), "", text), tree.N[leaf], tree.W[leaf])
     for rollout in tree.rollouts:
         whole = read(tree, rollout.node, rollout.token_ids, rollout.text, text)
@@ -164,6 +164,12 @@ def agreed(tree: Tree, least: int, text: Text | None = None) -> bool:
         samples += rollout.samples
         answers.add(answer_of(read(tree, rollout.node, rollout.token_ids, rollout.text, text)))
     return samples >= least and len(answers) == 1 and None not in answers
+
+
+def accepted(tree: Tree, least: float) -> bool:
+    """True when a finished response earned `least` or more, and anything at all."""
+    earned = (tree.reward[leaf] or 0.0 for leaf in tree.leaves())
+    return any(reward > 0 and reward >= least for reward in earned)
 
 
 def _choice(best: Response, why: str) -> Choice:

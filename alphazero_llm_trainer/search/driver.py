@@ -10,15 +10,16 @@ from typing import Protocol
 
 from ..config import SearchConfig
 from ..errors import ConfigError
-from ..policy.protocol import ValueFunction
+from ..policy.protocol import ValueFunction, Verifier
 from ..types import Cost, Problem, Step
-from .choose import Choice, agreed, choose, most_visited, settled
+from .choose import Choice, accepted, agreed, choose, most_visited, settled
 from .mcts import Evaluation, Leaf, Mcts, Widening
 from .seeds import derive_seed
 from .select import DEFAULT_EXPLORATION, RULES
 from .steps import Advisor, Evaluate, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
+from .verified import Judge, VerifiedExpansion
 from .waiting import together
 
 __all__ = ["Advisor", "Evaluate", "Finished", "Search", "SearchResult", "StepPolicy", "TokenPolicy", "derive_seed"]
@@ -29,8 +30,8 @@ class SearchResult:
     """A finished search: the tree, the best response and why it was chosen, what it cost, and what ended it.
 
     `ended_by` is "iterations", "tokens", "seconds", "stopped", "settled" (nothing to come could change the choice),
-    "agreed" (all responses say the same), "enough" (right responses, data generation) or "solved" (by the first
-    rollout, data generation). `saved` counts the simulations that were not needed.
+    "agreed" (all responses say the same), "accepted" (a response passed the verifier), "enough" (right responses, data
+    generation) or "solved" (by the first rollout, data generation). `saved` counts the simulations that were not needed.
     """
 
     problem: Problem
@@ -66,6 +67,7 @@ class Search:
         stop: asked before each simulation; True ends every tree with the best so far.
         value: the value network, or None.
         generating: `search.data` applies (training searches).
+        verifier: judges each step as it is drawn (`search.verify`, steps alone); `evaluate` is not asked then.
 
     Raises ConfigError where the settings need a value network and there is none.
     """
@@ -81,10 +83,13 @@ class Search:
         *,
         value: ValueFunction | None = None,
         generating: bool = False,
+        verifier: Verifier | None = None,
     ) -> None:
         self.policy, self.evaluate, self.settings = policy, evaluate, settings
         self.advisor, self.finished, self.stop = advisor, finished, stop
-        self.value, self.generating = value, generating
+        self.value, self.generating, self.verifier = value, generating, verifier
+        if verifier is not None and settings.mode == "token":
+            raise ConfigError("search.mode is token and a verifier is given: it judges steps; use search.mode=step")
         # Tokens don't always decode one by one; lines do.
         self.text = policy.text if settings.mode == "token" else None  # type: ignore[union-attr]
         if settings.rollout_weight is not None:
@@ -109,14 +114,16 @@ class Search:
             mcts.cancel()
         node = await expansion.close(most_visited(tree), self.left(cost))
         cost.seconds = time.perf_counter() - began
-        saved = mcts.iterations - mcts.iteration if ended_by in ("settled", "agreed", "enough", "solved") else 0
+        early = ("settled", "agreed", "accepted", "enough", "solved")
+        saved = mcts.iterations - mcts.iteration if ended_by in early else 0
         rule = "end" if settings.rollout == "none" else settings.choose
         return SearchResult(problem, tree, choose(tree, rule, node, self.text), cost, ended_by, seed, saved)
 
     def left(self, cost: Cost, kept: int = 0) -> int | None:
         """Sampled tokens that the budget leaves beside `kept`; None without a budget."""
         budget = self.settings.budget_tokens
-        return None if budget is None else max(budget - kept - cost.sampled_tokens, 0)
+        spent = cost.sampled_tokens + (cost.scored_tokens if self.verifier is not None else 0)
+        return None if budget is None else max(budget - kept - spent, 0)
 
     async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float) -> str:
         """Run simulations until something ends the tree; returns what did."""
@@ -125,6 +132,9 @@ class Search:
         if settings.rollout == "none" and settings.budget_tokens is not None:
             # For the one rollout at the end.
             kept = min(settings.max_tokens, settings.budget_tokens // 2)
+        if self.verifier is not None and settings.budget_tokens is not None:
+            # For the chain that answers where none passed.
+            kept = min(settings.verify.reserve, settings.budget_tokens // 2)
         ended_by = await expansion.open(self.left(cost, kept))
         while ended_by is None:
             leaves = mcts.ask(settings.width)
@@ -164,10 +174,15 @@ class Search:
             settings.iterations,
             virtual_loss=settings.virtual_loss,
             widening=widening,
+            patience=None if self.verifier is None else settings.verify.patience,
         )
 
     def expansion(self, problem: Problem, tree: Tree, seed: int, cost: Cost) -> Expansion:
         """What turns a leaf of this tree into children and a value."""
+        if self.verifier is not None:
+            steps: StepPolicy = self.policy  # type: ignore[assignment]
+            judge = Judge(self.verifier, problem, len(self.policy.prompt_ids(problem)), cost)  # type: ignore[union-attr]
+            return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge)
         arguments = (self.evaluate, self.settings, problem, tree, seed, cost)
         value = self.value
         if self.settings.mode == "token":
@@ -196,6 +211,8 @@ class Search:
         settings, tree, left = self.settings, mcts.tree, mcts.iterations - mcts.iteration
         if left == 0:
             return None
+        if self.verifier is not None and accepted(tree, settings.verify.accept_above):
+            return "accepted"
         enough = settings.data.enough_correct
         if self.generating and enough and right_responses(tree) >= enough:
             return "enough"

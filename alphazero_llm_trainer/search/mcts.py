@@ -10,6 +10,10 @@ evaluates the leaf, and its evaluation becomes children and a backed-up value. W
   the two is backed up from the leaf (Silver et al. 2016, "Mastering the game of Go", AlphaGo).
 
 A descent that ends in a terminal node backs up that node's reward again and costs nothing.
+
+Under a verifier (`search.verified`) a rejected step is a terminal node that no descent looks at again. A node whose
+children are all rejected is drawn from again at once, and after `patience` rejections it counts as rejected itself, so
+that the search goes one step back.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Continuation, RewardParts, Step
-from .select import Select
-from .tree import ROOT, Rollout, Tree
+from .select import Select, open_puct
+from .tree import REJECTED, ROOT, Rollout, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Evaluation:
     estimate: the value network's V of the leaf, in [0, 1].
     value: what this simulation backs up from the leaf, in [0, 1]; None when the playouts did that.
     rollouts: how responses went on from the leaf; kept beside the tree.
+    scores: a verifier's score of each step of the one playout, in [0, 1].
     """
 
     playouts: Sequence[Playout] = ()
@@ -61,11 +66,13 @@ class Evaluation:
     value: float | None = None
     rollouts: Sequence[Rollout] = ()
     rollout_weight: float = 1.0
+    scores: Sequence[float] = ()
 
     def rewards(self) -> list[float]:
         """Everything that must lie in [0, 1]."""
         found = [playout.reward.total for playout in self.playouts if playout.reward is not None]
         found += [value for value in (self.estimate, self.value) if value is not None]
+        found += self.scores
         return found if self.terminal is None else [*found, self.terminal[1].total]
 
 
@@ -111,6 +118,8 @@ class Mcts:
         virtual_loss: visits of value 0 that a simulation in flight counts as along its path (Chaslot et al. 2008,
             "Parallel Monte-Carlo tree search"), so that the next descent goes elsewhere.
         widening: progressive widening, or None.
+        patience: rejected draws below a node without a good one after which the node is rejected too; None without a
+            verifier. With it `select` is not asked: the rule is `open_puct`.
     """
 
     def __init__(
@@ -122,10 +131,14 @@ class Mcts:
         *,
         virtual_loss: int = 1,
         widening: Widening | None = None,
+        patience: int | None = None,
     ) -> None:
         self.tree, self.select, self.exploration = tree, select, exploration
         self.iterations, self.iteration = iterations, 0
-        self.virtual_loss, self.widening = virtual_loss, widening
+        self.virtual_loss, self.widening, self.patience = virtual_loss, widening, patience
+        self.dead: set[int] = set()
+        for node in range(len(tree) - 1, ROOT, -1) if patience is not None else ():
+            self._bury(node)
         self._flight = _Flight()
 
     def ask(self, n: int = 1) -> list[Leaf]:
@@ -151,12 +164,37 @@ class Mcts:
 
     def _descend(self) -> int:
         tree, node, widening = self.tree, ROOT, self.widening
-        while tree.expanded[node] and (children := tree.children[node]):
+        # Under a verifier a chain's nodes are arms as soon as they are there: each can be drawn from again.
+        while (tree.expanded[node] or self.patience is not None) and (children := tree.children[node]):
+            if self.patience is not None:
+                live = [child for child in children if not self._rejected(child)]
+                chosen = open_puct(tree, node, self.exploration, live)
+                if chosen == node:
+                    break
+                node = chosen
+                continue
             width = None if widening is None else widening.width(tree.N[node])
             if width is not None and widening is not None and widening.grow and width > len(children):
                 break
             node = children[0] if len(children) == 1 else self.select(tree, node, self.exploration, width)
         return node
+
+    def _rejected(self, node: int) -> bool:
+        return self.tree.verdict[node] == REJECTED or node in self.dead
+
+    def _bury(self, node: int) -> None:
+        """Count `node` as rejected when `patience` draws below it were and nothing good is left; then look at its parent."""
+        tree = self.tree
+        while node > ROOT and node not in self.dead:
+            children = tree.children[node]
+            if not children or not all(map(self._rejected, children)):
+                return
+            # A buried child counts once: its own rejections were counted where they happened.
+            draws = sum(1 if child in self.dead else tree.N[child] for child in children)
+            if draws < (self.patience or 0):
+                return
+            self.dead.add(node)
+            node = tree.parent[node]
 
     def tell(self, leaf: Leaf, evaluation: Evaluation) -> None:
         """Take a leaf's evaluation in. Leaves are backed up in ask order, whatever order they are told in.
@@ -185,7 +223,7 @@ class Mcts:
 
     def _apply(self, node: int, evaluation: Evaluation) -> None:
         tree = self.tree
-        if evaluation.estimate is not None:
+        if evaluation.estimate is not None and not evaluation.scores:
             tree.V[node] = evaluation.estimate
         if evaluation.terminal is not None:
             tree.finish(node, *evaluation.terminal)
@@ -210,6 +248,8 @@ class Mcts:
                 node = tree.attach(node, step, continuation.source, continuation.direction)
             else:
                 node = tree.attach(node, step)
+            if evaluation.scores and depth < len(evaluation.scores):
+                tree.prm[node] = evaluation.scores[depth]
         if playout.reward is not None and playout.verdict is not None:
             if tree.verdict[node] is None and not tree.children[node]:
                 tree.finish(node, playout.verdict, playout.reward)
@@ -217,7 +257,11 @@ class Mcts:
             # A path that was graded before keeps its grade.
             earned = tree.reward[node]
             reward = playout.reward.total if earned is None else earned
-            if evaluation.estimate is None or evaluation.rollout_weight == 1.0 or evaluation.value is not None:
+            if playout.verdict == REJECTED and evaluation.estimate is not None:
+                tree.backup(node, reward, above=tree.parent[node])
+                tree.backup(tree.parent[node], evaluation.estimate)
+                self._bury(tree.parent[node])
+            elif evaluation.estimate is None or evaluation.rollout_weight == 1.0 or evaluation.value is not None:
                 tree.backup(node, reward)
             else:
                 tree.backup(node, reward, above=leaf)

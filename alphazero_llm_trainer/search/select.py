@@ -53,6 +53,28 @@ def puct(tree: Tree, node: int, exploration: float, width: int | None = None) ->
     return best
 
 
+def open_puct(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
+    """PUCT over the children in `live` and one more arm, a step not drawn yet; `node` itself stands for that arm.
+
+    A child's prior is the probability of its tokens; the new step's is what the policy leaves beside all children that
+    were drawn, rejected ones too, so that uncertain steps are forked and certain ones kept. Its Q is the node's mean
+    and its visits are the draws so far. Without a live child the new step is all there is.
+    """
+    if not live:
+        return node
+    N, W, virtual = tree.N, tree.W, tree.virtual
+    drawn = {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
+    scale = exploration * math.sqrt(N[node] + virtual[node])
+    mean = W[node] / N[node] if N[node] else 0.0
+    best, best_score = node, mean + scale * max(1.0 - math.fsum(drawn.values()), 0.0) / (1 + len(drawn))
+    for child in live:
+        visits = N[child] + virtual[child]
+        score = (W[child] / visits if visits else 0.0) + scale * drawn[child] / (1 + visits)
+        if score >= best_score:
+            best, best_score = child, score
+    return best
+
+
 def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
     """The probabilities of siblings' tokens under the policy, normalised over the siblings."""
     # Bounded below, so that siblings that are all next to impossible share evenly.

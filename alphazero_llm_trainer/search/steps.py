@@ -19,7 +19,13 @@ class StepPolicy(Protocol):
     """The student as step-level search sees it."""
 
     async def continuations(
-        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits
+        self,
+        problem: Problem,
+        steps: Sequence[Step],
+        n: int,
+        seed: int,
+        limits: Limits,
+        temperature: float | None = None,
     ) -> tuple[list[Continuation], Cost]: ...
 
     async def adopt(

@@ -13,6 +13,7 @@ ROOT = 0
 FORMAT = 2
 READABLE = (1, 2)  # format 1 had no rollouts
 
+REJECTED = "rejected"  # the verdict of a step that a verifier refused
 NO_DIRECTION = str(Direction.NONE)
 
 # Every column has one entry a node. A node stores only what it adds to its parent.
@@ -30,7 +31,7 @@ COLUMNS = (
     "prm",  # process reward, None without a model
     "samples",  # complete responses that ended here
     "expanded",  # its children were asked for
-    "verdict",  # why a terminal node is one: "answer", "checked", "ended", "depth", "length"; None elsewhere
+    "verdict",  # why a terminal node is one: "answer", "checked", "ended", "depth", "length", "rejected"; None elsewhere
     "reward",  # a terminal node's reward in [0, 1]
     "hre",  # the reward's correctness part, None where gold is unknown
     "pre",  # the reward's perplexity part, None without a student model

@@ -53,6 +53,120 @@ def step_advantages(
     return advantages
 
 
+def tree_advantages(
+    children: Sequence[Sequence[tuple[float, int]]], chosen: Sequence[int], lengths: Sequence[int], *, clip: float
+) -> list[float]:
+    """Each node against its siblings, level by level: `(Q - mean) / (std + EPSILON)` on every token of the step `[T]`.
+
+    The group of a node is its parent's children; mean and deviation are over their visits, so that a child drawn often
+    weighs as often. A level with one child, or with children of equal value, teaches nothing there. Group-relative
+    advantages inside the tree: Tree-GRPO (Ji et al. 2025, "Tree Search for LLM Agent RL", section 3.3) and TreeRL
+    (Hou et al. 2025, equation 5).
+
+    Args:
+        children: for each step of the response, `(Q, visits)` of all children of the node before it.
+        chosen: for each step, its own index among them.
+        lengths: tokens of each step.
+    """
+    advantages: list[float] = []
+    for siblings, index, length in zip(children, chosen, lengths, strict=True):
+        values = [value for value, _ in siblings]
+        advantage = 0.0
+        if not is_flat(values):
+            mean, std = mean_and_std(values, [visits for _, visits in siblings])
+            advantage = clamp((values[index] - mean) / (std + EPSILON), clip)
+        advantages += [advantage] * length
+    return advantages
+
+
+def process_advantages(
+    scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]], counts: Sequence[int], *, clip: float
+) -> list[list[float]]:
+    """Process supervision of a group: for each response, one number a token.
+
+    Step scores are normalised over all steps of the group, and a token's advantage is the sum of the normalised scores
+    of its own step and of those after it (Shao et al. 2024, DeepSeekMath, section 4.1.3), clipped.
+
+    Args:
+        scores: a process reward model's score of each step of each response.
+        lengths: tokens of each of these steps.
+        counts: how often each response was sampled.
+    """
+    steps = [(score, count) for row, count in zip(scores, counts, strict=True) for score in row]
+    if is_flat([score for score, _ in steps]):
+        return [[0.0] * sum(row) for row in lengths]
+    mean, std = mean_and_std([score for score, _ in steps], [count for _, count in steps])
+    found = []
+    for row, tokens in zip(scores, lengths, strict=True):
+        advantages: list[list[float]] = []
+        left = 0.0
+        for score, length in zip(reversed(row), reversed(tokens), strict=True):
+            left += (score - mean) / (std + EPSILON)
+            advantages.append([clamp(left, clip)] * length)
+        found.append([a for step in reversed(advantages) for a in step])
+    return found
+
+
+def gae(
+    rewards: Sequence[float], values: Sequence[float], *, gamma: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """Advantages and returns of one finished response: both `[T]`.
+
+    `delta_t = r_t + gamma * V(s_t+1) - V(s_t)`, `A_t = delta_t + gamma * lambda * A_t+1` (Schulman et al. 2016,
+    "High-dimensional continuous control using generalized advantage estimation", equation 16), V after the end 0;
+    the return that the critic is fitted to is `A_t + V(s_t)`.
+
+    Args:
+        rewards: what each token earned.
+        values: V of the state in which each token was chosen.
+    """
+    advantages = [0.0] * len(rewards)
+    following, after = 0.0, 0.0
+    for t in reversed(range(len(rewards))):
+        following = rewards[t] + gamma * after - values[t] + gamma * lam * following
+        advantages[t], after = following, values[t]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
+
+
+def visit_distillation(visits: Sequence[int], temperature: float = 1.0) -> list[float]:
+    """The search's policy at a node: visit counts to the power 1/temperature, normalised (Silver et al. 2017, AlphaGo
+    Zero, section "Self-play", pi). The target that cross-entropy training pulls the policy's own step choice to;
+    `[0, ...]` where nothing was visited. Temperature 0 is all on the most visited (the first of equals).
+    """
+    most = max(visits, default=0)
+    if most == 0:
+        return [0.0] * len(visits)
+    if temperature == 0:
+        first = list(visits).index(most)
+        return [float(i == first) for i in range(len(visits))]
+    raised = [(n / most) ** (1.0 / temperature) for n in visits]
+    total = math.fsum(raised)
+    return [value / total for value in raised]
+
+
+def visit_advantages(
+    children: Sequence[Sequence[tuple[int, float]]], chosen: Sequence[int], lengths: Sequence[int]
+) -> list[float]:
+    """`pi(step) - p(step)` on every token of each step `[T]`: the pull of visit distillation.
+
+    pi are the siblings' visit shares, p the student's own probabilities of them, both normalised over the siblings: the
+    difference is the gradient of the cross-entropy between the two with respect to the logits of that choice (the
+    policy part of AlphaZero's loss, Silver et al. 2018, equation 1).
+
+    Args:
+        children: for each step of the response, `(visits, log-probability)` of all children of the node before it.
+        chosen: for each step, its own index among them.
+        lengths: tokens of each step.
+    """
+    advantages: list[float] = []
+    for siblings, index, length in zip(children, chosen, lengths, strict=True):
+        likeliest = max(logprob for _, logprob in siblings)
+        own = [math.exp(logprob - likeliest) for _, logprob in siblings]
+        target = visit_distillation([visits for visits, _ in siblings])
+        advantages += [target[index] - own[index] / math.fsum(own)] * length
+    return advantages
+
+
 def asymmetric(advantages: Sequence[float], negative_weight: float) -> list[float]:
     """Advantages with those below 0 times `negative_weight`; 0 is positives-only."""
     return [a if a >= 0 else a * negative_weight for a in advantages]

@@ -22,6 +22,7 @@ from ..config import Config
 from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import paired_bootstrap, wilson
+from ..policy.protocol import Verifier
 from ..policy.student import load_student, make_student, resolve_name
 from ..policy.value import EngineValue
 from ..problems.load import load_tasks
@@ -32,6 +33,7 @@ from .checkpoint import newest, read_manifest, write_manifest
 from .grpo import make_grpo_trainer
 from .legacy import make_legacy_trainer
 from .models import load_trained_state, make_trainable, trained_state
+from .ppo import make_ppo_trainer
 from .report import Progress, draw_report
 from .run import RunFolder
 from .source import Interrupted, RoundSource, RoundStats
@@ -49,7 +51,7 @@ class Run:
     def __init__(
         self, config: Config, stop: Callable[[], bool] = lambda: False, progress: Progress | None = None
     ) -> None:
-        self.config, self.stop = config, stop
+        self.config, self.stop = on_chains(config) if config.train.method == "ppo" else config, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
         train = config.train
         # Rounds shrink until a whole number of them makes `save_every` questions.
@@ -67,6 +69,7 @@ class Run:
         self.load_data()
         self.load_models()
         self.collector = Collector(self.student, self.config, self.perplexity, self.stop)
+        self.verifier = self.load_verifier()
         value = self.collector.value
         if isinstance(value, EngineValue) and not value.own:
             raise ConfigError(
@@ -125,7 +128,8 @@ class Run:
         if count and train.demonstration_share != 0:
             self.demonstrations = load_tasks(source, "train", count, **options)
         # Demonstrations are the first tasks of the train split; questions are the ones after them.
-        self.tasks = load_tasks(source, "train", train.num_examples, start=len(self.demonstrations), **options)
+        first = len(self.demonstrations) + train.first_question
+        self.tasks = load_tasks(source, "train", train.num_examples, start=first, **options)
         if len(self.tasks) < train.num_examples:
             self.rounds = math.ceil(len(self.tasks) / self.questions_per_round)
         self.test = load_tasks(source, "test", train.eval_size, **options) if train.eval_size else []
@@ -136,7 +140,8 @@ class Run:
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""
         config = self.config
-        self.student = load_student(config, system_prompt=SYSTEM_PROMPT)
+        start = config.train.student
+        self.student = load_student(config, path=None if start is None else Path(start), system_prompt=SYSTEM_PROMPT)
         self.adapter = config.train.adapter or self.student.spec.adapter
         self.perplexity: Perplexity | None = None
         if config.rewards.use_student_model and config.rewards.pre_weight > 0:
@@ -151,11 +156,25 @@ class Run:
             )
             self.perplexity = Perplexity(frozen, config.search.max_tokens)
 
+    def load_verifier(self) -> Verifier | None:
+        """The process reward model that `train.grpo.credit: process` scores steps with."""
+        train = self.config.train
+        if train.method != "grpo" or train.grpo.credit != "process":
+            return None
+        if train.grpo.prm is None:
+            raise ConfigError(
+                "train.grpo.credit is process and train.grpo.prm is null: name a process reward model's folder"
+            )
+        from ..policy.prm import load_prm
+
+        return load_prm(Path(train.grpo.prm), self.student, self.config)
+
     def new_card(self) -> dict[str, Any]:
         config = self.config
         return {
             "config": config.model_dump(mode="json"),
             "student": resolve_name(config),
+            "started_from": config.train.student,
             "adapter": self.adapter,
             "method": config.train.method,
             "positives_only": config.train.method == "grpo" and config.train.grpo.negative_weight == 0,
@@ -188,7 +207,8 @@ class Run:
     def before(self, card: dict[str, Any]) -> list[bool]:
         """The untrained student's results on the test problems; a resumed run reads them from its card."""
         if "before" not in card:
-            self.progress.say(f"evaluating {len(self.test)} held-out problems before training")
+            if self.test:
+                self.progress.say(f"evaluating {len(self.test)} held-out problems before training")
             card["before"] = summary(self.evaluate(self.test))
             if self.validation:
                 answers = self.evaluate(self.validation)
@@ -228,6 +248,7 @@ class Run:
             self.demonstrations,
             journal,
             questions_per_round=self.questions_per_round,
+            verifier=self.verifier,
             on_tree=self.on_tree,
             on_round=watch.on_round,
             stop=self.stop,
@@ -240,21 +261,22 @@ class Run:
             "callbacks": [watch],
         }
         self.progress.start(self.rounds * self.questions_per_round, start * self.questions_per_round)
+        tokenizer, rows = self.student.tokenizer, source.round_rows
+        if train.method != "legacy":
+            settings = train.grpo if train.method == "grpo" else train.ppo
+            watch.updates_per_round = settings.epochs * rows // settings.batch_size
+            common |= {"rows_per_round": rows, "max_completion": config.search.max_tokens}
+        trainer: Any
         if train.method == "grpo":
-            watch.updates_per_round = train.grpo.epochs * source.grpo_rows // train.grpo.batch_size
-            trainer: Any = make_grpo_trainer(
-                self.trainable,
-                self.student.tokenizer,
-                train.grpo,
-                rows_per_round=source.grpo_rows,
-                rows_of_round=source.grpo,
-                max_completion=config.search.max_tokens,
-                **common,
+            trainer = make_grpo_trainer(self.trainable, tokenizer, train.grpo, rows_of_round=source.grpo, **common)
+        elif train.method == "ppo":
+            trainer = make_ppo_trainer(
+                self.trainable, tokenizer, train.ppo, policy=self.student.model, rows_of_round=source.ppo, **common
             )
         else:
             watch.updates_per_round = train.legacy.updates_per_round
             trainer = make_legacy_trainer(
-                self.trainable, self.student.tokenizer, train.legacy, rows_of_round=source.legacy, **common
+                self.trainable, tokenizer, train.legacy, rows_of_round=source.legacy, **common
             )
         trainer.remove_callback(PrinterCallback)
         began = time.perf_counter()
@@ -289,7 +311,8 @@ class Run:
             if self.best[1] == 0:
                 kept = f"the student as it was: no checkpoint beat its validation accuracy of {self.best[0]:.3f}"
         self.student.model.eval()
-        self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
+        if self.test:
+            self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
         after = self.evaluate(self.test)
         metrics = self.folder.read_metrics()
         total = Cost()
@@ -342,11 +365,14 @@ class _Watch(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         logs = dict(logs or {})
-        loss = logs.get("loss")
-        if loss is not None and not math.isfinite(float(loss)):
-            saved = newest(self.run.folder.path)
-            where = f"resume from {saved}" if saved is not None else "start again"
-            raise TrainingError(f"loss is {loss} at update {state.global_step}: lower the learning rate and {where}")
+        for name in ("loss", "grad_norm", "critic_loss"):
+            value = logs.get(name)
+            if value is not None and not math.isfinite(float(value)):
+                saved = newest(self.run.folder.path)
+                where = f"start from the last good checkpoint, {saved}" if saved is not None else "start again"
+                raise TrainingError(
+                    f"{name} is {value} at update {state.global_step}: lower the learning rate and {where}"
+                )
         if not self.pending:
             return
         keep = {k.removeprefix("train/"): v for k, v in logs.items() if isinstance(v, int | float)}
@@ -376,6 +402,14 @@ class _Watch(TrainerCallback):
                 "config": run.config.model_dump(mode="json"),
             },
         )
+
+
+def on_chains(config: Config) -> Config:
+    """PPO's questions: `train.ppo.samples` responses each, drawn from the root and never searched further."""
+    train = config.train.model_copy(
+        update={"groups": "chain", "chain_samples": config.train.ppo.samples, "requeue_limit": 0}
+    )
+    return config.model_copy(update={"train": train})
 
 
 def summary(answers: Answers) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class TrainRow:
     """A prompt `[P]` and its response: `completion_ids`, `old_logprobs` (nats, the student's own at ingest) and
-    `advantages` are `[T]`. `weight` is the row's weight in the legacy loss. `kind` is "policy" or "demonstration".
+    `advantages` are `[T]`. `weight` is the row's weight in the legacy loss, `reward` the outcome that PPO's critic and
+    advantages are made from. `kind` is "policy" or "demonstration".
     """
 
     prompt_ids: tuple[int, ...]
@@ -18,6 +19,7 @@ class TrainRow:
     advantages: tuple[float, ...]
     weight: float = 1.0
     kind: str = "policy"
+    reward: float = 0.0
 
 
 # The rows of round k, asked for with the weights of the moment.

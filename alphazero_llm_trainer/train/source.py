@@ -12,12 +12,24 @@ from typing import Any
 
 from ..collect import Collector, GradedTree
 from ..config import Config
+from ..policy.protocol import Verifier
 from ..policy.student import Student
+from ..policy.tokens import EngineTokens
 from ..search.driver import derive_seed
-from ..search.extract import Trajectory, step_values, trajectories
+from ..search.extract import OUTSIDE, Trajectory, step_values, trajectories
 from ..search.journal import Journal
+from ..search.tree import ROOT, Tree
 from ..types import Cost, Task
-from .credit import asymmetric, group_advantages, is_flat, step_advantages
+from .credit import (
+    asymmetric,
+    clamp,
+    group_advantages,
+    is_flat,
+    process_advantages,
+    step_advantages,
+    tree_advantages,
+    visit_advantages,
+)
 from .rows import TrainRow
 
 
@@ -34,6 +46,10 @@ class RoundStats:
     flat_at_first: int = 0
     flat: int = 0
     extensions: int = 0
+    extended: int = 0
+    all_right: int = 0
+    all_wrong: int = 0
+    mixed: int = 0
     trajectories: int = 0
     samples: int = 0
     mean_reward: float = 0.0
@@ -51,6 +67,12 @@ class RoundStats:
         return {**{name: getattr(self, name) for name in names}, "cost": self.cost.as_dict()}
 
 
+def outcome(tree: Tree) -> str | None:
+    """What a graded tree's responses came out as: all right "solved", all wrong "hopeless", "mixed"; None without any."""
+    right = {found.hre == 1.0 for found in trajectories(tree)}
+    return None if not right else "mixed" if len(right) == 2 else "solved" if right == {True} else "hopeless"
+
+
 class RoundSource:
     """Rows for round after round; the same rows for the same weights, whatever was killed in between.
 
@@ -60,6 +82,7 @@ class RoundSource:
         tasks: training questions in order; round k takes the k-th slice of `questions_per_round`.
         demonstrations: worked solutions that are replayed, may be empty.
         journal: where finished trees go, and come from after a restart.
+        verifier: scores steps for `train.grpo.credit: process`; else None.
         on_tree, on_round: called after each tree and each round.
         stop: True once the user wants to end.
     """
@@ -74,32 +97,40 @@ class RoundSource:
         journal: Journal,
         *,
         questions_per_round: int,
+        verifier: Verifier | None = None,
         on_tree: Callable[[GradedTree], None],
         on_round: Callable[[RoundStats], None],
         stop: Callable[[], bool],
     ) -> None:
         self.student, self.config, self.collector = student, config, collector
         self.tasks, self.demonstrations, self.journal = tasks, demonstrations, journal
-        self.questions_per_round = questions_per_round
+        self.questions_per_round, self.verifier = questions_per_round, verifier
         self.on_tree, self.on_round, self.stop = on_tree, on_round, stop
         self._buffer: list[TrainRow] = []
         self._buffered_rounds = 0
+        self._own: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._own_rounds = 0
 
     # -- how many rows -----------------------------------------------------------------------------------------------
 
     @property
-    def demonstration_rows(self) -> int:
-        """Replayed rows of a GRPO round."""
+    def policy_rows(self) -> int:
+        """Rows of a GRPO or PPO round that trees may fill."""
         train = self.config.train
-        return self.grpo_rows - train.rows_per_round if self.demonstrations else 0
+        return train.ppo.rows_per_round if train.method == "ppo" else train.rows_per_round
 
     @property
-    def grpo_rows(self) -> int:
-        """All rows of a GRPO round: a multiple of the batch size."""
+    def demonstration_rows(self) -> int:
+        """Replayed rows of a GRPO or PPO round."""
+        return self.round_rows - self.policy_rows if self.demonstrations else 0
+
+    @property
+    def round_rows(self) -> int:
+        """All rows of a GRPO or PPO round: a multiple of the batch size."""
         train = self.config.train
         share = self.share if self.demonstrations else 0.0
-        size = train.grpo.batch_size
-        return max(size, math.ceil(round(train.rows_per_round / (1 - share), 6) / size) * size)
+        size = train.ppo.batch_size if train.method == "ppo" else train.grpo.batch_size
+        return max(size, math.ceil(round(self.policy_rows / (1 - share), 6) / size) * size)
 
     @property
     def share(self) -> float:
@@ -110,16 +141,39 @@ class RoundSource:
     # -- a round -----------------------------------------------------------------------------------------------------
 
     def grpo(self, number: int) -> list[TrainRow]:
-        """Exactly `grpo_rows` rows of round `number`, advantages included."""
+        """Exactly `round_rows` rows of round `number`, advantages included."""
         trees, stats = self.search(number)
-        rows = self.credited(trees)
-        wanted = self.grpo_rows - self.demonstration_rows
+        return self.filled(number, trees, self.credited(trees, stats), stats)
+
+    def ppo(self, number: int) -> list[TrainRow]:
+        """Exactly `round_rows` rows of round `number`: sampled responses, as often as each was sampled, with rewards."""
+        trees, stats = self.search(number)
+        rows: list[TrainRow] = []
+        # Whole questions, which share their prompt: the mixed ones first, as GRPO trains on; the rest in random order.
+        shuffled = Random(derive_seed(self.config.seed, "ppo", number)).sample(trees, len(trees))
+        if self.config.train.ppo.mixed_first:
+            shuffled.sort(key=lambda tree: self.collector.flat(tree.tree))
+        for tree in shuffled:
+            prompt = self.student.prompt_ids(tree.task.problem.question)
+            for found in trajectories(tree.tree):
+                reward, silent = self.collector.reward(found), (0.0,) * len(found.token_ids)
+                row = TrainRow(prompt, found.token_ids, found.logprobs, silent, reward=reward)
+                rows += [row] * found.samples
+        return self.filled(number, trees, rows, stats)
+
+    def filled(self, number: int, trees: list[GradedTree], rows: list[TrainRow], stats: RoundStats) -> list[TrainRow]:
+        """The first rows that have room, demonstrations beside them and where rows lack; the round is counted."""
+        if self.config.train.replay_own:
+            for earlier in range(self._own_rounds, number):
+                self._own += self.solved(self.restored(earlier))
+            self._own += self.solved(trees)
+            self._own_rounds = number + 1
+        wanted = self.round_rows - self.demonstration_rows
         stats.rows, stats.rows_unused = min(len(rows), wanted), max(len(rows) - wanted, 0)
         rows = rows[:wanted]
         stats.rows_filled = wanted - len(rows)
-        replayed = self.replayed(number, self.demonstration_rows + (stats.rows_filled if self.demonstrations else 0))
-        rows += replayed
-        rows += [self.silent(trees)] * (self.grpo_rows - len(rows))
+        rows += self.replayed(number, self.demonstration_rows + (stats.rows_filled if self.demonstrations else 0))
+        rows += [self.silent(trees)] * (self.round_rows - len(rows))
         self.finish(stats)
         return rows
 
@@ -205,6 +259,11 @@ class RoundSource:
             stats.flat_at_first += tree.flat_at_first
             stats.flat += self.collector.flat(tree.tree)
             stats.extensions += tree.extensions
+            stats.extended += tree.extensions > 0
+            kind = outcome(tree.tree)
+            stats.all_right += kind == "solved"
+            stats.all_wrong += kind == "hopeless"
+            stats.mixed += kind == "mixed"
             stats.trajectories += len(found)
             stats.samples += sum(t.samples for t in found)
             stats.solved += any(t.hre == 1.0 for t in found)
@@ -217,34 +276,99 @@ class RoundSource:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def credited(self, trees: list[GradedTree]) -> list[TrainRow]:
+    def credited(self, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
         grpo = self.config.train.grpo
         groups = [(tree, trajectories(tree.tree)) for tree in trees]
         groups = [(tree, found) for tree, found in groups if not is_flat([self.collector.reward(t) for t in found])]
         scale = self._step_scale(groups) if grpo.credit == "step" else 1.0
+        processes = self._processes(groups, stats) if grpo.credit == "process" else [[] for _ in groups]
         queues = []
-        for tree, found in groups:
-            if grpo.credit == "step":
-                advantages = [
-                    step_advantages(step_values(tree.tree, t), t.lengths, scale=scale, clip=grpo.advantage_clip)
-                    for t in found
-                ]
-            else:
-                rewards = [self.collector.reward(t) for t in found]
-                counts = [t.samples for t in found]
-                whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
-                advantages = [[a] * len(t.token_ids) for a, t in zip(whole, found, strict=True)]
+        for (tree, found), process in zip(groups, processes, strict=True):
             prompt = self.student.prompt_ids(tree.task.problem.question)
             rows = [
                 TrainRow(prompt, t.token_ids, t.logprobs, tuple(asymmetric(a, grpo.negative_weight)))
-                for t, a in zip(found, advantages, strict=True)
+                for t, a in zip(found, self._advantages(tree, found, scale, process), strict=True)
             ]
             rows = [row for row in rows if any(row.advantages)]
             rows.sort(key=lambda row: -max(abs(a) for a in row.advantages))
             queues.append(rows)
         turns = max((len(rows) for rows in queues), default=0)
         return [rows[turn] for turn in range(turns) for rows in queues if turn < len(rows)]
+
+    def _advantages(
+        self, tree: GradedTree, found: list[Trajectory], scale: float, process: list[list[float]]
+    ) -> list[list[float]]:
+        """One number a token of each of a tree's responses, by `train.grpo.credit`."""
+        grpo, grown = self.config.train.grpo, tree.tree
+        if grpo.credit == "step":
+            return [
+                step_advantages(step_values(grown, t), t.lengths, scale=scale, clip=grpo.advantage_clip) for t in found
+            ]
+        if grpo.credit in ("tree", "visits"):
+            return [self._among_siblings(tree, t) for t in found]
+        rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
+        whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
+        if grpo.credit == "group":
+            return [[a] * len(t.token_ids) for a, t in zip(whole, found, strict=True)]
+        return [
+            [clamp(a + grpo.process_weight * step, grpo.advantage_clip) for step in steps]
+            for a, steps in zip(whole, process, strict=True)
+        ]
+
+    def _among_siblings(self, tree: GradedTree, found: Trajectory) -> list[float]:
+        """Tree or visit credit of one response; tokens of a rollout have no siblings and get 0."""
+        grpo, grown, parent = self.config.train.grpo, tree.tree, ROOT
+        siblings, chosen, lengths, outside = [], [], [], 0
+        for node, length in zip(found.nodes, found.lengths, strict=True):
+            if node == OUTSIDE:
+                outside += length
+                continue
+            # A node that was never visited has no value; the response's own nodes always count.
+            around = [child for child in grown.children[parent] if grown.N[child] or child == node]
+            siblings.append(around)
+            chosen.append(around.index(node))
+            lengths.append(length)
+            parent = node
+        if grpo.credit == "tree":
+            values = [[(grown.q(n) if grown.N[n] else found.reward, max(grown.N[n], 1)) for n in s] for s in siblings]
+            advantages = tree_advantages(values, chosen, lengths, clip=grpo.advantage_clip)
+        else:
+            visits = [[(grown.N[n], math.fsum(grown.logprobs[n])) for n in s] for s in siblings]
+            advantages = visit_advantages(visits, chosen, lengths)
+        return advantages + [0.0] * outside
+
+    def _processes(
+        self, groups: list[tuple[GradedTree, list[Trajectory]]], stats: RoundStats
+    ) -> list[list[list[float]]]:
+        """Process advantages of every response's tokens, group by group; the verifier judges the whole round at once."""
+        assert self.verifier is not None
+        verifier, spent = self.verifier, self.verifier.scored_tokens
+        cutter = EngineTokens(self.student, 1.0, 1)
+        steps = [[cutter.lines(t.token_ids, t.logprobs) for t in found] for _, found in groups]
+
+        async def judged() -> list[list[float]]:
+            pairs = [
+                (tree.task.problem, one) for (tree, _), of_tree in zip(groups, steps, strict=True) for one in of_tree
+            ]
+            return [list(j.steps) for j in await asyncio.gather(*(verifier(problem, one) for problem, one in pairs))]
+
+        model = self.student.model
+        training = model.training
+        model.eval()
+        scores = iter(asyncio.run(judged()))
+        model.train(training)
+        stats.cost.scored_tokens += verifier.scored_tokens - spent
+        clip = self.config.train.grpo.advantage_clip
+        return [
+            process_advantages(
+                [next(scores) for _ in found],
+                [[len(step.token_ids) for step in one] for one in of_tree],
+                [t.samples for t in found],
+                clip=clip,
+            )
+            for (_, found), of_tree in zip(groups, steps, strict=True)
+        ]
 
     def _step_scale(self, groups: list[tuple[GradedTree, list[Trajectory]]]) -> float:
         differences = [q - v for tree, found in groups for t in found for q, v in step_values(tree.tree, t)]
@@ -271,17 +395,18 @@ class RoundSource:
     def replayed(self, number: int, count: int, *, scored: bool = True) -> list[TrainRow]:
         """`count` demonstrations drawn by `number`; `scored` ones carry the student's log-probabilities of now.
 
-        A constant positive advantage makes the policy gradient of such a row that of supervised training.
+        With `train.replay_own` the own responses of `solved` questions are drawn from beside them. A constant positive
+        advantage makes the policy gradient of such a row that of supervised training.
         """
         if not count:
             return []
         rng = Random(derive_seed(self.config.seed, "replay", number))
         weight = self.config.train.demonstration_weight
-        drawn = [rng.choice(self.demonstrations) for _ in range(count)]
-        pairs = []
-        for task in drawn:
-            prompt = self.student.prompt_ids(task.problem.question)
-            pairs.append((prompt, (*self.student.encode(task.solution or ""), self.student.engine.eos_id)))
+        if self._own:
+            pool = [self.worked(task) for task in self.demonstrations] + self._own
+            pairs = rng.sample(pool, count) if count <= len(pool) else rng.choices(pool, k=count)
+        else:
+            pairs = [self.worked(rng.choice(self.demonstrations)) for _ in range(count)]
         old = [[0.0] * len(ids) for _, ids in pairs]
         if scored:
             model = self.student.model
@@ -293,6 +418,20 @@ class RoundSource:
             TrainRow(prompt, ids, tuple(logprobs), (weight,) * len(ids), 1.0, kind="demonstration")
             for (prompt, ids), logprobs in zip(pairs, old, strict=True)
         ]
+
+    def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A demonstration's prompt and solution as tokens."""
+        solution = (*self.student.encode(task.solution or ""), self.student.engine.eos_id)
+        return self.student.prompt_ids(task.problem.question), solution
+
+    def solved(self, trees: list[GradedTree]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The likeliest response to each question that was answered rightly every time: no credit, but worth keeping."""
+        found = []
+        for tree in trees:
+            if outcome(tree.tree) == "solved":
+                best = max(trajectories(tree.tree), key=lambda t: t.samples)
+                found.append((self.student.prompt_ids(tree.task.problem.question), best.token_ids))
+        return found
 
     def silent(self, trees: list[GradedTree]) -> TrainRow:
         """A row without advantage (only a KL penalty, where one is on, sees it): it fills a batch that the trees could not."""

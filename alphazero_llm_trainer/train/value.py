@@ -281,16 +281,7 @@ def new_network(policy: PreTrainedModel, extra_layers: int = 0) -> Any:
     shape.architectures = None
     backbone: Any = copy.deepcopy(policy.base_model)
     if extra_layers:
-        if getattr(policy, "is_quantized", False) or getattr(shape, "layer_types", None):
-            raise ConfigError("train.value.extra_layers needs a policy of plain, equal layers: use 0 for this one")
-        for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
-            layer = copy.deepcopy(backbone.layers[-1])
-            layer.self_attn.layer_idx = index
-            torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-            torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-            backbone.layers.append(layer)
-        shape.num_hidden_layers += extra_layers
-        backbone.config.num_hidden_layers = shape.num_hidden_layers
+        deepen(backbone, shape, extra_layers)
     with torch.device("meta"):
         network: Any = AutoModelForTokenClassification.from_config(shape)
     setattr(network, network.base_model_prefix, backbone)
@@ -300,6 +291,24 @@ def new_network(policy: PreTrainedModel, extra_layers: int = 0) -> Any:
     weight: Any = policy.get_input_embeddings().weight
     network.score = score.to(weight.device)
     return network.requires_grad_(True)
+
+
+def deepen(backbone: Any, shape: Any, extra_layers: int) -> None:
+    """Put layers on top of a backbone in place (and into `shape`, its configuration), each an identity at first.
+
+    Raises ConfigError for a quantised backbone, or one whose layers are of different kinds.
+    """
+    quantised = getattr(backbone, "is_quantized", False) or getattr(shape, "quantization_config", None)
+    if quantised or getattr(shape, "layer_types", None):
+        raise ConfigError("extra_layers needs a policy of plain, equal layers: use 0 for this one")
+    for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
+        layer = copy.deepcopy(backbone.layers[-1])
+        layer.self_attn.layer_idx = index
+        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
+        backbone.layers.append(layer)
+    shape.num_hidden_layers += extra_layers
+    backbone.config.num_hidden_layers = shape.num_hidden_layers
 
 
 def score_layer(network: Any) -> torch.nn.Linear:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -40,10 +40,20 @@ JOURNAL = "journal.jsonl"
 
 @dataclass(slots=True)
 class Question:
-    """A question's text and all the trees that were searched for it."""
+    """A question's text, all the trees that were searched for it, and the id of its problem."""
 
     text: str
     trees: list[Tree]
+    id: str = ""
+
+
+class Asked(Protocol):
+    """What has a question's text."""
+
+    text: str
+
+
+Q = TypeVar("Q", bound=Asked)
 
 
 def journals(path: Path) -> list[Path]:
@@ -70,7 +80,8 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
             except (KeyError, TypeError) as error:
                 raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
             if any(True for _ in endings(tree)):
-                found.setdefault(text, Question(text, [])).trees.append(tree)
+                known = found.setdefault(text, Question(text, [], str(record["problem"].get("id", ""))))
+                known.trees.append(tree)
     return list(found.values())
 
 
@@ -121,11 +132,9 @@ def collect_trees(
         journal.close()
 
 
-def split_by_question(
-    questions: Sequence[Question], validation: float, test: float
-) -> tuple[list[Question], list[Question], list[Question]]:
+def split_by_question(questions: Sequence[Q], validation: float, test: float) -> tuple[list[Q], list[Q], list[Q]]:
     """(training, validation, test) questions; a hash of the text decides, so a question is always on the same side."""
-    parts: tuple[list[Question], list[Question], list[Question]] = ([], [], [])
+    parts: tuple[list[Q], list[Q], list[Q]] = ([], [], [])
     for question in questions:
         digest = hashlib.blake2b(question.text.encode(), digest_size=8).digest()
         place = int.from_bytes(digest, "big") / 2**64

@@ -1,0 +1,186 @@
+"""One method at one problem with one budget: what it draws, what that costs, and what is left.
+
+A budget is sampled plus scored tokens. What a draw may take is known before it is made, so that no method can get over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..answers import is_final
+from ..config import Config
+from ..policy.protocol import Judgement, Limits, Verifier
+from ..policy.steps import EngineSteps
+from ..problems.grading import final_answer
+from ..search.driver import derive_seed
+from ..search.verified import Judge
+from ..types import Cost, Problem, Step
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
+
+
+class OverBudgetError(RuntimeError):
+    """A method spent more than its budget: a bug of the method, and its figures would be worth nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a method answered (None: nothing that is an answer) and what that took.
+
+    `ended_by` is "finished" (the method did what it does), "accepted" (a response passed the verifier), "tokens" (the
+    budget ended it) or "too long" (the prompt doesn't fit into the context).
+    """
+
+    response: str | None
+    ended_by: str
+    sampled_tokens: int = 0
+    scored_tokens: int = 0
+    cached_tokens: int = 0
+    calls: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.sampled_tokens + self.scored_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A response or the beginning of one. `whole`: it ended by itself; `cut`: a limit ended it inside a step."""
+
+    steps: tuple[Step, ...] = ()
+    whole: bool = False
+    cut: bool = False
+    judged: Judgement | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(step.text for step in self.steps)
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(step.token_ids) for step in self.steps)
+
+    @property
+    def total(self) -> float:
+        """The verifier's judgement of the whole; 0 where there is none."""
+        return 0.0 if self.judged is None else self.judged.total
+
+
+class Sampler:
+    """What all methods draw from: the student's steps, the verifier, and the limits of a response."""
+
+    def __init__(self, student: Student, verifier: Verifier, config: Config) -> None:
+        self.student, self.verifier, self.config = student, verifier, config
+        self.settings = config.search
+        self.policy = EngineSteps(student, config.search.temperature)
+        self._equals: frozenset[int] | None = None
+
+    @property
+    def equals_ids(self) -> frozenset[int]:
+        """The tokens whose text ends with an equals sign."""
+        if self._equals is None:
+            tokenizer = self.student.tokenizer
+            texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+            self._equals = frozenset(i for i, text in enumerate(texts) if text.rstrip(" ").endswith("="))
+        return self._equals
+
+
+class Attempt:
+    """One problem, one budget: draws continuations, has them judged, and keeps the books.
+
+    `seed` and the number of the draw decide each draw. `longest` is the most tokens that a response may have. `kept` is
+    what methods that repair keep back, so that they can finish some response where none passed
+    (`search.verify.reserve`, at most half of the budget).
+    """
+
+    def __init__(self, sampler: Sampler, problem: Problem, seed: int, budget: int) -> None:
+        self.sampler, self.problem, self.seed, self.budget = sampler, problem, seed, budget
+        self.settings, self.verify = sampler.settings, sampler.settings.verify
+        self.prompt = sampler.policy.prompt_ids(problem)
+        self.cost, self.draws = Cost(), 0
+        self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
+        self.judge = Judge(sampler.verifier, problem, len(self.prompt), self.cost)
+        self.kept = min(self.verify.reserve, budget // 2)
+        context = sampler.student.engine.capabilities.max_context
+        self.longest = min(self.settings.max_tokens, context - len(self.prompt))
+
+    @property
+    def left(self) -> int:
+        """Tokens of the budget that are not spent."""
+        return self.budget - self.cost.sampled_tokens - self.cost.scored_tokens
+
+    def room(self, steps: Sequence[Step] = (), kept: int = 0, judged: bool = True) -> int:
+        """Tokens that may be drawn after `steps`: the budget beside `kept` pays for their judgement too."""
+        used = sum(len(step.token_ids) for step in steps)
+        allowed = self.left - kept
+        if judged and self.sampler.verifier.computes:
+            allowed = (allowed - self.judge.price(steps)) // 2
+        if len(steps) >= self.settings.max_depth:
+            return 0
+        return max(0, min(allowed, self.longest - used))
+
+    async def draw(
+        self,
+        steps: Sequence[Step] = (),
+        *,
+        greedy: bool = False,
+        line: bool = False,
+        kept: int = 0,
+        judged: bool = True,
+    ) -> Chain:
+        """`steps` and what comes next: to the response's end, or one `line`. There has to be `room`.
+
+        greedy: at `search.verify.first_temperature` instead of `search.temperature`; judged: by the verifier.
+        """
+        seed = derive_seed(self.seed, self.draws)
+        self.draws += 1
+        lines = 1 if line else self.settings.max_depth - len(steps)
+        limits = Limits(lines, self.room(steps, kept, judged))
+        [found], spent = await self.sampler.policy.continuations(
+            self.problem, steps, 1, seed, limits, self.verify.first_temperature if greedy else None
+        )
+        self.cost.add(spent)
+        chain = chain_of((*steps, *found.steps), found.ended)
+        if chain.whole and not steps:
+            self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)
+        return await self.scored(chain) if judged else chain
+
+    async def scored(self, chain: Chain) -> Chain:
+        """The chain with the verifier's judgement, where the budget pays for it."""
+        if self.judge.price(chain.steps) > self.left:
+            return chain
+        return Chain(chain.steps, chain.whole, chain.cut, await self.judge(chain.steps))
+
+    def rejects(self, chain: Chain, last: bool = False) -> bool:
+        """Whether the verifier rejects a step of `chain` (the `last` one alone)."""
+        if chain.judged is None:
+            return True
+        scores = chain.judged.steps[-1:] if last else chain.judged.steps
+        return any(score < self.verify.reject_below for score in scores)
+
+    def states(self, chain: Chain) -> bool:
+        """Whether an answer is found in `chain`; in one that a limit cut, an explicit one alone."""
+        return final_answer(self.problem.source, chain.text, strict=not chain.whole) is not None
+
+    def usable(self, chain: Chain) -> bool:
+        """Whether `chain` can be the response: it is whole, or states an answer all the same."""
+        return chain.whole or self.states(chain)
+
+    def accepts(self, chain: Chain) -> bool:
+        """Whether `chain` is a whole response with an answer that the verifier passes."""
+        passes = not self.rejects(chain) and chain.total >= self.verify.accept_above
+        return chain.whole and passes and self.states(chain)
+
+    def best(self, chains: Sequence[Chain]) -> Chain | None:
+        """The one with the largest total, those with an answer first; the first one on ties, None of nothing."""
+        return max(chains, key=lambda chain: (self.states(chain), chain.total), default=None)
+
+
+def chain_of(steps: tuple[Step, ...], ended: bool) -> Chain:
+    """What a draw made of a response: `ended` tells that the policy closed it itself."""
+    text = steps[-1].text if steps else ""
+    closed = ended or text.endswith("\n")
+    return Chain(steps, whole=ended or (closed and is_final(text)), cut=not closed)

@@ -1,0 +1,196 @@
+"""Cells of the comparison: one method with one budget over all problems of one benchmark."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from ..errors import RequestError
+from ..policy.protocol import Limits
+from ..problems.grading import Grade, grade_many, vote_key
+from ..search.driver import derive_seed
+from ..types import Task
+from .attempt import Answered, Sampler, chain_of
+from .methods import answered
+
+NO_ANSWER, TOO_LONG = "no answer", "too long"  # nothing to grade: the method has none; the prompt doesn't fit
+
+T = TypeVar("T")
+
+
+class StoppedError(Exception):
+    """The user asked to stop; the cell under way is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A named set of tasks. `data_hash` is of ids, questions and gold answers."""
+
+    name: str
+    tasks: Sequence[Task]
+
+    @property
+    def data_hash(self) -> str:
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
+        return digest.hexdigest()
+
+
+@dataclass(slots=True)
+class Cell:
+    """What a method did on a benchmark with a budget.
+
+    `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens` are sampled and
+    scored ones of each problem; the other figures are sums over problems, `f1` of HotpotQA's alone, `seconds` wall-clock.
+    """
+
+    benchmark: str
+    method: str
+    budget: int
+    outcomes: str = ""
+    verdicts: dict[str, int] = field(default_factory=dict)
+    ended_by: dict[str, int] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+    sampled_tokens: int = 0
+    scored_tokens: int = 0
+    cached_tokens: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+    f1: float | None = None
+
+    @property
+    def right(self) -> list[float]:
+        """1.0 or 0.0 a problem."""
+        return [float(outcome) for outcome in self.outcomes]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Samples:
+    """Independent samples at T = 1: `correct[i][j]` of sample j of problem i, and its answer's key (None: none)."""
+
+    benchmark: str
+    samples: int
+    correct: list[list[bool]] = field(default_factory=list)
+    answers: list[list[str | None]] = field(default_factory=list)
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def run_cell(
+    sampler: Sampler,
+    benchmark: Benchmark,
+    method: str,
+    budget: int,
+    stop: Callable[[], bool],
+    tell: Callable[[int], None],
+) -> Cell:
+    """All problems of `benchmark` by `method`; `tell(sampled tokens)` after each. Raises StoppedError.
+
+    Every method sees the same seeds. The policy's cache is emptied first, so that no method lives on another one's.
+    """
+    sampler.student.engine.tree.clear()
+    began = time.perf_counter()
+
+    async def one(task: Task) -> Answered:
+        seed = derive_seed(sampler.config.seed, task.problem.id)
+        found = await answered(method, sampler, task.problem, seed, budget)
+        tell(found.sampled_tokens)
+        return found
+
+    found = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
+    cell = Cell(benchmark.name, method, budget, seconds=time.perf_counter() - began)
+    grades = graded([answer.response for answer in found], benchmark.tasks)
+    verdicts = [
+        TOO_LONG if answer.ended_by == TOO_LONG else NO_ANSWER if grade is None else str(grade.verdict)
+        for answer, grade in zip(found, grades, strict=True)
+    ]
+    cell.outcomes = "".join("1" if grade is not None and grade.correct else "0" for grade in grades)
+    cell.verdicts, cell.ended_by = dict(Counter(verdicts)), dict(Counter(answer.ended_by for answer in found))
+    f1 = [grade.f1 for grade in grades if grade is not None and grade.f1 is not None]
+    cell.f1 = sum(f1) if f1 else None
+    cell.tokens = [answer.tokens for answer in found]
+    for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
+        setattr(cell, name, sum(getattr(answer, name) for answer in found))
+    return cell
+
+
+async def run_samples(
+    sampler: Sampler,
+    benchmark: Benchmark,
+    samples: int,
+    stop: Callable[[], bool],
+    tell: Callable[[int], None],
+) -> Samples:
+    """`samples` whole responses to each problem, without a budget: for pass@k and maj@k. Raises StoppedError."""
+    sampler.student.engine.tree.clear()
+    began = time.perf_counter()
+    limits = Limits(sampler.settings.max_depth, sampler.settings.max_tokens)
+    result = Samples(benchmark.name, samples)
+
+    async def one(task: Task) -> list[str | None]:
+        seed = derive_seed(sampler.config.seed, task.problem.id, "samples")
+        try:
+            found, cost = await sampler.policy.continuations(task.problem, [], samples, seed, limits)
+        except RequestError:
+            tell(0)
+            return [None] * samples
+        result.sampled_tokens += cost.sampled_tokens
+        tell(cost.sampled_tokens)
+        chains = [chain_of(continuation.steps, continuation.ended) for continuation in found]
+        return [chain.text if chain.whole else None for chain in chains]
+
+    texts = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
+    flat = graded([text for row in texts for text in row], [task for task in benchmark.tasks for _ in range(samples)])
+    for i, (row, task) in enumerate(zip(texts, benchmark.tasks, strict=True)):
+        result.correct.append([g is not None and g.correct for g in flat[i * samples : (i + 1) * samples]])
+        keys = [None if text is None else vote_key(task.problem.source, text) for text in row]
+        result.answers.append([key or None for key in keys])
+    result.seconds = time.perf_counter() - began
+    return result
+
+
+def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade | None]:
+    """The grade of each task's response; None where there is none. The one place here that reads gold answers."""
+    grades: list[Grade | None] = [None] * len(tasks)
+    by_source: dict[str, list[int]] = {}
+    for i, task in enumerate(tasks):
+        if responses[i] is not None:
+            by_source.setdefault(task.problem.source, []).append(i)
+    for source, places in by_source.items():
+        found = grade_many(source, [(responses[i] or "", tasks[i].gold) for i in places])
+        for i, grade in zip(places, found, strict=True):
+            grades[i] = grade
+    return grades
+
+
+async def _gated(sampler: Sampler, works: Sequence[Coroutine[Any, Any, T]], stop: Callable[[], bool]) -> list[T]:
+    """All results in order, `search.concurrent` at once; `stop` is asked before each."""
+    gate = asyncio.Semaphore(sampler.settings.concurrent)
+
+    async def one(work: Coroutine[Any, Any, T]) -> T:
+        async with gate:
+            if stop():
+                raise StoppedError
+            return await work
+
+    running = [asyncio.ensure_future(one(work)) for work in works]
+    try:
+        return list(await asyncio.gather(*running))
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for work in works:
+            work.close()

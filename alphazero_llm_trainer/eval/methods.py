@@ -1,0 +1,281 @@
+"""The methods that `eval` compares: each answers one problem within one token budget, and none ever sees a gold answer.
+
+A method is an async function of an `Attempt`; it returns the response (None: it has no answer) and what ended it. The
+ones that repair (early-abort, step-rejection, beam, mcts) share the settings of `search.verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from ..collect import finished_earns_one
+from ..policy.protocol import GenerateRequest
+from ..problems.grading import final_answer, vote_key
+from ..rewards.calculator import exact_result
+from ..search.driver import Search
+from ..types import Problem, Step
+from .attempt import Answered, Attempt, Chain, OverBudgetError, Sampler, chain_of
+
+Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
+MOST_SIMULATIONS = 1000  # the budget ends a search, not this
+
+
+async def answered(name: str, sampler: Sampler, problem: Problem, seed: int, budget: int) -> Answered:
+    """The answer of method `name` within `budget` tokens. Raises OverBudgetError when it spends more."""
+    attempt = Attempt(sampler, problem, seed, budget)
+    if attempt.longest <= 0:
+        return Answered(None, "too long")
+    response, ended_by = await METHODS[name](attempt)
+    cost = attempt.cost
+    if cost.sampled_tokens + cost.scored_tokens > budget:
+        raise OverBudgetError(
+            f"{name} sampled {cost.sampled_tokens} and scored {cost.scored_tokens} tokens on {problem.id} with a budget"
+            f" of {budget}: its figures can't be compared"
+        )
+    return Answered(response, ended_by, cost.sampled_tokens, cost.scored_tokens, cost.cached_tokens, cost.calls)
+
+
+# -- whole responses ---------------------------------------------------------------------------------------------------
+
+
+async def greedy(attempt: Attempt) -> tuple[str | None, str]:
+    """One response, at `search.verify.first_temperature` (0: the likeliest token each)."""
+    return _response(attempt, await attempt.draw(greedy=True, judged=False)), "finished"
+
+
+async def samples(attempt: Attempt, judged: bool) -> list[Chain]:
+    """As many responses as the budget pays for; those that a limit cut before they stated an answer are left out.
+
+    Nothing is drawn when less is left than the shortest whole response took.
+    """
+    found: list[Chain] = []
+    while attempt.room(judged=judged) >= attempt.shortest:
+        chain = await attempt.draw(judged=judged)
+        if attempt.usable(chain):
+            found.append(chain)
+    return found
+
+
+async def majority(attempt: Attempt) -> tuple[str | None, str]:
+    """The answer that most samples give (self-consistency, Wang et al. 2023); the first one on ties."""
+    return _voted(attempt, await samples(attempt, judged=False), lambda chain: 1.0), "tokens"
+
+
+async def weighted_majority(attempt: Attempt) -> tuple[str | None, str]:
+    """The answer whose samples have the largest sum of the verifier's totals (Li et al. 2023, DiVeRSe)."""
+    found = await samples(attempt, judged=True)
+    return (_voted(attempt, found, lambda chain: chain.total) or await _last_resort(attempt, ())), "tokens"
+
+
+async def best_of_n(attempt: Attempt) -> tuple[str | None, str]:
+    """The sample with the largest total by the verifier (Cobbe et al. 2021); the first one on ties."""
+    best = attempt.best(await samples(attempt, judged=True))
+    return (await _last_resort(attempt, ()) if best is None else best.text), "tokens"
+
+
+async def adaptive_best_of_n(attempt: Attempt) -> tuple[str | None, str]:
+    """A greedy response, then samples, until one passes the verifier; the best one where none does."""
+    found: list[Chain] = []
+    while attempt.room() >= attempt.shortest:
+        chain = await attempt.draw(greedy=not attempt.draws)
+        if attempt.accepts(chain):
+            return chain.text, "accepted"
+        if attempt.usable(chain):
+            found.append(chain)
+    best = attempt.best(found)
+    return (await _last_resort(attempt, ()) if best is None else best.text), "tokens"
+
+
+# -- step by step ------------------------------------------------------------------------------------------------------
+
+
+async def early_abort(attempt: Attempt) -> tuple[str | None, str]:
+    """As adaptive-best-of-n, but a chain is abandoned at its first rejected step; the next one starts anew.
+
+    Where none passes, what is kept back finishes the longest chain that was not rejected.
+    """
+    found: list[Chain] = []
+    longest: tuple[Step, ...] = ()
+    first = True
+    while attempt.room(kept=attempt.kept) > 0:
+        chain = Chain()
+        while attempt.room(chain.steps, attempt.kept) > 0:
+            longer = await attempt.draw(chain.steps, greedy=first, line=True, kept=attempt.kept)
+            if attempt.accepts(longer):
+                return longer.text, "accepted"
+            if attempt.usable(longer):
+                found.append(longer)
+            if longer.whole or longer.cut or attempt.rejects(longer, last=True):
+                break
+            chain = longer
+        longest = max(longest, chain.steps, key=len)
+        first = False
+    return await _last_resort(attempt, longest, found), "tokens"
+
+
+async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
+    """Step by step; a rejected step is drawn again after the same prefix, and `patience` rejections go one step back.
+
+    A finished response without a rejected step that is not accepted all the same is taken back to before its weakest
+    step. Where none is accepted, what is kept back finishes the prefix that holds.
+    """
+    found: list[Chain] = []
+    path: tuple[Step, ...] = ()
+    rejections = [0]  # after the first i steps of the path
+    fresh = True
+    while attempt.room(path, attempt.kept) > 0:
+        chain = await attempt.draw(path, greedy=fresh, line=True, kept=attempt.kept)
+        if attempt.accepts(chain):
+            return chain.text, "accepted"
+        if attempt.usable(chain):
+            found.append(chain)
+        passed = not attempt.rejects(chain, last=True)
+        fresh = passed and not (chain.whole or chain.cut) and len(chain.steps) < attempt.settings.max_depth
+        if fresh:
+            path = chain.steps
+            rejections.append(0)
+            continue
+        if chain.whole and passed and chain.judged is not None:
+            weakest = min(range(len(chain.steps)), key=chain.judged.steps.__getitem__)
+            path, rejections = path[:weakest], rejections[: weakest + 1]
+            continue
+        rejections[-1] += 1
+        if path and rejections[-1] >= attempt.verify.patience:
+            path = path[:-1]
+            rejections.pop()
+            rejections[-1] += 1
+    return await _last_resort(attempt, path, found), "tokens"
+
+
+async def beam(attempt: Attempt) -> tuple[str | None, str]:
+    """Step-level beam search (AlphaMath, Chen et al. 2024): the best `eval.beam_width` of the proposed steps go on.
+
+    There are as many proposals a depth as the budget has chains (of `search.verify.reserve` tokens). A finished response
+    keeps its place in the beam by its total. A beam that the budget ends is finished by what is kept back.
+    """
+    proposals = max(1, attempt.budget // max(attempt.verify.reserve, 1))
+    width = min(attempt.sampler.config.eval.beam_width, proposals)
+    beams = [Chain()]
+    while live := [one for one in beams if not one.whole]:
+        found = {ids_of(one): one for one in beams if one.whole}
+        kept = 0 if proposals == 1 else attempt.kept
+        for at, one in enumerate(live):
+            for turn in range(proposals // len(live) + (at < proposals % len(live))):
+                if attempt.room(one.steps, kept) > 0:
+                    longer = await attempt.draw(one.steps, greedy=turn == 0, line=True, kept=kept)
+                    if not longer.cut and longer.judged is not None:
+                        found.setdefault(ids_of(longer), longer)
+        if all(one.whole for one in found.values()):
+            beams = [*found.values(), *(live if not found else ())]
+            break
+        beams = sorted(found.values(), key=lambda one: -one.total)[:width]
+    best = attempt.best([one for one in beams if one.whole])
+    if best is not None:
+        return best.text, "finished"
+    return await _last_resort(attempt, beams[0].steps), "tokens"
+
+
+async def mcts(attempt: Attempt) -> tuple[str | None, str]:
+    """The package's tree search under the verifier: PUCT over steps, rejected ones drawn again (search.verified)."""
+    sampler = attempt.sampler
+    settings = attempt.settings.model_copy(
+        update={"mode": "step", "rollout": "sample", "rollout_weight": None, "iterations": MOST_SIMULATIONS}
+        | {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
+    )
+    search = Search(sampler.policy, finished_earns_one, settings, verifier=sampler.verifier)
+    result = await search.run(attempt.problem, attempt.seed)
+    attempt.cost.add(result.cost)
+    tree, choice = result.tree, result.choice
+    if choice is None:
+        return None, result.ended_by
+    # The last chain of a search in which none passed is kept beside the tree.
+    ends = [tree.verdict[choice.node], *(rollout.verdict for rollout in tree.rollouts if rollout.node == choice.node)]
+    stated = final_answer(attempt.problem.source, choice.response, strict=True) is not None
+    whole = stated or any(end in ("answer", "ended") for end in ends)
+    return (choice.response if whole else None), result.ended_by
+
+
+# -- with a tool -------------------------------------------------------------------------------------------------------
+
+
+async def calculator_tool(attempt: Attempt) -> tuple[str | None, str]:
+    """As greedy, but after each `a op b =` that the model writes a calculator writes the result (Cobbe et al. 2021).
+
+    Only the model's own tokens count.
+    """
+    student = attempt.sampler.student
+    ids: tuple[int, ...] = ()
+    while True:
+        room = min(attempt.left, attempt.longest - len(ids))
+        if room <= 0:
+            ended = False
+            break
+        request = GenerateRequest(
+            attempt.prompt + ids,
+            max_new_tokens=room,
+            temperature=attempt.verify.first_temperature,
+            seed=attempt.seed,
+            stop_ids=attempt.sampler.equals_ids,
+        )
+        [[one]] = await student.engine.generate([request])
+        attempt.cost.sampled_tokens += len(one.token_ids)
+        attempt.cost.cached_tokens += one.cached_tokens
+        attempt.cost.calls += 1
+        ids += one.token_ids
+        ended = one.finish == "eos"
+        if one.finish != "stop":
+            break
+        text = student.decode(ids)
+        result = exact_result(text)
+        if result is not None:
+            # As the model spaces its own signs.
+            spaced = text.rstrip(" ")[:-1].endswith(" ") and not text.endswith(" ")
+            ids += tuple(student.encode(f" {result}" if spaced else result))
+    chain = chain_of((Step(ids, (0.0,) * len(ids), student.decode(ids)),), ended)
+    return _response(attempt, chain), "finished"
+
+
+METHODS: dict[str, Method] = {
+    "greedy": greedy,
+    "majority": majority,
+    "best-of-n": best_of_n,
+    "adaptive-best-of-n": adaptive_best_of_n,
+    "weighted-majority": weighted_majority,
+    "early-abort": early_abort,
+    "step-rejection": step_rejection,
+    "beam": beam,
+    "mcts": mcts,
+    "calculator-tool": calculator_tool,
+}
+
+
+def ids_of(chain: Chain) -> tuple[int, ...]:
+    """The token ids of a chain."""
+    return tuple(token for step in chain.steps for token in step.token_ids)
+
+
+def _response(attempt: Attempt, chain: Chain) -> str | None:
+    return chain.text if attempt.usable(chain) else None
+
+
+def _voted(attempt: Attempt, chains: Sequence[Chain], weight: Callable[[Chain], float]) -> str | None:
+    """The first response that gives the answer with the largest sum of weights; where none gives any, the first one."""
+    votes: dict[str, float] = {}
+    texts: dict[str, str] = {}
+    for chain in chains:
+        key = vote_key(attempt.problem.source, chain.text) if attempt.states(chain) else ""
+        votes[key] = votes.get(key, 0.0) + weight(chain)
+        texts.setdefault(key, chain.text)
+    return texts[max(votes, key=lambda key: (key != "", votes[key]))] if votes else None
+
+
+async def _last_resort(attempt: Attempt, steps: tuple[Step, ...], found: Sequence[Chain] = ()) -> str | None:
+    """The best of `found` and of one more chain, unjudged where the budget doesn't pay for that, that finishes `steps`."""
+    chains = list(found)
+    if attempt.room(steps, judged=False) > 0:
+        last = await attempt.draw(steps, greedy=not attempt.draws, judged=False)
+        if attempt.usable(last):
+            # First, for ties: it goes on from a prefix that holds.
+            chains.insert(0, await attempt.scored(last))
+    best = attempt.best(chains)
+    return None if best is None else best.text

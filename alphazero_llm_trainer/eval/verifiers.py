@@ -1,0 +1,186 @@
+"""The verifiers that `eval` knows by name: each judges a response, or the beginning of one, without a gold answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import Config
+from ..errors import ConfigError
+from ..policy.protocol import Judgement, Verifier
+from ..rewards.calculator import consistent
+from ..types import Problem, Step
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
+    from ..policy.value import EngineValue
+
+SINGLE = ("none", "log-probability", "calculator", "prm", "value")
+COMBINATION = "combination"  # fitted on validation problems (eval.combination)
+RANKING = ("log-probability", COMBINATION)  # in a product
+
+
+class NoVerifier:
+    """Everything is as good as everything else."""
+
+    name, computes, scored_tokens = "none", False, 0
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        return Judgement((1.0,) * len(steps), 1.0)
+
+
+class LogProbability:
+    """The policy's own probabilities, which its sampling gave already.
+
+    A step scores exp of the mean (`reduce`: or of the sum, or the least) of its tokens' log-probabilities; the total is
+    exp of the mean over all tokens. No tokens give 1.
+    """
+
+    name, computes, scored_tokens = "log-probability", False, 0
+
+    def __init__(self, reduce: str = "mean") -> None:
+        self.reduce = REDUCTIONS[reduce]
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        tokens = [logprob for step in steps for logprob in step.logprobs]
+        return Judgement(tuple(_probability(self.reduce(step.logprobs)) for step in steps), _probability(mean(tokens)))
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean; 0 of nothing."""
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def least(values: Sequence[float]) -> float:
+    """The least; 0 of nothing."""
+    return min(values, default=0.0)
+
+
+REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"mean": mean, "sum": math.fsum, "min": least}
+
+
+def _probability(logprob: float) -> float:
+    return min(1.0, math.exp(logprob))
+
+
+class Calculator:
+    """1 for a step whose equations are all true (none is fine), else 0; the total is 1 when all steps score 1."""
+
+    name, computes, scored_tokens = "calculator", False, 0
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        scores = tuple(1.0 if consistent(step.text) else 0.0 for step in steps)
+        return Judgement(scores, min(scores, default=1.0))
+
+
+class ValueVerifier:
+    """A value network: a step scores V of the state after it, and the total is V after the last one.
+
+    Args:
+        value: a loaded value.
+        prompt_ids: the tokens of a problem's prompt.
+    """
+
+    name = "value"
+
+    def __init__(self, value: EngineValue, prompt_ids: Callable[[Problem], tuple[int, ...]]) -> None:
+        self.value, self.prompt_ids = value, prompt_ids
+        self.computes = value.own
+
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens that a network's own engine computed; a head reads the policy's forward."""
+        return self.value.engine.stats.computed_tokens if self.value.own else 0
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        ids = self.prompt_ids(problem)
+        if not steps:
+            return Judgement((), await self.value(ids))
+        scores = []
+        for step in steps:
+            ids += step.token_ids
+            scores.append(await self.value(ids))
+        return Judgement(tuple(scores), scores[-1])
+
+
+class Product:
+    """Several verifiers at once (`calculator+log-probability`): the product of their totals, and of their step scores.
+
+    Log-probability and the combination rank finished responses and reject no step: a step that is merely unlikely isn't
+    wrong.
+    """
+
+    def __init__(self, parts: Sequence[Verifier]) -> None:
+        self.parts = parts
+        self.name = "+".join(part.name for part in parts)
+        self.computes = any(part.computes for part in parts)
+
+    @property
+    def scored_tokens(self) -> int:
+        return sum(part.scored_tokens for part in self.parts)
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        scores, total = [1.0] * len(steps), 1.0
+        for part in self.parts:
+            judged = await part(problem, steps)
+            total *= judged.total
+            if part.name not in RANKING:
+                scores = [score * other for score, other in zip(scores, judged.steps, strict=True)]
+        return Judgement(tuple(scores), total)
+
+
+def check_name(name: str, prm: Path | None, value: Path | None) -> None:
+    """Raise ConfigError for a verifier that there isn't, or that lacks its folder."""
+    parts = name.split("+")
+    for part in parts:
+        known = (*SINGLE, COMBINATION) if len(parts) == 1 else (*SINGLE[1:], COMBINATION)
+        if part not in known or parts.count(part) > 1:
+            raise ConfigError(
+                f"--verifier is {name!r}: choose one of {', '.join((*SINGLE, COMBINATION))}, or join some of them with +"
+            )
+        if (part == "prm" and prm is None) or (part == "value" and value is None):
+            raise ConfigError(f"--verifier is {name!r} and --{part} is missing: name the folder of the trained {part}")
+    networks = {"prm", "value"} & set(parts)
+    if COMBINATION in parts and networks:
+        raise ConfigError(f"--verifier is {name!r}: the combination has the {networks.pop()} in it; leave one out")
+    if len(networks) == 2 or (COMBINATION in parts and prm is not None and value is not None):
+        raise ConfigError(
+            f"--verifier {name} would ask two networks, whose tokens are counted once: give --prm or --value alone"
+        )
+
+
+def load_parts(
+    names: Sequence[str],
+    student: Student,
+    config: Config,
+    prm: Path | None,
+    value: Path | None,
+    prompt_ids: Callable[[Problem], tuple[int, ...]],
+) -> list[Verifier]:
+    """The verifiers of `SINGLE` that are named, networks loaded from their folders. `check_name` has passed."""
+    return [_load(name, student, config, prm, value, prompt_ids) for name in names]
+
+
+def _load(
+    name: str,
+    student: Student,
+    config: Config,
+    prm: Path | None,
+    value: Path | None,
+    prompt_ids: Callable[[Problem], tuple[int, ...]],
+) -> Verifier:
+    if name == "prm":
+        from ..policy.prm import load_prm
+
+        assert prm is not None
+        return load_prm(prm, student, config)
+    if name == "value":
+        from ..policy.value import load_value
+
+        assert value is not None
+        return ValueVerifier(load_value(value, student, config), prompt_ids)
+    if name == "log-probability":
+        return LogProbability(config.eval.logprob)
+    return Calculator() if name == "calculator" else NoVerifier()

@@ -1,0 +1,200 @@
+"""Public process reward models behind the verifier interface: one adapter per format of steps and scores.
+
+- *math-shepherd* (Wang et al. 2023): a causal model reads `question Step 1: ... ки` line by line; at each `ки` the two
+  tokens `+` and `-` share out the probability.
+- *rlhflow* (Dong et al. 2024, and Skywork's causal ones in its template): each step is a user's turn of a chat, and the
+  assistant's answer begins with `+` or `-`.
+- *qwen-prm* (Zhang et al. 2025, Qwen2.5-Math-PRM): a backbone with two classes a token (one linear layer, or two with a
+  ReLU between them), read at `<extra_0>` after each step.
+
+Causal ones run in the in-process engine, which keeps prefixes; the token classifier computes each response anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.nn import functional as F
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from ..config import Config
+from ..errors import CheckpointError, RequestError
+from ..types import Problem, Step
+from .inprocess import InProcessEngine
+from .protocol import Judgement
+
+GOOD, BAD, TAG, SEPARATOR = "+", "-", "ки", "<extra_0>"
+QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+
+Prefixes = Callable[[Any, str, Sequence[str]], list[tuple[int, ...]]]
+
+
+def shepherd_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
+    """The tokens up to each step's `ки`, that one included."""
+    lines = [f"Step {i}: {step} {TAG}" for i, step in enumerate(steps, start=1)]
+    return cut_at(tokenizer(f"{question} " + "\n".join(lines))["input_ids"], tag_id(tokenizer, TAG), len(steps))
+
+
+def rlhflow_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
+    """The chat up to where the assistant judges each step; it has called all earlier ones good."""
+    turns: list[dict[str, str]] = []
+    found = []
+    for i, step in enumerate(steps):
+        turns.append({"role": "user", "content": step if i else f"{question} {step}"})
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        found.append(tuple(tokenizer(text, add_special_tokens=False)["input_ids"]))
+        turns.append({"role": "assistant", "content": GOOD})
+    return found
+
+
+def qwen_prefixes(tokenizer: Any, question: str, steps: Sequence[str]) -> list[tuple[int, ...]]:
+    """The chat up to the separator after each step, that one included."""
+    turns = [
+        {"role": "system", "content": QWEN_SYSTEM},
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": SEPARATOR.join(steps) + SEPARATOR},
+    ]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=False)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return cut_at(ids, tag_id(tokenizer, SEPARATOR), len(steps))
+
+
+FORMATS: dict[str, Prefixes] = {
+    "math-shepherd": shepherd_prefixes,
+    "rlhflow": rlhflow_prefixes,
+    "qwen-prm": qwen_prefixes,
+}
+
+
+def tag_id(tokenizer: Any, tag: str) -> int:
+    """The last token of a tag."""
+    return int(tokenizer(tag, add_special_tokens=False)["input_ids"][-1])
+
+
+def cut_at(ids: Sequence[int], tag: int, count: int) -> list[tuple[int, ...]]:
+    """The beginnings of `ids` that end with the last `count` tags. Raises RequestError where the steps hold tags too."""
+    ends = [i + 1 for i, token in enumerate(ids) if token == tag]
+    if len(ends) != count:
+        raise RequestError(f"a response of {count} steps has {len(ends)} step tags: its text holds the tag itself")
+    return [tuple(ids[:end]) for end in ends]
+
+
+def lines_of(steps: Sequence[Step]) -> list[str]:
+    """The steps' texts without line ends."""
+    return [step.text.strip() for step in steps]
+
+
+@dataclass(slots=True)
+class CausalPrm:
+    """A verifier whose causal language model says yes or no (`answers`) after each step; the total is the least step."""
+
+    engine: InProcessEngine
+    tokenizer: Any
+    prefixes: Prefixes
+    answers: tuple[int, int]
+    name: str = "prm"
+    computes: bool = True
+
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens that the engine computed."""
+        return self.engine.stats.computed_tokens
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        """See `Verifier`: a step scores p(yes) / (p(yes) + p(no))."""
+        if not steps:
+            return Judgement((), 1.0)
+        prefixes = self.prefixes(self.tokenizer, problem.question, lines_of(steps))
+        asked = [(prefix, (token,)) for prefix in prefixes for token in self.answers]
+        logprobs = [one for [one] in await self.engine.score(asked)]
+        scores = [1 / (1 + math.exp(b - a)) for a, b in zip(logprobs[::2], logprobs[1::2], strict=True)]
+        return Judgement(tuple(scores), min(scores))
+
+
+@dataclass(slots=True)
+class ClassifierPrm:
+    """A verifier that reads class 1 of 2 off a backbone's states at the separators; the total is the least step.
+
+    `layers` are (weight, bias) pairs with a ReLU between them.
+    """
+
+    backbone: Any
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    tokenizer: Any
+    name: str = "prm"
+    computes: bool = True
+    scored_tokens: int = 0
+    known: dict[tuple[int, ...], tuple[float, ...]] = field(default_factory=dict)
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        """See `Verifier`."""
+        if not steps:
+            return Judgement((), 1.0)
+        prefixes = qwen_prefixes(self.tokenizer, problem.question, lines_of(steps))
+        scores = self.known.get(prefixes[-1])
+        if scores is None:
+            scores = self.known[prefixes[-1]] = self.compute(prefixes)
+        return Judgement(scores, min(scores))
+
+    @torch.inference_mode()
+    def compute(self, prefixes: Sequence[tuple[int, ...]]) -> tuple[float, ...]:
+        """The steps' probabilities by one forward."""
+        self.scored_tokens += len(prefixes[-1])
+        weight: Any = self.backbone.get_input_embeddings().weight
+        ids = torch.tensor([prefixes[-1]], device=weight.device)
+        states = self.backbone(input_ids=ids).last_hidden_state[0, [len(prefix) - 1 for prefix in prefixes]]
+        for i, (matrix, bias) in enumerate(self.layers):
+            states = F.linear(states.relu() if i else states, matrix, bias)
+        return tuple(states.float().softmax(-1)[:, 1].tolist())
+
+
+def load_public(folder: Path, name: str, config: Config) -> CausalPrm | ClassifierPrm:
+    """The verifier of a folder in one of `FORMATS`. Raises CheckpointError where it isn't readable as one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if name == "qwen-prm":
+            backbone: Any = AutoModel.from_pretrained(folder, dtype="auto")
+            return ClassifierPrm(backbone.to(device).eval(), head_layers(folder, device), tokenizer)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the folder and"
+            " train.prm.format"
+        ) from error
+    engine = InProcessEngine(
+        model.to(device).eval(), eos_id=tokenizer.eos_token_id, line_end_ids=frozenset(), settings=config.engine
+    )
+    if name == "math-shepherd":  # `+` and `-` as words after a space, which is how they follow the tag
+        pair = tokenizer(f"{GOOD} {BAD}", add_special_tokens=False)["input_ids"]
+        answers = int(pair[0]), int(pair[-1])
+    else:
+        answers = tag_id(tokenizer, GOOD), tag_id(tokenizer, BAD)
+    return CausalPrm(engine, tokenizer, FORMATS[name], answers)
+
+
+def head_layers(folder: Path, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The score head's layers: `score.weight` alone, or `score.0.weight` and `score.2.weight` (a ReLU is number 1)."""
+    index = folder / "model.safetensors.index.json"
+    files = {}
+    if index.is_file():
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(set(files.values()) or {"model.safetensors"}):
+        with safe_open(folder / file, "pt", device=device) as tensors:
+            found |= {key: tensors.get_tensor(key) for key in tensors.keys() if key.startswith("score.")}  # noqa: SIM118
+    names = sorted(key.removesuffix(".weight") for key in found if key.endswith(".weight"))
+    if not names:
+        raise ValueError("there is no score head in it")
+    layers = []
+    for one in names:
+        weight = found[f"{one}.weight"]
+        layers.append((weight, found.get(f"{one}.bias", weight.new_zeros(len(weight)))))
+    return layers

@@ -1,0 +1,82 @@
+"""HotpotQA rows (distractor setting) as tasks: ten paragraphs, two of which hold the answer, then the question.
+
+`test` is the hub's validation split, whose answers are public. `train`, `validation` and `arena` come from the hub's
+train split as GSM8K's do (`rows.split_rows`). A problem's id is `hotpotqa/<hub split>/<the row's id>`.
+The worked solution is the supporting facts, a line each, and the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from ..errors import DataError
+from ..types import Problem, Task
+from .rows import DataSet, split_rows
+
+HOTPOTQA = DataSet(
+    "HotpotQA", "hotpotqa", ("hotpotqa/hotpot_qa", "distractor"), ("id", "question", "answer", "context")
+)
+
+
+def load(split: str, count: int, path: str | None = None, start: int = 0) -> list[Task]:
+    """At most `count` tasks of a split from its number `start` on; an empty list where the split ends before that.
+
+    Args:
+        split: "train", "validation", "arena" or "test".
+        count: how many tasks.
+        path: a folder with `validation.jsonl` (for test) and `train.jsonl`, or one with a `hotpotqa` folder that has
+            them. None takes the environment variable ALPHAZERO_DATA_DIR, and without that the hub.
+        start: index of the first task within the split.
+
+    Raises:
+        DataError: one sentence naming file, line and fix.
+    """
+    hub_split = "validation" if split == "test" else "train"
+    total, row = HOTPOTQA.rows(hub_split, path)
+    return [_task(*row(number), hub_split) for number in split_rows(split, total)[start : start + count]]
+
+
+def prompt(titles: Sequence[str], paragraphs: Sequence[Sequence[str]], question: str) -> str:
+    """The paragraphs in order, each a line that begins with its title, and the question on the last line."""
+    lines = [f"{title}: {''.join(one).strip()}" for title, one in zip(titles, paragraphs, strict=True)]
+    return "\n".join([*lines, f"Question: {question}"])
+
+
+def _task(columns: Mapping[str, Any], where: str, hub_split: str) -> Task:
+    row_id, question, gold = (HOTPOTQA.text(columns, where, name) for name in HOTPOTQA.columns[:3])
+    titles, paragraphs = _context(columns.get("context"), where)
+    problem = Problem(f"hotpotqa/{hub_split}/{row_id}", prompt(titles, paragraphs, question), "hotpotqa")
+    facts = _facts(columns.get("supporting_facts"), dict(zip(titles, paragraphs, strict=True)))
+    return Task(problem, gold, "\n".join([*facts, f"#### {gold}"]))
+
+
+def _facts(supporting: Any, paragraphs: Mapping[str, Sequence[str]]) -> list[str]:
+    """The supporting sentences with their titles. Some rows point beyond a paragraph's end; those facts are left out."""
+    columns = supporting if isinstance(supporting, Mapping) else {}
+    named = zip(columns.get("title") or (), columns.get("sent_id") or (), strict=False)
+    return [
+        f"{title}: {' '.join(paragraphs[title][number].split())}"
+        for title, number in named
+        if title in paragraphs and number < len(paragraphs[title])
+    ]
+
+
+def _context(context: Any, where: str) -> tuple[list[str], list[list[str]]]:
+    """The titles and the paragraphs' sentences, or DataError."""
+    columns = context if isinstance(context, Mapping) else {}
+    titles, paragraphs = columns.get("title"), columns.get("sentences")
+    if not (_texts(titles) and isinstance(paragraphs, list) and all(map(_texts, paragraphs))):
+        raise DataError(
+            f"{where} has no `context` with a list of texts as `title` and a list of such lists as `sentences`: write"
+            " both or remove the row"
+        )
+    if len(titles) != len(paragraphs):
+        raise DataError(
+            f"{where} has a `context` of {len(titles)} titles and {len(paragraphs)} paragraphs: give each its title"
+        )
+    return titles, paragraphs
+
+
+def _texts(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)

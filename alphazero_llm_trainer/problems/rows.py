@@ -1,0 +1,132 @@
+"""Rows of a data set by number, from a local folder or from the hub, and how a hub's train rows are split."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ..errors import DataError
+
+DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
+HELD_OUT_ROWS = 500
+
+Row = Callable[[int], tuple[Mapping[str, Any], str]]  # row number -> its columns and where it stands, for messages
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Where the rows of one data set are.
+
+    title: its name in messages; folder: its folder below ALPHAZERO_DATA_DIR; hub: name and, where there is one,
+    configuration on the hub; columns: the columns that every row needs, for messages.
+    """
+
+    title: str
+    folder: str
+    hub: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def needed(self) -> str:
+        """The columns as a phrase."""
+        *first, last = (f"`{name}`" for name in self.columns)
+        return f"{', '.join(first)} and {last}"
+
+    def rows(self, hub_split: str, path: str | None = None) -> tuple[int, Row]:
+        """How many rows a hub's split has, and the rows by number.
+
+        Args:
+            hub_split: the split's name on the hub, and its file's without `.jsonl`.
+            path: a folder with the files, or one with a folder of this data set's name that has them. None takes the
+                environment variable ALPHAZERO_DATA_DIR, and without that the hub.
+
+        Raises:
+            DataError: one sentence naming file, line and fix.
+        """
+        folder = local_folder(path)
+        return self._hub_rows(hub_split) if folder is None else self._local_rows(folder, hub_split)
+
+    def text(self, columns: Mapping[str, Any], where: str, name: str) -> str:
+        """The text of a column, stripped, or DataError."""
+        value = columns.get(name)
+        if value is None:
+            raise DataError(f"{where} has no `{name}`: give every row {self.needed}")
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(f"{where} has {value!r} as `{name}`: write the text there or remove the row")
+        return value.strip()
+
+    def file(self, folder: Path, hub_split: str) -> Path | None:
+        """The local file of a split, or None where the folder has none."""
+        name = f"{hub_split}.jsonl"
+        return next((file for file in (folder / name, folder / self.folder / name) if file.is_file()), None)
+
+    def _local_rows(self, folder: Path, hub_split: str) -> tuple[int, Row]:
+        file = self.file(folder, hub_split)
+        if file is None:
+            raise DataError(
+                f"{folder} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point dataset.path or"
+                f" {DATA_VARIABLE} at the folder with the {self.title} rows, or unset both to use the hub"
+            )
+        try:
+            # A file's own iteration: str.splitlines would also break at the U+2028 that JSON allows inside a string.
+            with file.open(encoding="utf-8-sig") as opened:
+                lines = [(number, line) for number, line in enumerate(opened, 1) if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{file} can't be read as UTF-8 text ({error}): check the file") from error
+        if not lines:
+            raise DataError(f"{file} has no rows: put {self.title} rows with {self.needed} into it")
+
+        def row(index: int) -> tuple[Mapping[str, Any], str]:
+            number, line = lines[index]
+            where = f"{file} line {number}"
+            try:
+                columns = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{where} is not valid JSON: mend or remove that line") from error
+            if not isinstance(columns, dict):
+                raise DataError(f"{where} is not a JSON object: write one with {self.needed}")
+            return columns, where
+
+        return len(lines), row
+
+    def _hub_rows(self, hub_split: str) -> tuple[int, Row]:
+        import datasets
+
+        name = self.hub[0]
+        try:
+            rows = datasets.load_dataset(*self.hub, split=hub_split)
+        except (OSError, ValueError, httpx.HTTPError) as error:
+            raise DataError(
+                f"{name} can't be loaded from the hub ({type(error).__name__}): check the network, or set"
+                f" {DATA_VARIABLE} (or dataset.path) to a folder with {self.folder}/{hub_split}.jsonl"
+            ) from error
+        return len(rows), lambda index: (rows[index], f"{name} {hub_split} row {index}")
+
+
+def local_folder(path: str | None) -> Path | None:
+    """The folder that holds the rows, or None for the hub."""
+    folder = path if path is not None else os.environ.get(DATA_VARIABLE) or None
+    return None if folder is None else Path(folder).expanduser()
+
+
+def split_rows(split: str, total: int) -> range:
+    """The row numbers of a split among the `total` rows of the hub's split it comes from.
+
+    The last tenth (500 rows at most) of the hub's train rows is `arena`, the tenth before it `validation`, and `train`
+    is what remains: the splits are disjoint.
+    """
+    if split == "test":
+        return range(total)
+    held = min(HELD_OUT_ROWS, total // 10)
+    bounds = {
+        "train": (0, total - 2 * held),
+        "validation": (total - 2 * held, total - held),
+        "arena": (total - held, total),
+    }
+    return range(*bounds[split])

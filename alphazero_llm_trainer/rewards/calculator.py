@@ -1,0 +1,183 @@
+"""Is the arithmetic that a text writes down true? A rule that needs no gold answer and no model.
+
+An equation is an expression of numbers and `+ - * /` (also `x`, `×`, `÷` and brackets) with at least one operation, an
+equals sign and a number: `16 - 3 = 13`, GSM8K's `<<48/2=24>>`, `$1,200 / 4 = $300`. Everything is computed in exact
+fractions. A result with decimals may be rounded (`10 / 3 = 3.33`), a whole one may not (`10 / 3 = 3`). What isn't plain
+arithmetic (words, percentages, letters) is no equation and is not judged.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+CACHED_LINES = 8192
+LONGEST = 40  # tokens of an expression that are looked at
+DIGITS = 30  # of one number
+
+_NUMBER = r"(?>\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_TOKENS = re.compile(
+    rf"(?P<number>(?<![\w.])\$?(?:{_NUMBER})(?![\w%])(?!\.\d))"
+    r"|(?P<operator>[-+*/×÷−]|(?<=[\s\d)])[xX](?=\s*[\d($]))"
+    r"|(?P<bracket>[()])|(?P<equals>=)|(?P<space>[ \t]+)|(?P<other>.)",
+    re.DOTALL,
+)
+_SIGNS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
+
+Token = tuple[str, str]  # kind and text
+
+
+def consistent(text: str) -> bool:
+    """Whether every equation in `text` is true; True where there is none."""
+    return all(equations(text))
+
+
+@lru_cache(maxsize=CACHED_LINES)
+def equations(text: str) -> tuple[bool, ...]:
+    """For each equation in `text`, in order, whether it is true."""
+    tokens = _tokens(text)
+    found = []
+    for at, (kind, _) in enumerate(tokens):
+        if kind != "equals":
+            continue
+        left = _value(tokens[:at])
+        right = _right(tokens[at + 1 :])
+        if left is not None and right is not None:
+            found.append(_says(right, left))
+    return tuple(found)
+
+
+def exact_result(text: str) -> str | None:
+    """What belongs after the equals sign that `text` ends with, as a plain decimal.
+
+    None where `text` ends otherwise, where no expression stands before the sign, and where the result has no finite
+    decimal form.
+    """
+    tokens = _tokens(text.rpartition("\n")[2])
+    if tokens and tokens[-1][0] == "equals":
+        result = _value(tokens[:-1])
+        return None if result is None else _decimal(result)
+    return None
+
+
+def _tokens(text: str) -> list[Token]:
+    """Tokens without spaces. A minus that touches what follows and follows no operand is a sign (a lone one: a list mark)."""
+    tokens: list[Token] = []
+    for match in _TOKENS.finditer(text):
+        kind, word = str(match.lastgroup), _SIGNS.get(match[0], match[0])
+        if kind == "space":
+            continue
+        after_operand = bool(tokens) and (tokens[-1][0] == "number" or tokens[-1][1] == ")")
+        if kind == "operator" and word == "-" and not after_operand and text[match.end() : match.end() + 1].strip():
+            kind = "sign"
+        tokens.append((kind, word))
+    return tokens
+
+
+def _value(tokens: list[Token]) -> Fraction | None:
+    """The longest expression that `tokens` end with, or None where there is none with an operation."""
+    start = len(tokens)
+    while start > 0 and tokens[start - 1][0] in ("number", "operator", "bracket", "sign"):
+        start -= 1
+    run = tokens[max(start, len(tokens) - LONGEST) :]
+    for first in range(len(run)):
+        if first and run[first - 1][0] == "number":
+            continue  # `1 2 + 3`: a number before this one belongs to no operation
+        parser = _Parser(run[first:])
+        result = parser.whole()
+        if result is not None:
+            return result if parser.operations else None
+    return None
+
+
+def _right(tokens: list[Token]) -> str | None:
+    """The number that `tokens` begin with, as text; None where it is the beginning of something longer."""
+    sign = ""
+    if tokens and tokens[0] == ("sign", "-"):
+        sign, tokens = "-", tokens[1:]
+    if not tokens or tokens[0][0] != "number":
+        return None
+    if len(tokens) > 1 and tokens[1][0] == "operator":
+        return None
+    return sign + tokens[0][1].lstrip("$").replace(",", "")
+
+
+def _says(written: str, exact: Fraction) -> bool:
+    """Whether `written` is `exact`, rounded to as many decimals as it shows where it shows any."""
+    if len(written) > DIGITS:
+        return False
+    decimals = len(written.partition(".")[2])
+    off = abs(Fraction(written) - exact)
+    return off == 0 or (decimals > 0 and off <= Fraction(1, 2 * 10**decimals))
+
+
+def _decimal(number: Fraction) -> str | None:
+    rest, shift = number.denominator, 0
+    while rest % 10 == 0:
+        rest, shift = rest // 10, shift + 1
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest, shift = rest // factor, shift + 1
+    if rest != 1 or shift > DIGITS:
+        return None
+    digits = str(abs(number.numerator) * 10**shift // number.denominator).rjust(shift + 1, "0")
+    whole, part = (digits[:-shift], digits[-shift:].rstrip("0")) if shift else (digits, "")
+    return ("-" if number < 0 else "") + whole + (f".{part}" if part else "")
+
+
+class _Parser:
+    """Recursive descent over one expression: products before sums, left to right. `operations` counts the operators."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens, self.at, self.operations = tokens, 0, 0
+
+    def whole(self) -> Fraction | None:
+        """The value when all tokens are one expression, else None (a division by zero included)."""
+        value = self.sum()
+        return value if self.at == len(self.tokens) else None
+
+    def sum(self) -> Fraction | None:
+        value = self.product()
+        while value is not None and self.next() in ("+", "-"):
+            sign = 1 if self.take() == "+" else -1
+            other = self.product()
+            value = None if other is None else value + sign * other
+        return value
+
+    def product(self) -> Fraction | None:
+        value = self.atom()
+        while value is not None and self.next() in ("*", "/"):
+            operator, other = self.take(), self.atom()
+            if other is None or (operator == "/" and other == 0):
+                return None
+            value = value * other if operator == "*" else value / other
+        return value
+
+    def atom(self) -> Fraction | None:
+        if self.at >= len(self.tokens):
+            return None
+        kind, word = self.tokens[self.at]
+        self.at += 1
+        if kind == "sign":
+            value = self.atom()
+            return None if value is None else -value
+        if kind == "number":
+            plain = word.lstrip("$").replace(",", "")
+            return Fraction(plain) if len(plain) <= DIGITS else None
+        if word == "(":
+            value = self.sum()
+            closed = self.at < len(self.tokens) and self.tokens[self.at][1] == ")"
+            self.at += 1
+            return value if closed else None
+        return None
+
+    def next(self) -> str:
+        """The operator that comes next, or ""."""
+        kind, word = self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
+        return word if kind == "operator" else ""
+
+    def take(self) -> str:
+        self.at += 1
+        self.operations += 1
+        return self.tokens[self.at - 1][1]

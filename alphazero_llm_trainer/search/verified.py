@@ -1,0 +1,162 @@
+"""What a leaf of step-level search becomes under a verifier: one chain, each step judged as soon as it is drawn.
+
+The chain ends at its first rejected step, which becomes a terminal node of reward 0 with the verdict "rejected". What was
+good before it stays in the tree, and `Mcts` draws again from there at once: no rejected leaf is left unrepaired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..answers import extract, is_final
+from ..config import SearchConfig
+from ..policy.protocol import Judgement, Limits, Verifier
+from ..types import Continuation, Cost, Problem, RewardParts, Step
+from .mcts import Evaluation, Leaf, Playout
+from .seeds import derive_seed
+from .steps import StepPolicy, verdict
+from .tree import REJECTED, Rollout, Tree
+
+
+@dataclass(slots=True)
+class Judge:
+    """A verifier at work on one problem: `cost` takes up each token that a model of its own computes, once.
+
+    `prompt_tokens` are part of that: such a model reads the prompt before it can judge the first step.
+    """
+
+    verifier: Verifier
+    problem: Problem
+    prompt_tokens: int
+    cost: Cost
+    known: set[tuple[int, ...]] = field(default_factory=set)
+
+    def price(self, steps: Sequence[Step]) -> int:
+        """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
+        if not self.verifier.computes:
+            return 0
+        prefix: tuple[int, ...] = ()
+        price = 0 if self.known else self.prompt_tokens
+        for step in steps:
+            prefix += step.token_ids
+            price += 0 if prefix in self.known else len(step.token_ids)
+        return price
+
+    async def __call__(self, steps: Sequence[Step]) -> Judgement:
+        self.cost.scored_tokens += self.price(steps)
+        prefix: tuple[int, ...] = ()
+        self.known.add(prefix)
+        for step in steps:
+            prefix += step.token_ids
+            self.known.add(prefix)
+        return await self.verifier(self.problem, steps)
+
+
+class VerifiedExpansion:
+    """Evaluates the leaves of one tree: a chain of judged steps from the leaf to its first rejected step or its end.
+
+    A step that is the first after its prefix is drawn at `search.verify.first_temperature`, one that replaces or forks
+    another at `search.temperature`. A finished chain earns its judgement's `total`. A cut one backs up the `total` of
+    the steps before the rejected one, from there on: a bad step says little about the good ones above it.
+    """
+
+    least_tokens = 1
+
+    def __init__(
+        self, policy: StepPolicy, settings: SearchConfig, problem: Problem, tree: Tree, seed: int, judge: Judge
+    ) -> None:
+        self.policy, self.settings, self.problem, self.tree = policy, settings, problem, tree
+        self.seed, self.judge, self.cost = seed, judge, judge.cost
+
+    async def open(self, left: int | None) -> str | None:
+        """Nothing to do before the first simulation."""
+        return None
+
+    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
+        """The leaf's next chain, as a playout with the score of each of its steps."""
+        steps = self.tree.steps(leaf.node)
+        start, used = len(steps), sum(len(step.token_ids) for step in steps)
+        room = self.settings.max_tokens - used
+        draw = derive_seed(self.seed, leaf.node, self.tree.N[leaf.node])
+        scores: list[float] = []
+        total, why = 1.0, None
+        while why is None:
+            fresh = len(steps) > start or not self.tree.children[leaf.node]
+            allowed = room if left is None else min(room, left)
+            limits = Limits(self.settings.max_depth - len(steps), allowed)
+            if limits.lines <= 0 or room <= 0:
+                why = "depth" if limits.lines <= 0 else "length"
+                break
+            if allowed <= 0:
+                return self.unfinished(steps[start:], scores)
+            found, spent = await self.draw(steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh)
+            room -= spent
+            left = None if left is None else left - spent
+            if found.ended or (found.steps and is_final(found.steps[-1].text)):
+                why = verdict(found, limits)
+            elif not found.steps or not found.steps[-1].text.endswith("\n"):
+                # The tokens ran out inside a step, and half a step can't be judged.
+                if allowed < room + spent:
+                    return self.unfinished(steps[start:], scores)
+                why = "length"
+                break
+            steps += found.steps
+            if not found.steps:
+                break
+            price = self.judge.price(steps)
+            if left is not None:
+                if price > left:
+                    # Unjudged steps earn nothing: what the budget can't pay for isn't known.
+                    if why is None:
+                        return self.unfinished(steps[start:], scores)
+                    total = 0.0
+                    break
+                left -= price
+            judged = await self.judge(steps)
+            scores.append(judged.steps[-1])
+            if scores[-1] < self.settings.verify.reject_below:
+                why = REJECTED
+            else:
+                total = judged.total
+        chain = Continuation(tuple(steps[start:]), why == "ended")
+        if not chain.steps:
+            # Not one step fits: a visit without worth, so that the next draw is another one.
+            return Evaluation(value=0.0)
+        answers = why == "answer" or (why == "ended" and extract("".join(step.text for step in steps)) is not None)
+        reward = RewardParts(total=total if answers else 0.0)
+        return Evaluation([Playout(chain, why, reward)], scores=scores, estimate=total if why == REJECTED else None)
+
+    def unfinished(self, steps: Sequence[Step], scores: Sequence[float]) -> Evaluation:
+        """What the budget left of a chain: its steps stay open, for the chain that `close` draws."""
+        return Evaluation([Playout(Continuation(tuple(steps), False), None, None)], scores=scores)
+
+    async def draw(self, steps: list[Step], seed: int, limits: Limits, fresh: bool) -> tuple[Continuation, int]:
+        """The next step (or with more lines the rest of the response) after `steps`, and its sampled tokens."""
+        temperature = self.settings.verify.first_temperature if fresh else self.settings.temperature
+        [found], spent = await self.policy.continuations(self.problem, steps, 1, seed, limits, temperature=temperature)
+        self.cost.add(spent)
+        return found, spent.sampled_tokens
+
+    async def close(self, node: int, left: int | None) -> int:
+        """Where no response passed: one more chain, unjudged, from the end of the deepest path that was not rejected."""
+        tree = self.tree
+        if any(tree.reward[leaf] for leaf in tree.leaves()):
+            return node
+        depth = [0] * len(tree)
+        for one in range(1, len(tree)):
+            depth[one] = depth[tree.parent[one]] + 1
+        open_ends = [one for one in range(len(tree)) if tree.verdict[one] is None]
+        node = max(open_ends, key=lambda one: (depth[one], -one))
+        steps = tree.steps(node)
+        room = self.settings.max_tokens - sum(len(step.token_ids) for step in steps)
+        limits = Limits(self.settings.max_depth - len(steps), room if left is None else min(room, left))
+        if limits.lines <= 0 or limits.tokens <= 0:
+            return node
+        last, _ = await self.draw(steps, derive_seed(self.seed, "final"), limits, not tree.children[node])
+        # A rollout and no nodes: it may pass through a step that was rejected.
+        ids = tuple(token for step in last.steps for token in step.token_ids)
+        logprobs = tuple(value for step in last.steps for value in step.logprobs)
+        text = "".join(step.text for step in last.steps)
+        tree.rollouts.append(Rollout(node, ids, logprobs, text, verdict(last, limits), 0.0, None, None))
+        return node

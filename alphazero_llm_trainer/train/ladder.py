@@ -1,0 +1,233 @@
+"""The ladder: Base < SFT < +PPO (outcome reward) < +GRPO (process reward) < +GRPO +MCTS, each rung over the one below.
+
+Every stage is a command of this package in a process of its own: what a user would type. A stage that left its last file
+is not run again, so a ladder that was killed goes on where it was. The evaluations alone read held-out problems, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..errors import TrainingError
+from .checkpoint import write_json
+
+RUNGS = ("Base", "SFT", "+PPO", "+GRPO (PRM)", "+GRPO (PRM) +MCTS")
+COMMAND = (sys.executable, "-c", "from alphazero_llm_trainer.cli import main; raise SystemExit(main())")
+TIMES = "times.json"  # seconds of each stage of a seed
+
+
+class LadderStopped(Exception):
+    """The user asked to stop; finished stages stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A command of a seed and the stages, of any seed, that have to be finished before it."""
+
+    name: str
+    needs: tuple[tuple[int, str], ...]  # (seed, stage)
+    run: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Seed:
+    """One seed's stages, which write into `path`.
+
+    Args:
+        path: the seed's folder.
+        config: the ladder's resolved configuration; `recipe` is the file that holds it.
+        say: told about each stage.
+        stop: True once the user wants to end.
+        partner: another seed, whose SFT student this one's PRM starts from: it errs elsewhere. None: the own one.
+    """
+
+    path: Path
+    seed: int
+    config: Config
+    recipe: Path
+    say: Callable[[str], None]
+    stop: Callable[[], bool]
+    partner: Seed | None = None
+
+    # -- where things are ----------------------------------------------------------------------------------------------
+
+    @property
+    def prm(self) -> Path:
+        return self.path / "prm"
+
+    def run_folder(self, method: str) -> Path:
+        return self.path / method / "run-001"
+
+    def student(self, rung: int) -> Path:
+        """The student of a rung, as a plain folder; MCTS searches with the one below it."""
+        return (
+            self.path / "base",
+            self.path / "sft",
+            self.run_folder("ppo") / "student",
+            self.run_folder("grpo") / "student",
+            self.run_folder("grpo") / "student",
+        )[rung]
+
+    def evaluation(self, name: str) -> Path:
+        return self.path / f"eval-{name}"
+
+    # -- stages --------------------------------------------------------------------------------------------------------
+
+    def stages(self) -> list[Stage]:
+        """All stages. PPO waits for GRPO: its budget is what the PRM and GRPO sampled together."""
+        ladder, sft = self.config.ladder, self.path / "sft"
+        steps, most = self.config.train.sft.steps, [max(ladder.budgets)]
+        prm = ["prm", "--path", str(sft), "--out", str(self.prm)]
+        before_prm = [self.seed]
+        if self.partner is not None:
+            prm += ["--set", f"train.prm.base={self.partner.path / 'sft'}"]
+            before_prm.append(self.partner.seed)
+        own = [word for override in ladder.ppo_overrides for word in ("--set", override)]
+        last = len(RUNGS) - 1
+        return [
+            Stage("sft", (), lambda: self.supervised("sft", steps)),
+            Stage(
+                "prm",
+                tuple((seed, "sft") for seed in before_prm),
+                lambda: self.stage("prm", prm, self.prm / "prm.json"),
+            ),
+            Stage(
+                "grpo",
+                ((self.seed, "prm"),),
+                lambda: self.reinforced("grpo", ladder.questions, "--set", f"train.grpo.prm={self.prm}"),
+            ),
+            Stage("ppo", ((self.seed, "grpo"),), lambda: self.reinforced("ppo", self.ppo_questions(), *own)),
+            Stage("base", (), lambda: self.supervised("base", ladder.base_steps)),
+            *(
+                Stage(
+                    f"eval {name}", ((self.seed, name),), partial(self.evaluated, name, rung, ["greedy"], most, "none")
+                )
+                for rung, name in enumerate(("base", "sft", "ppo"))
+            ),
+            *(
+                Stage(
+                    f"eval {name}",
+                    ((self.seed, "grpo"),),
+                    partial(self.evaluated, name, last, [*ladder.methods], [*ladder.budgets], name),
+                )
+                for name in ladder.verifiers
+            ),
+        ]
+
+    def supervised(self, name: str, steps: int) -> None:
+        out = self.path / name
+        # The command's own test figure is not used: one problem is the least it takes.
+        arguments = ["sft", "--out", str(out), "--eval-size", "1", "--set", f"train.sft.steps={steps}"]
+        self.stage(name, arguments, out / "manifest.json")
+
+    def reinforced(self, method: str, questions: int, *more: str) -> None:
+        run = self.run_folder(method)
+        arguments = [method, "--checkpoint-dir", str(run.parent)]
+        if (run / "run.json").is_file():
+            self.stage(method, [*arguments, "--resume", str(run)], run / "report.png", configured=False)
+        else:
+            start = ["--path", str(self.path / "sft"), "--eval-size", "0", "--num-examples", str(questions)]
+            self.stage(method, [*arguments, *start, *more], run / "report.png")
+
+    def evaluated(self, name: str, rung: int, methods: list[str], budgets: list[int], verifier: str) -> None:
+        out = self.evaluation(name)
+        arguments = ["eval", "--path", str(self.student(rung)), "--num", str(self.config.ladder.num), "--out", str(out)]
+        arguments += ["--methods", *methods, "--budget-tokens", *map(str, budgets), "--verifier", verifier]
+        if "prm" in verifier or verifier == "combination":
+            arguments += ["--prm", str(self.prm)]
+        if (out / "run.json").is_file():
+            arguments.append("--resume")
+        self.stage(f"eval {name}", arguments, out / "results.json")
+
+    def ppo_questions(self) -> int:
+        """Questions for which PPO samples as many tokens as the PRM's trees and GRPO did together."""
+        grpo = self.tokens("grpo")
+        samples = sum(line.get("samples", 0) for line in read_lines(self.run_folder("grpo") / "metrics.jsonl"))
+        a_question = grpo / samples * self.config.train.ppo.samples
+        return round((grpo + self.tokens("prm")) / a_question)
+
+    def tokens(self, stage: str) -> int:
+        """Tokens that a stage sampled."""
+        if stage == "prm":
+            return int(read(self.prm / "prm.json").get("cost", {}).get("sampled_tokens", 0))
+        return int(read(self.run_folder(stage) / "run.json")["search_cost"]["sampled_tokens"])
+
+    def stage(self, name: str, arguments: list[str], finished: Path, configured: bool = True) -> None:
+        """Run one command unless it has finished; its output goes to `NAME.log`."""
+        if finished.is_file():
+            return
+        if self.stop():
+            raise LadderStopped
+        if configured:
+            arguments = [*arguments, "--config", str(self.recipe), "--seed", str(self.seed)]
+        began = time.perf_counter()
+        self.say(f"seed {self.seed}: {name}")
+        log = self.path / f"{name.replace(' ', '-')}.log"
+        # One thread each: seeds run side by side.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with log.open("ab") as output:
+            # Ctrl-C reaches the command too: it ends at its next safe place.
+            code = subprocess.run(
+                [*COMMAND, *arguments], stdout=output, stderr=output, env=environment, check=False
+            ).returncode
+        if self.stop():
+            raise LadderStopped
+        if code or not finished.is_file():
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise TrainingError(
+                f"stage {name} of seed {self.seed} ended with exit code {code} ({lines[-1] if lines else 'no output'}):"
+                f" see {log}, mend it and go on with --resume"
+            )
+        seconds = time.perf_counter() - began
+        times = read(self.path / TIMES) if (self.path / TIMES).is_file() else {}
+        times[name] = round(times.get(name, 0.0) + seconds, 1)
+        write_json(self.path / TIMES, times)
+        self.say(f"seed {self.seed}: {name} took {seconds:.0f} s")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON object that a stage wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def climb(seeds: list[Seed], jobs: int) -> None:
+    """Run all stages of all seeds, `jobs` at once, each as soon as those it needs have finished.
+
+    After a failure, or once a seed is told to stop, the stages under way end and the first failure is raised.
+    """
+    for seed in seeds:
+        seed.path.mkdir(parents=True, exist_ok=True)
+    # The long chain of every seed goes first, so that no worker ends up alone with one.
+    each = [[(seed, stage) for stage in seed.stages()] for seed in seeds]
+    waiting = [one for stages in zip(*each, strict=True) for one in stages]
+    finished: set[tuple[int, str]] = set()
+    running: dict[Future[None], tuple[int, str]] = {}
+    errors: list[BaseException] = []
+    with ThreadPoolExecutor(jobs) as pool:
+        while running or (waiting and not errors):
+            for seed, stage in [*waiting] if not errors else ():
+                if len(running) < jobs and finished.issuperset(stage.needs):
+                    running[pool.submit(stage.run)] = seed.seed, stage.name
+                    waiting.remove((seed, stage))
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                finished.add(running.pop(future))
+                if (error := future.exception()) is not None:
+                    errors.append(error)
+    # A stage that was stopped because of another one's failure is not the reason.
+    for error in sorted(errors, key=lambda error: isinstance(error, LadderStopped)):
+        raise error

@@ -1,0 +1,223 @@
+"""Shared prefixes trained once: the responses of one question as a depth-first trie in one sequence.
+
+Rows are sorted, so that each shares its longest common beginning with the one before it and only its new tokens are
+appended: prompt and common steps are computed once. A token sees its ancestors alone (4-D additive mask) and stands at
+its depth (position ids), so its hidden state is the one that it has in the flat batch, and so is every gradient.
+A token that has several successors is fed once more for each further one: then every position predicts one label, and
+the causal language model's own forward and loss head do the rest. (Tree training as in Wang et al. 2025, "Tree
+Training", and FACTS.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+IGNORED = -100  # the label of a position that predicts nothing
+FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forward of its own
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Multiply-adds of a forward: `linear` a token, `pair` for each pair of tokens of a sequence."""
+
+    linear: float
+    pair: float
+
+    @classmethod
+    def of(cls, config: Any) -> Work:
+        """Of a decoder's layers, read off its configuration."""
+        width, layers = config.hidden_size, config.num_hidden_layers
+        inner = getattr(config, "intermediate_size", None) or 4 * width
+        # Twice for pairs: masked attention runs at about half of a matrix product's rate.
+        return cls(layers * (4.0 * width * width + 3.0 * width * inner), layers * 4.0 * width)
+
+    def __call__(self, length: int, count: int = 1) -> float:
+        return count * length * (self.linear + self.pair * length)
+
+
+@dataclass(slots=True)
+class Trie:
+    """One sequence: tokens, depths, labels and subtree ends, all `[N]`; `twins` are (second copy, first copy) pairs.
+
+    Token j is seen by token i when `j <= i < ends[j]` and j is not i's twin.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    twins: list[tuple[int, int]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every row's tokens went: `tries` in forwards of like length, and `where[r, t]` `[B, T]`.
+
+    `where` indexes the scores of all forwards one after the other, each padded to its longest trie; -1 is padding.
+    `flat_tokens` and `tokens` count what the flat batch and the packed one compute, padding included.
+    """
+
+    batches: tuple[tuple[Trie, ...], ...]
+    where: Ids
+    flat_tokens: int
+    tokens: int
+    work: float
+    flat_work: float
+
+
+def plan(prompts: Sequence[Ids], completions: Sequence[Ids], longest: int, work: Work) -> Plan:
+    """Pack rows; equal prompts share, and a question's responses are split where two sequences cost less than one.
+
+    `longest` is the T of the flat batch.
+    """
+    order = sorted(range(len(prompts)), key=lambda r: (prompts[r].tolist(), completions[r].tolist()))
+    tries: list[Trie] = []
+    place: dict[int, tuple[int, Ids]] = {}
+    trie, at, path, previous, prompt = Trie(), _none(), _none(), _none(), _none()
+    for r in order:
+        row = np.concatenate((prompts[r], completions[r]))
+        shared = common(previous, row) if tries and np.array_equal(prompt, prompts[r]) else 0
+        size, new = len(trie), len(row) - shared
+        if not shared or work(size + new) - work(size) > work(len(row)):
+            trie, shared = Trie(), 0
+            tries.append(trie)
+            at, path = _none(), _none()
+        at, path = append(trie, row, len(prompts[r]), shared, at, path)
+        place[r] = len(tries) - 1, at[len(prompts[r]) - 1 :]
+        previous, prompt = row, prompts[r]
+    batches = grouped(tries)
+    start, offsets, tokens, spent = 0, {}, 0, 0.0
+    for batch in batches:
+        width = max(len(tries[i]) for i in batch)
+        for i in batch:
+            offsets[i], start = start, start + width
+        tokens += width * len(batch)
+        spent += work(width, len(batch))
+    where = np.full((len(prompts), longest), -1, dtype=np.int64)
+    for r, (i, found) in place.items():
+        where[r, : len(found)] = offsets[i] + found
+    width = max(map(len, prompts)) + longest
+    made = tuple(tuple(tries[i] for i in batch) for batch in batches)
+    return Plan(made, where, width * len(prompts), tokens, spent, work(width, len(prompts)))
+
+
+def append(trie: Trie, row: Ids, prompt: int, shared: int, at: Ids, path: Ids) -> tuple[Ids, Ids]:
+    """Add a row whose first `shared` tokens are the last row's.
+
+    `path[d]` is the position of the row's token d, `at[d]` the position that predicts its token d + 1; both are given
+    for the last row and returned for this one.
+    """
+    for node in path[shared:]:
+        trie.ends[node] = len(trie)
+    if shared == len(row):
+        return at[: shared - 1], path
+    joint = int(path[shared - 1]) if shared else -1
+    if shared and trie.labels[joint] != IGNORED:
+        # The token before the branch predicts another token already: feed it again for this one.
+        twin = len(trie)
+        trie.tokens.append(trie.tokens[joint])
+        trie.depths.append(shared - 1)
+        trie.labels.append(IGNORED)
+        trie.ends.append(twin + 1)
+        trie.twins.append((twin, joint))
+        joint = twin
+    first, count = len(trie), len(row) - shared
+    own = np.arange(first, first + count)
+    trie.tokens += row[shared:].tolist()
+    trie.depths += range(shared, len(row))
+    trie.labels += [*row[shared + 1 :].tolist(), IGNORED]
+    trie.ends += [0] * count
+    if shared:
+        trie.labels[joint] = int(row[shared])
+    else:
+        trie.labels[first : first + prompt - 1] = [IGNORED] * (prompt - 1)
+    predictors = np.concatenate((at[: shared - 1], [joint], own[:-1])) if shared else own[:-1]
+    return predictors, np.concatenate((path[:shared], own))
+
+
+def common(a: Ids, b: Ids) -> int:
+    """Length of the longest common beginning."""
+    least = min(len(a), len(b))
+    different = np.flatnonzero(a[:least] != b[:least])
+    return int(different[0]) if len(different) else least
+
+
+def grouped(tries: Sequence[Trie]) -> list[list[int]]:
+    """Indices of tries, those of like length together: a forward more costs about as much as `FORWARD` tokens."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(tries)), key=lambda i: -len(tries[i])):
+        if batches and len(tries[batches[-1][0]]) - len(tries[i]) <= FORWARD:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def tensors(batch: Sequence[Trie], dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    """A forward's `input_ids`, `position_ids`, `shift_labels` `[G, N]` and additive `attention_mask` `[G, 1, N, N]`."""
+    count, width = len(batch), max(map(len, batch))
+    ids, depths, ends = (np.zeros((count, width), dtype=np.int64) for _ in range(3))
+    labels = np.full((count, width), IGNORED, dtype=np.int64)
+    ends[:] = np.arange(1, width + 1)  # padding sees itself alone, so that no row of the mask is empty
+    for g, trie in enumerate(batch):
+        size = len(trie)
+        ids[g, :size], depths[g, :size], labels[g, :size] = trie.tokens, trie.depths, trie.labels
+        # The last row's tokens were never closed.
+        ends[g, :size] = [end or size for end in trie.ends]
+    column = torch.arange(width, device=device)
+    close = torch.from_numpy(ends).to(device)
+    seen = (column[None, None, :] <= column[None, :, None]) & (column[None, :, None] < close[:, None, :])
+    for g, trie in enumerate(batch):
+        if trie.twins:
+            pairs = torch.tensor(trie.twins, device=device)
+            seen[g, pairs[:, 0], pairs[:, 1]] = False
+    mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
+    return {
+        "input_ids": torch.from_numpy(ids).to(device),
+        "position_ids": torch.from_numpy(depths).to(device),
+        "shift_labels": torch.from_numpy(labels).to(device),
+        "attention_mask": mask[:, None],
+    }
+
+
+def together(groups: Sequence[int], batches: int) -> list[int]:
+    """An order of rows `[B]` in which a minibatch holds whole groups as far as it can.
+
+    `groups[r]` names row r's group. Groups keep the order in which they first appear, rows of their own are dealt out
+    evenly over the `batches` equal minibatches.
+    """
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(groups):
+        members.setdefault(group, []).append(row)
+    shared = [row for rows in members.values() if len(rows) > 1 for row in rows]
+    alone = [rows[0] for rows in members.values() if len(rows) == 1]
+    size, order = len(groups) // batches, []
+    for batch in range(batches):
+        some = shared[batch * len(shared) // batches : (batch + 1) * len(shared) // batches]
+        left = size - len(some)
+        order += some + alone[:left]
+        alone = alone[left:]
+    return order
+
+
+def spread(scores: Sequence[torch.Tensor], where: Ids) -> torch.Tensor:
+    """Scores of all forwards (each `[G, N]`) back at the rows' tokens `[B, T]`; padding is 0."""
+    flat = torch.cat([one.reshape(-1) for one in scores])
+    index = torch.from_numpy(where).to(flat.device)
+    found = flat.index_select(0, index.clamp(min=0).reshape(-1)).view(index.shape)
+    return found.masked_fill(index < 0, 0.0)
+
+
+def _none() -> Ids:
+    return np.zeros(0, dtype=np.int64)

@@ -1,0 +1,436 @@
+"""Training a process reward model: how good is a step after its prefix, from sibling pairs and step labels.
+
+One scorer, three kinds. Its score of a step is `mix * log p(step | prefix) + weight . h + bias`: p is the scorer's own
+language model, a copy of the policy, and h its hidden state (after the last norm) at the step's last token.
+
+- *implicit*: the log-probability alone (Yuan et al. 2024, "Free Process Rewards without Process Labels"; no reference
+  model). It begins as the policy's own log-probability and is pulled apart by the pairs.
+- *bradley-terry*: the linear layer, with the log-probability as a feature, on pairs (`-log sigmoid(chosen - rejected)`).
+- *classifier*: the same on step labels (binary cross-entropy; Lightman et al. 2023, Wang et al. 2023).
+
+All steps of a question share one sequence, a trie as in `train.value`; so every token is computed once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+from transformers import TrainingArguments as Arguments
+
+from ..config import PrmConfig
+from ..errors import DataError, TrainingError
+from .rows import ValueRow, pack_values
+from .value import LikeLengths, Score, ValueCollator, batches, cross_entropy, deepen, platt
+
+FLOOR = -16.0  # nats: a step less likely than this is as good as impossible, and its gradient would drown the others
+
+Watcher = Callable[[dict[str, float]], None]
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledStep:
+    """A step `step_ids` after the response's tokens `prefix_ids`; `target` in [0, 1] says how good it is.
+
+    `weight` 0 means that the label isn't learnt from: the step is there for its pairs.
+    """
+
+    prefix_ids: Ids
+    step_ids: Ids
+    target: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPair:
+    """Two steps after one prefix, of which one is better by `margin` in (0, 1]; `depth` counts the steps before them."""
+
+    prefix_ids: Ids
+    chosen_ids: Ids
+    rejected_ids: Ids
+    margin: float = 1.0
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow(ValueRow):
+    """A question's steps as a trie; `states[s]` is where step s ends, `starts[s]` where its prefix does.
+
+    `parents[i]` is the position that predicts token i. `labels` and `label_weights` belong to the steps `[S]`; `pairs`
+    are (better step, worse step, weight).
+    """
+
+    starts: tuple[int, ...]
+    parents: tuple[int, ...]
+    labels: tuple[float, ...]
+    label_weights: tuple[float, ...]
+    pairs: tuple[tuple[int, int, float], ...]
+
+
+def balanced(pairs: Sequence[StepPair], most: int) -> list[StepPair]:
+    """At most `most` pairs, all depths alike as far as they have any, within a depth those of the widest margin."""
+    depths: dict[int, list[StepPair]] = {}
+    for pair in sorted(pairs, key=lambda pair: -pair.margin):
+        depths.setdefault(pair.depth, []).append(pair)
+    kept: list[StepPair] = []
+    turn = 0
+    while len(kept) < min(most, len(pairs)):
+        kept += [depths[depth][turn] for depth in sorted(depths) if turn < len(depths[depth])]
+        turn += 1
+    return kept[:most]
+
+
+def pack_steps(
+    question: str, prompt_ids: Sequence[int], steps: Iterable[LabelledStep], pairs: Sequence[StepPair]
+) -> StepRow:
+    """One question's steps and pairs as one row. The same step twice is one, with the weighted mean of its labels."""
+    totals: dict[tuple[Ids, Ids], list[float]] = {}
+    for step in steps:
+        if not step.step_ids:
+            continue
+        total = totals.setdefault((step.prefix_ids, step.step_ids), [0.0, 0.0])
+        total[0] += step.weight * step.target
+        total[1] += step.weight
+    for pair in pairs:
+        for ids in (pair.chosen_ids, pair.rejected_ids):
+            totals.setdefault((pair.prefix_ids, ids), [0.0, 0.0])
+    place = {key: i for i, key in enumerate(totals)}
+    ends = [(prefix + step, 0.0, 0.0) for prefix, step in totals]
+    starts = [(prefix, 0.0, 0.0) for prefix, _ in totals]
+    row = pack_values(question, prompt_ids, ends + starts)
+    last: dict[int, int] = {-1: 0}
+    parents = []
+    for i, depth in enumerate(row.positions):
+        parents.append(last[depth - 1])
+        last[depth] = i
+    return StepRow(
+        question,
+        row.token_ids,
+        row.ends,
+        row.positions,
+        row.targets,
+        row.weights,
+        row.states[: len(place)],
+        row.states[len(place) :],
+        tuple(parents),
+        tuple(total / weight if weight else 0.0 for total, weight in totals.values()),
+        tuple(weight for _, weight in totals.values()),
+        tuple(
+            (place[p.prefix_ids, p.chosen_ids], place[p.prefix_ids, p.rejected_ids], p.margin)
+            for p in pairs
+            if p.chosen_ids != p.rejected_ids
+        ),
+    )
+
+
+class StepCollator:
+    """Pads rows: the trie's inputs as `ValueCollator` makes them, and what belongs to steps and pairs.
+
+    `parents` `[B, T]`; `starts`, `stops`, `labels` and `label_weights` `[B, S]`; `better` and `worse` `[P]` index the
+    flattened steps, `pair_weights` `[P]`. The weights of a question's steps, and of its pairs, sum to 1.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.values = ValueCollator(dtype)
+
+    def __call__(self, rows: Sequence[StepRow]) -> dict[str, torch.Tensor]:
+        inputs = self.values(rows)
+        del inputs["targets"], inputs["weights"]
+        count, width = len(rows), max(len(row.states) for row in rows)
+        parents = torch.zeros_like(inputs["input_ids"])
+        starts, stops = torch.zeros(count, width, dtype=torch.long), torch.zeros(count, width, dtype=torch.long)
+        labels, weights = torch.zeros(count, width), torch.zeros(count, width)
+        better, worse, pair_weights = [], [], []
+        for i, row in enumerate(rows):
+            size = len(row.states)
+            parents[i, : len(row.parents)] = torch.tensor(row.parents)
+            starts[i, :size], stops[i, :size] = torch.tensor(row.starts), torch.tensor(row.states)
+            labels[i, :size], weights[i, :size] = torch.tensor(row.labels), torch.tensor(row.label_weights)
+            total = sum(weight for _, _, weight in row.pairs)
+            for good, bad, weight in row.pairs:
+                better.append(i * width + good)
+                worse.append(i * width + bad)
+                pair_weights.append(weight / total)
+        return inputs | {
+            "parents": parents,
+            "starts": starts,
+            "stops": stops,
+            "labels": labels,
+            "label_weights": weights / weights.sum(1, keepdim=True).clamp(min=1e-8),
+            "better": torch.tensor(better, dtype=torch.long),
+            "worse": torch.tensor(worse, dtype=torch.long),
+            "pair_weights": torch.tensor(pair_weights),
+        }
+
+
+class StepScorer(torch.nn.Module):
+    """Scores steps (see the module) with a causal language model `lm`; peft's wrapping of one will do.
+
+    Args:
+        head: have the linear layer; it begins as 0.
+        logprob: have the log-probability.
+    """
+
+    def __init__(self, lm: Any, head: bool, logprob: bool) -> None:
+        super().__init__()
+        self.lm = lm
+        device = lm.get_input_embeddings().weight.device
+        self.head = Score(lm.config.hidden_size, 1, bias=False).to(device) if head else None
+        if self.head is not None:
+            torch.nn.init.zeros_(self.head.weight)
+        self.mix = torch.nn.Parameter(torch.tensor(float(logprob), device=device), requires_grad=logprob)
+        self.bias = torch.nn.Parameter(torch.zeros((), device=device))
+        self.logprob = logprob
+
+    @property
+    def bare(self) -> PreTrainedModel:
+        """The language model without peft's wrapping."""
+        return self.lm.get_base_model() if hasattr(self.lm, "get_base_model") else self.lm
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        parents: torch.Tensor,
+        starts: torch.Tensor,
+        stops: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores and log-probabilities (nats; 0 without them) of the steps, both `[B, S]`."""
+        bare = self.bare
+        hidden = bare.base_model(
+            input_ids=input_ids, position_ids=position_ids, attention_mask=attention_mask
+        ).last_hidden_state
+        batch = torch.arange(len(hidden), device=hidden.device)[:, None]
+        score = self.bias.expand(stops.shape)
+        logprob = torch.zeros_like(score)
+        if self.head is not None:
+            score = score + self.head(hidden[batch, stops])[..., 0]
+        if self.logprob:
+            logits = bare.get_output_embeddings()(hidden).float()
+            tokens = logits[batch, parents, input_ids] - logits.logsumexp(-1)[batch, parents]
+            seen = attention_mask[:, 0] == 0
+            own = seen[batch, stops] & ~seen[batch, starts]
+            logprob = (own.to(tokens.dtype) @ tokens[..., None])[..., 0]
+            score = score + self.mix * logprob.clamp(min=FLOOR)
+        return score, logprob
+
+
+def new_scorer(policy: PreTrainedModel, kind: str, settings: PrmConfig, extra_layers: int) -> StepScorer:
+    """A scorer of `kind` over a copy of the policy. Extra layers are for the linear layer: an implicit one has none."""
+    lm = copy.deepcopy(policy)
+    implicit = kind == "implicit"
+    if extra_layers and not implicit:
+        deepen(lm.base_model, lm.config, extra_layers)
+    lm.requires_grad_(True)
+    return StepScorer(lm, head=not implicit, logprob=implicit or settings.logprob)
+
+
+def pair_loss(scores: torch.Tensor, better: torch.Tensor, worse: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Bradley-Terry (nats): the weighted mean of `-log sigmoid(better - worse)`; no pair gives 0."""
+    flat = scores.reshape(-1)
+    return (weights * F.softplus(flat[worse] - flat[better])).sum() / weights.sum().clamp(min=1e-8)
+
+
+@torch.inference_mode()
+def step_scores(scorer: StepScorer, rows: Sequence[StepRow], size: int) -> list[torch.Tensor]:
+    """Score and log-probability of each row's steps: `[S, 2]` a row (CPU, fp32)."""
+    training = scorer.training
+    scorer.eval()
+    parameter = scorer.bare.get_input_embeddings().weight
+    collate = StepCollator(cast(torch.Tensor, parameter).dtype)
+    found: list[Any] = [None] * len(rows)
+    names = ("input_ids", "position_ids", "attention_mask", "parents", "starts", "stops")
+    for indices in batches(rows, size):
+        inputs = collate([rows[i] for i in indices])
+        both = torch.stack(scorer(**{k: inputs[k].to(scorer.bias.device) for k in names}), -1).float().cpu()
+        for i, one in zip(indices, both, strict=True):
+            found[i] = one[: len(rows[i].states)].clone()
+    scorer.train(training)
+    return found
+
+
+def pair_accuracy(scores: Sequence[torch.Tensor], rows: Sequence[StepRow]) -> float:
+    """The share of all pairs that scores `[S]` a row put in the right order; ties count half, NaN without a pair."""
+    right = total = 0.0
+    for score, row in zip(scores, rows, strict=True):
+        for better, worse, _ in row.pairs:
+            difference = float(score[better] - score[worse])
+            right += 1.0 if difference > 0 else 0.5 if difference == 0 else 0.0
+            total += 1
+    return right / total if total else float("nan")
+
+
+def label_data(rows: Sequence[StepRow]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels and weights of all rows' steps, row after row `[N]`; each question's weights sum to 1."""
+    labels = torch.tensor([label for row in rows for label in row.labels])
+    weights = [w / max(math.fsum(row.label_weights), 1e-8) for row in rows for w in row.label_weights]
+    return labels, torch.tensor(weights)
+
+
+class PrmTrainer(Trainer):
+    """Hugging Face's trainer with the pairs' loss, the labels' and the language model's on good steps."""
+
+    settings: PrmConfig
+    kind: str
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return LikeLengths(cast(Sequence[ValueRow], self.train_dataset), self.args.train_batch_size, self.args.seed)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels, weights = inputs.pop("labels"), inputs.pop("label_weights")
+        better, worse, pair_weights = inputs.pop("better"), inputs.pop("worse"), inputs.pop("pair_weights")
+        scores, logprobs = model(**inputs)
+        loss = scores.sum() * 0.0
+        if self.kind != "classifier" and len(better):
+            loss = loss + self.settings.rank_weight * pair_loss(scores, better, worse, pair_weights)
+        if self.kind != "bradley-terry":
+            share = 1.0 if self.kind == "classifier" else self.settings.label_weight
+            loss = loss + share * cross_entropy(scores, labels, weights)
+        if model.logprob and self.settings.sft_weight:
+            good = weights * labels
+            loss = loss - self.settings.sft_weight * (good * logprobs.clamp(min=FLOOR)).sum() / good.sum().clamp(
+                min=1e-8
+            )
+        return (loss, scores) if return_outputs else loss
+
+
+@dataclass(slots=True)
+class FittedPrm:
+    """A trained scorer, its curve (one entry an evaluation, `best` was kept) and the seconds of its training."""
+
+    scorer: StepScorer
+    kind: str
+    curve: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class _Watch(TrainerCallback):
+    """Measures held-out questions now and then, keeps the best weights by pair accuracy, stops when patience is used up."""
+
+    def __init__(self, held_out: Sequence[StepRow], settings: PrmConfig, watch: Watcher) -> None:
+        self.held_out, self.settings, self.watch = held_out, settings, watch
+        self.curve: list[dict[str, float]] = []
+        self.best: dict[str, float] = {}
+        self.kept: dict[str, torch.Tensor] = {}
+        self.worse, self.loss, self.paused = 0, float("nan"), 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.evaluate(0, model, control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.loss = float((logs or {}).get("loss", self.loss))
+        if "loss" in (logs or {}) and not math.isfinite(self.loss):
+            raise TrainingError(f"the PRM's loss is {self.loss}: lower train.prm.learning_rate")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step % self.settings.evaluate_every == 0 or state.global_step >= state.max_steps:
+            self.evaluate(state.global_step, model, control)
+
+    def evaluate(self, step: int, model: Any, control: Any) -> None:
+        began = time.perf_counter()
+        scores = [both[:, 0] for both in step_scores(model, self.held_out, self.settings.batch_size)]
+        loss = cross_entropy(torch.cat(scores), *label_data(self.held_out))
+        line = {
+            "step": float(step),
+            "loss": self.loss,
+            "held_out_pairs": pair_accuracy(scores, self.held_out),
+            "held_out_loss": float(loss),
+        }
+        if not math.isfinite(line["held_out_loss"]):
+            raise TrainingError("the PRM's scores are not finite: lower train.prm.learning_rate")
+        self.curve.append(line)
+        self.watch(line)
+        if not self.best or line["held_out_pairs"] > self.best["held_out_pairs"]:
+            self.best, self.worse = line, 0
+            self.kept = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+        else:
+            self.worse += 1
+            control.should_training_stop |= self.worse >= self.settings.patience
+        self.paused += time.perf_counter() - began
+
+
+def train_scorer(
+    scorer: StepScorer,
+    kind: str,
+    train: Sequence[StepRow],
+    held_out: Sequence[StepRow],
+    settings: PrmConfig,
+    *,
+    out_dir: Path,
+    seed: int,
+    watch: Watcher = lambda line: None,
+) -> FittedPrm:
+    """Train in place; the scorer ends with its best weights by held-out pair accuracy, the untrained ones included.
+
+    Raises DataError for data without pairs, or where both parts share a question.
+    """
+    check(train, held_out)
+    if scorer.logprob:
+        chosen = Random(seed).sample(range(len(train)), min(len(train), 200))
+        rows = [train[i] for i in chosen]
+        logprobs = torch.cat([both[:, 1] for both in step_scores(scorer, rows, settings.batch_size)])
+        mix, bias = platt(logprobs.clamp(min=FLOOR), *label_data(rows))
+        with torch.no_grad():
+            scorer.mix.fill_(mix)
+            scorer.bias.fill_(bias)
+    callback = _Watch(held_out, settings, watch)
+    trainer = PrmTrainer(
+        model=scorer,
+        args=Arguments(
+            output_dir=str(out_dir),
+            num_train_epochs=settings.epochs,
+            per_device_train_batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=settings.warmup_steps,
+            weight_decay=settings.weight_decay,
+            max_grad_norm=settings.max_grad_norm,
+            seed=seed,
+            remove_unused_columns=False,
+            label_names=[],
+            dataloader_pin_memory=torch.cuda.is_available(),
+            save_strategy="no",
+            report_to="none",
+            logging_steps=settings.evaluate_every,
+            logging_nan_inf_filter=False,
+            disable_tqdm=True,
+        ),
+        train_dataset=list(train),
+        data_collator=StepCollator(cast(torch.Tensor, scorer.bare.get_input_embeddings().weight).dtype),
+        callbacks=[callback],
+    )
+    trainer.settings, trainer.kind = settings, kind
+    trainer.remove_callback(PrinterCallback)
+    began = time.perf_counter()
+    trainer.train()
+    seconds = time.perf_counter() - began - callback.paused
+    with torch.no_grad():
+        for name, parameter in scorer.named_parameters():
+            if name in callback.kept:
+                parameter.copy_(callback.kept[name])
+    scorer.eval()
+    return FittedPrm(scorer, kind, callback.curve, callback.best, round(seconds, 1))
+
+
+def check(train: Sequence[StepRow], held_out: Sequence[StepRow]) -> None:
+    """Raise DataError unless both parts have pairs and share no question."""
+    for name, rows in (("training", train), ("held-out", held_out)):
+        if not any(row.pairs for row in rows):
+            raise DataError(f"no {name} question has a pair of steps: collect more trees, or lower train.prm.margin")
+    both = {row.question for row in train} & {row.question for row in held_out}
+    if both:
+        raise DataError(f"{len(both)} questions are both in training and held out: split by question")

@@ -1,0 +1,299 @@
+"""From steps to a PRM folder: train the kinds that are asked for, keep the best by validation, calibrate, judge, seal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional as F
+
+from ..config import Config
+from ..errors import ConfigError, DataError
+from ..eval.metrics import Interval
+from ..eval.prm import JudgedSteps, best_total, follows_plan, measure
+from ..policy.prm import CARD, FLOOR, SCORE, squash
+from ..policy.student import Student, load_student
+from ..policy.value import policy_fingerprint
+from ..problems.embedded import SOURCE, from_id
+from .checkpoint import fingerprint, write_json
+from .models import make_trainable
+from .prm import FittedPrm, StepRow, StepScorer, balanced, new_scorer, step_scores, train_scorer
+from .prm_data import StepSet
+from .value import platt
+from .value_run import EXTRA_LAYERS, save_network
+
+KINDS = ("implicit", "classifier", "bradley-terry")
+WHOLE_TREES = 8  # questions a forward where all their steps are scored
+POLICY = "policy log-probability"
+COMBINED = "kept + policy log-probability"
+
+Figures = dict[str, dict[str, Interval]]  # figure -> scorer -> value
+
+
+@dataclass(slots=True)
+class TrainedPrm:
+    """The kept scorer, its calibration, the rule for totals and all kinds' figures on the test questions.
+
+    p = sigmoid(scale * score + policy * (the policy's log-probability of the step) + shift).
+    `seconds` has each kind's training, `validation` its best held-out pair accuracy, `totals` each rule's AUC over
+    validation responses. `labels` says where the reported steps' labels come from.
+    """
+
+    fitted: FittedPrm
+    scale: float
+    policy: float
+    shift: float
+    total: str
+    totals: dict[str, float]
+    figures: Figures
+    seconds: dict[str, float]
+    validation: dict[str, float]
+    labels: str
+    questions: dict[str, int]
+    pairs: dict[str, int]
+    data: str
+
+
+def train_prm(
+    student: Student,
+    config: Config,
+    parts: tuple[Sequence[StepSet], Sequence[StepSet], Sequence[StepSet]],
+    out: Path,
+    watch: Callable[[str, dict[str, float]], None] = lambda kind, line: None,
+) -> TrainedPrm:
+    """Train on the first part, choose, stop and calibrate on the second, report on the third."""
+    settings = config.train.prm
+    if settings.trainer == "trl" and (settings.kind != "bradley-terry" or settings.logprob):
+        raise ConfigError(
+            f"train.prm.trainer is trl and train.prm.kind {settings.kind}: TRL's reward trainer is for bradley-terry with"
+            " train.prm.logprob=false"
+        )
+    training, validation, test = parts
+    rows = [one.lean_row(settings.pairs_per_question) for one in training]
+    rows = [row for row in rows if row.pairs or any(row.label_weights)]
+    held_out = [one.lean_row(settings.pairs_per_question) for one in validation]
+    reported = [one.row() for one in test]
+    adapter = config.train.adapter or student.spec.adapter
+    extra = settings.extra_layers
+    if extra is None:
+        extra = EXTRA_LAYERS if adapter == "full" else 0
+    scores: dict[str, list[torch.Tensor]] = {}
+    policy = StepScorer(student.model, head=False, logprob=True)
+    scores[POLICY] = logprobs_of(policy, reported)
+    whole = [one.row() for one in validation]
+    own = logprobs_of(policy, whole)
+    base = student.model if settings.base is None else other_model(student, config, Path(settings.base))
+    fits: dict[str, FittedPrm] = {}
+    for kind in KINDS if settings.kind == "all" else (settings.kind,):
+        scorer = new_scorer(base, kind, settings, extra)
+        scorer.lm = make_trainable(scorer.lm, student.spec, adapter)
+        tell = partial(watch, kind)
+        if settings.trainer == "trl":
+            from .prm_trl import pair_rows, train_reward
+
+            pairs = [
+                row for one in training
+                for row in pair_rows(one.prompt_ids, balanced(one.pairs, settings.pairs_per_question))
+            ]  # fmt: skip
+            fits[kind] = train_reward(
+                scorer, pairs, rows, held_out, student.tokenizer, settings, out_dir=out, seed=config.seed, watch=tell
+            )
+        else:
+            fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, out_dir=out, seed=config.seed, watch=tell)
+        scores[kind] = scores_of(scorer, reported, WHOLE_TREES)
+    kept = max(fits, key=lambda kind: fits[kind].best["held_out_pairs"])
+    fitted = fits[kept]
+    judged = scores_of(fitted.scorer, whole, WHOLE_TREES)
+    scale, weight, shift = calibration(judged, own if settings.policy else None, validation)
+    sure = [scale * one + weight * logprob + shift for one, logprob in zip(judged, own, strict=True)]
+    total, totals = best_total(responses_of(sure, validation))
+    if settings.policy:
+        both = zip(scores[kept], scores[POLICY], strict=True)
+        scores[COMBINED] = [scale * one + weight * logprob for one, logprob in both]
+    exact = all(one.id.startswith(f"{SOURCE}/") for one in test)
+    return TrainedPrm(
+        fitted,
+        scale,
+        weight,
+        shift,
+        total,
+        totals,
+        judge(scores, test, reported, student, exact, config.seed),
+        {kind: fit.seconds for kind, fit in fits.items()},
+        {kind: fit.best["held_out_pairs"] for kind, fit in fits.items()},
+        "the worked solution" if exact else "sampled outcomes or the file's labels",
+        dict(zip(("training", "validation", "test"), map(len, parts), strict=True)),
+        dict(zip(("training", "validation", "test"), (sum(len(r.pairs) for r in p) for p in (rows, held_out, reported)),
+                 strict=True)),
+        data_hash(rows),
+    )  # fmt: skip
+
+
+def scores_of(scorer: StepScorer, rows: Sequence[StepRow], size: int) -> list[torch.Tensor]:
+    """Scores of each row's steps `[S]`."""
+    return [both[:, 0] for both in step_scores(scorer, rows, size)]
+
+
+def logprobs_of(policy: StepScorer, rows: Sequence[StepRow]) -> list[torch.Tensor]:
+    """The policy's log-probabilities of each row's steps `[S]`, not below the floor."""
+    return [both[:, 1].clamp(min=FLOOR) for both in step_scores(policy, rows, WHOLE_TREES)]
+
+
+def other_model(student: Student, config: Config, folder: Path) -> Any:
+    """The model of another student's folder. Raises ConfigError where its tokens are others."""
+    other = load_student(config, student.name, folder).model
+    if other.config.vocab_size != student.model.config.vocab_size:
+        raise ConfigError(
+            f"train.prm.base {folder} is for {other.config.vocab_size} tokens, student {student.name} has"
+            f" {student.model.config.vocab_size}: name a folder of the same tokenizer"
+        )
+    return other
+
+
+def calibration(
+    scores: Sequence[torch.Tensor], logprobs: Sequence[torch.Tensor] | None, sets: Sequence[StepSet]
+) -> tuple[float, float, float]:
+    """Weights of the score and of the policy's log-probability, and a shift, for which sigmoid is the probability that
+    a step can still come out right (Platt 1999). A log-probability that would count against a step gets no weight.
+    """
+    label, weight = [], []
+    for one in sets:
+        total = sum(step.weight for step in one.steps) or 1.0
+        label += [float(step.target > 0.0) if one.responses else step.target for step in one.steps]
+        weight += [step.weight / total for step in one.steps]
+    if not 0 < sum(w * y for w, y in zip(weight, label, strict=True)) < sum(weight):
+        raise DataError("the validation questions' steps are all right or all wrong: give more questions")
+    score, y, w = torch.cat(list(scores)), torch.tensor(label), torch.tensor(weight)
+    if logprobs is not None:
+        columns = torch.stack([score, torch.cat(list(logprobs))], 1).double()
+        found = logistic(columns, y.double(), (w / w.sum()).double())
+        if min(found[:2]) > 0 and all(map(math.isfinite, found)):
+            return found[0], found[1], found[2]
+    scale, shift = platt(score, y, w)
+    return scale, 0.0, shift
+
+
+def logistic(columns: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> list[float]:
+    """Weights of the columns `[N, F]` and a shift with the least cross-entropy; weights sum to 1."""
+    solution = torch.zeros(columns.shape[1] + 1, dtype=columns.dtype, requires_grad=True)
+    optimiser = torch.optim.LBFGS([solution], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        logits = columns @ solution[:-1] + solution[-1]
+        loss = (weights * F.binary_cross_entropy_with_logits(logits, labels, reduction="none")).sum()
+        loss = loss + 1e-6 * solution.square().sum()
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    return solution.detach().tolist()
+
+
+def responses_of(logits: Sequence[torch.Tensor], sets: Sequence[StepSet]) -> list[tuple[list[float], float, int]]:
+    """(step probabilities, outcome, count) of every distinct response."""
+    found = []
+    for logit, one in zip(logits, sets, strict=True):
+        known = {
+            (step.prefix_ids, step.step_ids): squash(float(each)) for step, each in zip(one.steps, logit, strict=True)
+        }
+        for chain, outcome, count in one.responses:
+            if all(key in known for key in chain):
+                found.append(([known[key] for key in chain], outcome, count))
+    return found
+
+
+def judge(
+    scores: Mapping[str, list[torch.Tensor]],
+    sets: Sequence[StepSet],
+    rows: Sequence[StepRow],
+    student: Student,
+    exact: bool,
+    seed: int,
+) -> Figures:
+    """The figures of `eval.prm.measure` on held-out questions; gold is used here, to report, and nowhere else."""
+    entries, chosen = [], []
+    at = 0
+    for number, one in enumerate(sets):
+        solution = (from_id(one.id).solution or "").split("\n") if exact else []
+        for i, step in enumerate(one.steps):
+            prefix = student.decode(step.prefix_ids).splitlines()
+            text = student.decode(step.step_ids)
+            right = follows_plan(solution, prefix, text) if exact else (step.target >= 0.5 if step.weight > 0 else None)
+            if right is not None:
+                entries.append((number, len(prefix), float(right), one.draws[i], text))
+                chosen.append(at + i)
+        at += len(one.steps)
+    index = np.array(chosen, dtype=int)
+    flat = {name: torch.cat(found).double().numpy() for name, found in scores.items()}
+    questions = np.array([number for number, row in enumerate(rows) for _ in row.pairs], dtype=int)
+    offsets = np.cumsum([0] + [len(row.states) for row in rows])
+    pairs = np.array(
+        [(offsets[n] + better, offsets[n] + worse) for n, row in enumerate(rows) for better, worse, _ in row.pairs],
+        dtype=int,
+    ).reshape(-1, 2)
+    return measure(
+        {name: score[index] for name, score in flat.items()},
+        JudgedSteps.of(entries),
+        {name: score[pairs] for name, score in flat.items()},
+        questions,
+        seed,
+    )
+
+
+def data_hash(rows: Sequence[StepRow]) -> str:
+    """SHA-256 of training rows."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(asdict(row)).encode())
+    return digest.hexdigest()
+
+
+def save_prm(folder: Path, trained: TrainedPrm, student: Student, config: Config, facts: Mapping[str, Any]) -> None:
+    """Write the PRM's files into `folder`, prm.json last: see `policy.prm`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).unlink(missing_ok=True)
+    scorer, scale = trained.fitted.scorer, trained.scale
+    tensors = {
+        "mix": (scorer.mix.detach() * scale).reshape(1).float().cpu(),
+        "policy": torch.tensor([trained.policy]),
+        "bias": (scorer.bias.detach() * scale + trained.shift).reshape(1).float().cpu(),
+    }
+    if scorer.head is not None:
+        tensors["weight"] = (scorer.head.weight.detach()[0].float() * scale).contiguous().cpu()
+    save_file(tensors, folder / SCORE)
+    files = [SCORE, *save_network(folder, scorer.lm, student)]
+    card = {
+        "kind": trained.fitted.kind,
+        "policy": policy_fingerprint(student.model),
+        "student": student.name,
+        "vocabulary": student.model.config.vocab_size,
+        "total": trained.total,
+        "totals_auc": trained.totals,
+        "test": {
+            figure: {name: [i.value, i.low, i.high] for name, i in found.items()}
+            for figure, found in trained.figures.items()
+        },
+        "labels": trained.labels,
+        "validation_pairs": trained.validation,
+        "seconds_by_kind": trained.seconds,
+        "best": trained.fitted.best,
+        "calibration": {"scale": scale, "policy": trained.policy, "shift": trained.shift},
+        "questions": trained.questions,
+        "pairs": trained.pairs,
+        "seed": config.seed,
+        "data_sha256": trained.data,
+        "settings": config.train.prm.model_dump(mode="json"),
+        **facts,
+        "files": {name: fingerprint(folder / name)["sha256"] for name in files},
+    }
+    write_json(folder / CARD, card)

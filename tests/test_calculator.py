@@ -1,0 +1,89 @@
+"""The calculator rule: which equations it finds, and which of them it calls true."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.rewards.calculator import consistent, equations, exact_result
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("16 - 3 = 13", (True,)),
+        ("16 - 3 = 14", (False,)),
+        ("48/2 = <<48/2=24>>24 clips", (True,)),
+        ("She sold <<48/2=25>>25 clips.", (False,)),
+        ("$1,200 / 4 = $300.", (True,)),
+        ("0.5 * 3 = 1.50", (True,)),
+        ("10 / 3 = 3.33", (True,)),
+        ("10 / 3 = 3.3", (True,)),
+        ("10 / 3 = 3.34", (False,)),
+        ("10 / 3 = 3", (False,)),
+        ("2 + 3 * 4 = 14", (True,)),
+        ("(2 + 3) * 4 = 20", (True,)),
+        ("3 x 4 = 12 and 5 × 2 = 11", (True, False)),
+        ("2 * 3 = 6 = 6", (True,)),
+        ("1. 3 + 4 = 7", (True,)),
+        ("2) 3 + 4 = 7", (True,)),
+        ("- 3 + 4 = 7", (True,)),
+        ("-3 + 4 = 1", (True,)),
+        ("4 - 7 = -3", (True,)),
+        ("2 + 2 = 2 + 2", ()),
+        ("5 / 0 = 3", ()),
+        ("x = 5", ()),
+        ("total = 12", ()),
+        ("3 apples + 4 apples = 8 apples", ()),
+        ("20% * 50 = 10", ()),
+        ("2x + 3 = 7", ()),
+        ("#### 13", ()),
+        ("", ()),
+    ],
+)
+def test_equations_of_a_line(text: str, found: tuple[bool, ...]) -> None:
+    assert equations(text) == found
+    assert consistent(text) == all(found)
+
+
+numbers = st.integers(0, 10**6)
+
+
+@given(numbers, st.sampled_from("+-*/"), numbers, st.integers(-3, 3))
+def test_a_random_equation_is_true_exactly_when_it_is(a: int, operator: str, b: int, off: int) -> None:
+    if operator == "/":
+        a, b = a * (b + 1), b + 1
+    exact = {"+": a + b, "-": a - b, "*": a * b, "/": a // max(b, 1)}[operator]
+    assert equations(f"{a} {operator} {b} = {exact + off}") == (off == 0,)
+    assert exact_result(f"so {a:,} {operator} {b} =") == str(exact)
+
+
+@given(st.text(alphabet="0123456789.,$ +-*/x()=<>%\nab", max_size=60))
+def test_any_text_is_survived(text: str) -> None:
+    assert consistent(text) == all(equations(text))
+    exact_result(text + "=")
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(0, 6), st.integers(0, 6))
+def test_finite_decimals_are_written_exactly(top: int, twos: int, fives: int) -> None:
+    bottom = 2**twos * 5**fives
+    text = exact_result(f"({top}) / {bottom} =")
+    assert text is not None and Fraction(text) == Fraction(top, bottom)
+
+
+def test_results_that_nobody_can_write_are_left_to_the_model() -> None:
+    assert exact_result("10 / 3 =") is None
+    assert exact_result("x =") is None
+    assert exact_result("3 + 4") is None
+    assert exact_result("1 + 1 = 2\n7 - 2 = ") == "5"
+
+
+def test_every_worked_solution_of_the_embedded_problems_is_consistent() -> None:
+    for task in load_tasks("embedded", "test", 200, levels=(1, 2, 3, 4)):
+        assert task.solution is not None
+        lines = task.solution.splitlines()
+        assert all(equations(line) == (True,) for line in lines[:-1])

@@ -1,0 +1,195 @@
+"""What is read off the cells: counts, pairs, pass@k and maj@k, sentences; and the folder that keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.eval.attempt import Sampler
+from alphazero_llm_trainer.eval.compare import Benchmark, Cell, Samples, StoppedError, run_cell, run_samples
+from alphazero_llm_trainer.eval.figures import draw_accuracy_over_tokens
+from alphazero_llm_trainer.eval.metrics import area, majority_at_k, paired_bootstrap, pass_at_k, wilson
+from alphazero_llm_trainer.eval.results import (
+    EvalFolder,
+    at_k,
+    grid,
+    markdown,
+    newest_folder,
+    next_folder,
+    paired,
+    sentences,
+    summary,
+)
+from alphazero_llm_trainer.eval.verifiers import Calculator
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+
+
+def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
+    n = len(outcomes)
+    verdicts = {"correct": outcomes.count("1"), "wrong": outcomes.count("0")}
+    return Cell("embedded", method, budget, outcomes, verdicts, {"finished": n}, [40] * n, 40 * n, calls=n, **more)
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sampler() -> Sampler:
+    config = load_config(overrides=["student=embedded"])
+    return Sampler(load_student(config), Calculator(), config)
+
+
+def test_a_cell_adds_up(sampler: Sampler) -> None:
+    tasks = load_tasks("embedded", "test", 30)
+    told: list[int] = []
+    found = asyncio.run(run_cell(sampler, Benchmark("embedded", tasks), "best-of-n", 120, lambda: False, told.append))
+    assert len(found.outcomes) == 30 == sum(found.verdicts.values()) == sum(found.ended_by.values()) == len(told)
+    assert found.outcomes.count("1") == found.verdicts["correct"] > 0
+    assert sum(told) == found.sampled_tokens == sum(found.tokens) and max(found.tokens) <= 120
+    assert found.calls > 30 and found.cached_tokens > 0 and found.seconds > 0
+    row = summary(found)
+    assert row["accuracy"][0] == found.outcomes.count("1") / 30 == wilson(found.outcomes.count("1"), 30).value
+    assert row["sampled_tokens"] == found.sampled_tokens / 30 and row["most_tokens"] == max(found.tokens)
+
+
+def test_a_stopped_cell_is_not_kept(sampler: Sampler) -> None:
+    asked = iter([False] * 5 + [True] * 100)
+    sampled = Benchmark("embedded", load_tasks("embedded", "test", 20))
+    for work in (run_cell(sampler, sampled, "greedy", 50, lambda: next(asked), lambda tokens: None),):
+        with pytest.raises(StoppedError):
+            asyncio.run(work)
+
+
+def test_samples_are_graded_and_keyed(sampler: Sampler) -> None:
+    tasks = load_tasks("embedded", "test", 10)
+    found = asyncio.run(run_samples(sampler, Benchmark("embedded", tasks), 4, lambda: False, lambda tokens: None))
+    assert [len(row) for row in found.correct] == [4] * 10
+    for rights, answers, task in zip(found.correct, found.answers, tasks, strict=True):
+        assert rights == [answer == task.gold for answer in answers]
+
+
+def test_a_benchmark_s_hash_is_of_its_rows() -> None:
+    tasks = load_tasks("embedded", "test", 5)
+    assert Benchmark("a", tasks).data_hash == Benchmark("b", list(tasks)).data_hash
+    assert Benchmark("a", tasks).data_hash != Benchmark("a", tasks[:4]).data_hash
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_and_sentences_say_gain_loss_and_no_gain() -> None:
+    rng = np.random.default_rng(0)
+    base = "".join("01"[int(x < 0.5)] for x in rng.random(300))
+    better = "".join("1" if at % 4 == 0 else old for at, old in enumerate(base))
+    worse = "".join("0" if at % 4 == 0 else old for at, old in enumerate(base))
+    cells = [
+        cell("greedy", base),
+        cell("best-of-n", better),
+        cell("majority", worse),
+        cell("early-abort", base),
+        cell("mcts", base),
+        cell("mcts", base, budget=200),
+    ]
+    rows = {(row["method"], row["over"]): row for row in paired(cells) if row["budget"] == 100}
+    assert rows["mcts", "greedy"]["reading"] == "no gain" and rows["mcts", "greedy"]["gain"] == [0.0, 0.0, 0.0]
+    assert rows["mcts", "best-of-n"]["reading"] == "loss" and rows["mcts", "majority"]["reading"] == "gain"
+    assert ("mcts", "early-abort") in rows and ("best-of-n", "early-abort") not in rows
+    expected = paired_bootstrap([float(x) for x in better], [float(x) for x in base])
+    assert rows["best-of-n", "greedy"]["gain"] == [expected.value, expected.low, expected.high]
+    assert not [row for row in paired(cells) if row["budget"] == 200]  # nothing to pair with
+    said = sentences(paired(cells), "calculator")
+    no_gain = "no gain: mcts (calculator) over greedy on embedded at 100 tokens: +0.000 [+0.000, +0.000]"
+    assert no_gain in said and not any("best-of-n (calculator)" in text for text in said)
+
+
+def test_pass_and_majority_at_k_of_a_table() -> None:
+    found = Samples("embedded", 2, [[True, False], [False, False]], [["3", "4"], ["5", None]], 80, 1.0)
+    row = at_k(found)
+    assert row["pass@1"][0] == pytest.approx(np.mean([pass_at_k(2, 1, 1), 0.0])) == 0.25
+    assert row["pass@2"] == [0.5, wilson(1, 2).low, wilson(1, 2).high]
+    assert row["maj@1"][0] == 0.25 and row["maj@2"][0] == 0.25  # of two different answers each is chosen half the time
+    assert "pass@4" not in row and row["sampled_tokens"] == 40
+
+
+def test_majority_at_k_equals_enumeration() -> None:
+    answers = ["a", "b", "a", None, "c", "b", "a"]
+    correct = [answer == "a" for answer in answers]
+    for k in range(1, 8):
+        shares = []
+        for chosen in combinations(range(7), k):
+            votes = [answers[i] for i in chosen if answers[i] is not None]
+            most = max((votes.count(vote) for vote in votes), default=0)
+            winners = {vote for vote in votes if votes.count(vote) == most}
+            shares.append(("a" in winners) / len(winners) if winners else 0.0)
+        assert majority_at_k(answers, correct, k) == pytest.approx(np.mean(shares))
+    assert majority_at_k(answers, correct, 1) == pytest.approx(3 / 7)
+    with pytest.raises(ValueError, match="k is 8"):
+        majority_at_k(answers, correct, 8)
+    many = ["a"] * 30 + ["b"] * 20
+    assert majority_at_k(many, [one == "a" for one in many], 15) == pytest.approx(0.8, abs=0.08)  # drawn subsets
+
+
+def test_the_area_counts_pairs() -> None:
+    rng = np.random.default_rng(3)
+    score, label = rng.integers(0, 6, 60) / 5, rng.integers(0, 2, 60).astype(float)
+    pairs = [(a > b) + 0.5 * (a == b) for a in score[label == 1] for b in score[label == 0]]
+    assert area(score, label) == pytest.approx(np.mean(pairs))
+    assert np.isnan(area(score, np.ones(60)))
+
+
+def test_tables_and_the_plot_hold_every_row(tmp_path) -> None:
+    cells = [cell("greedy", "0101"), cell("mcts", "0111"), cell("mcts", "1111", 200), cell("greedy", "0101", 200)]
+    pairs = paired(cells)
+    results = {
+        "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7, "rows": [summary(c) for c in cells],
+        "pairs": pairs, "at_k": [at_k(Samples("embedded", 2, [[True, False]], [["3", "4"]], 8, 1.0))],
+        "benchmarks": {"embedded": {"problems": 4}}, "sentences": sentences(pairs, "calculator"),
+    }  # fmt: skip
+    text = markdown(results)
+    table = [line for line in text.splitlines() if line.startswith("| 100") or line.startswith("| 200")]
+    assert len(table) == 4 and "0.750 [0.301, 0.954]" in table[1] and "+0.250" in table[1]
+    assert "pass@k" in text and "- no gain: mcts (calculator) over greedy" in text
+    draw_accuracy_over_tokens(tmp_path / "plot.png", results)
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    assert grid([["a", "b"], ["long", "c"]])[2] == "| long | c |"
+
+
+# -- the folder --------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path) -> None:
+    out = tmp_path / "eval-001"
+    identity = {"seed": 7, "search": {"max_tokens": 160}}
+    folder = EvalFolder(out, identity, {"embedded": "aa"}, resume=False)
+    kept = cell("greedy", "01")
+    folder.write(kept)
+    assert folder.read("embedded", "greedy", 100) == kept and folder.read("embedded", "greedy", 200) is None
+    with pytest.raises(ConfigError, match="--resume"):
+        EvalFolder(out, identity, {"embedded": "aa"}, resume=False)
+    again = EvalFolder(out, identity, {"embedded": "aa", "gsm8k": "bb"}, resume=True)
+    assert again.read("embedded", "greedy", 100) == kept
+    with pytest.raises(ConfigError, match=r"search\.max_tokens is 99.*160"):
+        EvalFolder(out, {"seed": 7, "search": {"max_tokens": 99}}, {}, resume=True)
+    with pytest.raises(ConfigError, match="gsm8k has other problems"):
+        EvalFolder(out, identity, {"gsm8k": "cc"}, resume=True)
+    assert json.loads((out / "run.json").read_text())["data"] == {"embedded": "aa", "gsm8k": "bb"}
+    with pytest.raises(ConfigError, match="found no"):
+        EvalFolder(tmp_path / "none", identity, {}, resume=True)
+    folder.file("embedded", "greedy", 100).write_text("{")
+    with pytest.raises(DataError, match="not readable"):
+        folder.read("embedded", "greedy", 100)
+
+
+def test_folders_are_numbered(tmp_path) -> None:
+    assert next_folder(tmp_path).name == "eval-001"
+    with pytest.raises(ConfigError, match="found no evaluation"):
+        newest_folder(tmp_path)
+    EvalFolder(tmp_path / "eval-007", {}, {}, resume=False)
+    assert next_folder(tmp_path).name == "eval-008" and newest_folder(tmp_path).name == "eval-007"

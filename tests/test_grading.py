@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.eval import agreement
+from alphazero_llm_trainer.problems.grading import (
+    LONGEST_ANSWER,
+    Verdict,
+    final_answer,
+    grade,
+    grade_async,
+    grade_many,
+    normalize_words,
+    vote_key,
+    word_f1,
+)
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.math_verifier import MathVerifier, Request, shared_verifier
+from alphazero_llm_trainer.types import Problem, Task
+
+TOWER = r"9^{9^{9^{9}}}"  # sympy computes it, or would
+
+
+@pytest.fixture(scope="module")
+def impatient():
+    verifier = MathVerifier(timeout=1.0)
+    yield verifier
+    verifier.close()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- embedded and gsm8k ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["embedded", "gsm8k", "user"])
+@pytest.mark.parametrize(
+    ("response", "gold", "loose", "strict"),
+    [
+        ("2 + 3 = 5\n#### 5", "5", "correct", "correct"),
+        ("2 + 3 = 5\n#### $5.00", "5", "correct", "correct"),
+        ("2 + 3 = 5\n#### 6", "5", "wrong", "wrong"),
+        ("2 + 3 = 5", "5", "correct", "unparsed"),
+        ("", "5", "unparsed", "unparsed"),
+        ("I can't say.", "5", "unparsed", "unparsed"),
+    ],
+)
+def test_numbers(source, response, gold, loose, strict):
+    for verdict, found in (
+        (loose, grade(source, response, gold)),
+        (strict, grade(source, response, gold, strict=True)),
+    ):
+        assert found.verdict == verdict
+        assert found.hre == float(verdict == "correct") == float(found.correct)
+        assert (found.em, found.f1) == (None, None)
+
+
+# -- math --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "verdict"),
+    [
+        (r"Thus \boxed{\frac{1}{2}}.", r"\frac12", "correct"),
+        (r"Thus \boxed{\dfrac{\sqrt{3}}{3}}.", r"\frac{1}{\sqrt{3}}", "correct"),
+        (r"The answer is $3\sqrt{13}$.", r"3\sqrt{13}", "correct"),
+        (r"#### $\left(3, \frac{\pi}{2}\right)$", r"\left( 3, \frac{\pi}{2} \right)", "correct"),
+        ("#### (3, pi)", r"\left( 3, \frac{\pi}{2} \right)", "wrong"),
+        ("#### 6", "6+9i", "wrong"),
+        ("#### 9i + 6", "6+9i", "correct"),
+        ("#### y = 2x + 3", "y = 3 + 2x", "correct"),
+        ("#### 13", r"3\sqrt{13}", "wrong"),
+        ("#### Evelyn", r"\text{Evelyn}", "correct"),
+        (r"#### \$36", "2", "wrong"),
+        ("#### 52_9", "52_8", "wrong"),
+        ("#### 52_{8}", "52_8", "correct"),
+        ("#### (-1, 2]", "(-1,2)", "wrong"),
+        ("so in the end we have $x = \\frac{3}{4}$ left", "0.75", "correct"),  # math-verify finds it
+        ("nothing of the kind", "5", "unparsed"),
+        ("", "5", "unparsed"),
+        ("#### " + "1+" * LONGEST_ANSWER + "1", "5", "unparsed"),
+        (r"#### \frac{}{", "5", "unparsed"),
+    ],
+)
+def test_math(response, gold, verdict):
+    assert grade("math", response, gold).verdict == verdict
+
+
+def test_math_in_training_takes_marked_answers_alone():
+    assert grade("math", r"so \boxed{\sqrt2}", r"\sqrt{2}", strict=True).correct
+    assert grade("math", r"#### \sqrt2", r"\sqrt{2}", strict=True).correct
+    assert grade("math", r"The answer is \sqrt{2}", r"\sqrt{2}", strict=True).verdict == "unparsed"
+    assert grade("math", r"so it is $\sqrt2$", r"\sqrt{2}", strict=True).verdict == "unparsed"
+
+
+def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impatient):
+    pairs = [(rf"\boxed{{{answer}}}", r"\frac{\sqrt{2}}{2}") for answer in (r"\frac1{\sqrt2}", TOWER, "7", r"2^{-1/2}")]
+    impatient([Request("x+1", "1+x", True)])
+    first, restarts = impatient.pid, impatient.restarts
+    assert alive(first)
+    began = time.monotonic()
+    verdicts = [one.verdict for one in grade_many("math", pairs, verifier=impatient)]
+    assert verdicts == [Verdict.CORRECT, Verdict.TIMED_OUT, Verdict.WRONG, Verdict.CORRECT]
+    assert time.monotonic() - began >= impatient.timeout
+    assert not alive(first)
+    assert impatient.restarts == restarts + 1
+    assert impatient.pid != first and alive(impatient.pid)
+
+
+def test_a_time_out_is_remembered(impatient):
+    request = Request("5", TOWER, True)
+    impatient([request])
+    restarts = impatient.restarts
+    assert impatient([request, request]) == ["timed-out", "timed-out"]
+    assert impatient.restarts == restarts
+
+
+def test_a_worker_that_was_killed_from_outside_is_replaced(impatient):
+    impatient([Request("a+1", "1+a", True)])
+    os.kill(impatient.pid, signal.SIGKILL)
+    assert impatient([Request("a+b", "b+a", True), Request("a+b", "b-a", True)]) == ["correct", "wrong"]
+
+
+def test_every_verdict_goes_to_its_own_request():
+    requests = [Request(f"x+{n}", f"{n + n % 2}+x", True) for n in range(60)]
+    assert shared_verifier()(requests) == ["wrong" if n % 2 else "correct" for n in range(60)]
+
+
+def test_the_event_loop_goes_on_while_math_verify_works(impatient, monkeypatch):
+    monkeypatch.setattr("alphazero_llm_trainer.problems.grading.shared_verifier", lambda: impatient)
+
+    async def work():
+        slow = asyncio.create_task(grade_async("math", rf"\boxed{{{TOWER}+1}}", "5"))
+        ticks = 0
+        while not slow.done():
+            await asyncio.sleep(0.02)
+            ticks += 1
+        return (await slow).verdict, ticks
+
+    verdict, ticks = asyncio.run(work())
+    assert verdict == "timed-out" and ticks > 10
+
+
+# -- hotpotqa ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "em", "f1"),
+    [
+        ("The Chief of  Protocol.", "chief of protocol", 1.0, 1.0),
+        ("Chief", "Chief of Protocol", 0.0, 0.5),
+        ("Protocol Protocol", "Chief of Protocol", 0.0, 0.4),
+        ("yes", "no", 0.0, 0.0),
+        ("yes it is", "yes", 0.0, 0.0),  # no partial credit beside yes and no
+        ("no", "no man's land", 0.0, 0.0),
+        ("Yes!", "yes", 1.0, 1.0),
+        ("9,984", "9984", 1.0, 1.0),
+        ("someone else", "Chief of Protocol", 0.0, 0.0),
+    ],
+)
+def test_hotpotqa(answer, gold, em, f1):
+    found = grade("hotpotqa", f"A fact.\n#### {answer}", gold)
+    assert (found.em, found.f1) == (em, pytest.approx(f1))
+    assert found.correct == (em == 1.0)
+    assert word_f1(answer, gold) == pytest.approx(f1)
+
+
+def test_hotpotqa_keeps_words_beside_a_number():
+    assert grade("hotpotqa", "#### more than 70 countries", "more than 70 countries").correct
+    assert not grade("hotpotqa", "#### 70", "more than 70 countries").correct
+    assert grade("hotpotqa", "70 countries", "70 countries").correct  # a single line without a mark
+    assert grade("hotpotqa", "One fact.\nAnother fact.", "fact").verdict == "unparsed"
+    assert grade("hotpotqa", "70 countries", "70 countries", strict=True).verdict == "unparsed"
+    assert grade("hotpotqa", " \n", "fact").verdict == "unparsed"
+
+
+def test_normalisation_is_the_official_one():
+    assert normalize_words("The  Apple, an 'a' and\tA.N. Other!") == "apple and other"
+    assert normalize_words("Theatre and Anthem") == "theatre and anthem"
+
+
+def test_final_answers_and_votes():
+    assert final_answer("gsm8k", "#### Ann has 70 dollars") == "70"
+    assert final_answer("math", "#### Ann has 70 dollars") == "Ann has 70 dollars"
+    assert vote_key("math", "#### 6+9i") != vote_key("math", "#### 6") == vote_key("math", r"so \boxed{6.0}")
+    assert vote_key("hotpotqa", "#### The Band.") == vote_key("hotpotqa", "band") == "band"
+    assert vote_key("gsm8k", "no answer") == ""
+
+
+# -- agreement ---------------------------------------------------------------------------------------------------------
+
+
+def tasks(source, *golds):
+    return [Task(Problem(f"{source}/{i}", "q", source), gold) for i, gold in enumerate(golds)]
+
+
+def test_pairs_state_the_truth():
+    made = list(agreement.pairs(tasks("math", "1234", r"\frac{1}{2}", "[0,1)")))
+    stated = {(pair.form, pair.task.gold): (pair.response.rpartition("#### ")[2], pair.right) for pair in made}
+    assert stated["1,234", "1234"] == ("1,234", True)
+    assert stated["10/2", "1234"] == (r"\frac{2468}{2}", True)
+    assert stated["gold + 1", "1234"] == ("1235", False)
+    assert stated["0.5 for 1/2", r"\frac{1}{2}"] == ("0.5", True)
+    assert stated[r"\dfrac", r"\frac{1}{2}"] == (r"\dfrac{1}{2}", True)
+    assert stated["another bracket", "[0,1)"] == ("(0,1)", False)
+    assert stated["another row's gold", "1234"] == (r"\frac{1}{2}", False)
+    judged = agreement.judge("math", made)
+    assert [one.pair for one in judged if not one.pattern.startswith("+")] == []
+    assert agreement.tally(judged)["$gold$"]["++-"] == 3
+
+
+def test_another_rows_equal_gold_is_no_wrong_answer():
+    made = list(agreement.pairs(tasks("hotpotqa", "yes", "Yes", "no")))
+    wrong = [pair.response.rpartition(" ")[2] for pair in made if pair.form == "another row's gold"]
+    assert wrong == ["no", "no", "yes"]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("source", "rows"), [("gsm8k", 1319), ("math", 500), ("hotpotqa", 250)])
+def test_every_real_gold_is_correct_against_itself(data_dir, source, rows):
+    real = load_tasks(source, "test", 10_000, path=str(data_dir))
+    assert len(real) == rows
+    assert agreement.failures(real) == []
+
+
+@pytest.mark.data
+def test_every_real_math_solution_is_correct_and_no_other_gold_is(data_dir):
+    real = load_tasks("math", "test", 500, path=str(data_dir))
+    assert all(one.correct for one in grade_many("math", [(task.solution, task.gold) for task in real]))
+    shifted = zip(real, [*real[1:], real[0]], strict=True)
+    pairs = [
+        (f"#### {other.gold}", task.gold)
+        for task, other in shifted
+        if not agreement.same("math", task.gold, other.gold)
+    ]
+    assert {one.verdict for one in grade_many("math", pairs)} == {Verdict.WRONG}
+
+
+@pytest.mark.data
+def test_the_command_prints_tables_and_writes_counts(data_dir, tmp_path, capsys):
+    out = tmp_path / "deep" / "grade.json"
+    flags = ["--num", "5", "--out", str(out), "--set", f"dataset.path={data_dir}"]
+    assert main(["grade", "--source", "math", "hotpotqa", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "math: 500 of 500 gold answers are correct against themselves" in printed
+    assert "hotpotqa: 250 of 250" in printed
+    results = json.loads(out.read_text())
+    assert set(results) == {"math", "hotpotqa"}
+    assert results["math"]["patterns"]["#### gold"].keys() <= {"+++", "+-+"}
+    assert main(["grade", "--num", "0"]) == 2
+
+
+def test_the_command_names_golds_that_fail(tmp_path, capsys):
+    row = {"problem": "p", "solution": "s", "answer": "  , ", "unique_id": "test/strange/1.json"}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    assert main(["grade", "--source", "math", "--num", "1", "--set", f"dataset.path={tmp_path}"]) == 1
+    assert "math/test/strange/1.json: ',' is unparsed" in capsys.readouterr().out

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import verifiers.v1 as vf
+
+from alphazero_llm_trainer.config import EngineConfig, load_config
+from alphazero_llm_trainer.environment.argv import OUR_ID
+from alphazero_llm_trainer.environment.harness import TOO_LONG
+from alphazero_llm_trainer.environment.report import summarise
+from alphazero_llm_trainer.environment.student import EMBEDDED_MODEL, EMBEDDED_URL
+from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.eval.greedy import answer
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+
+
+def row(n=1, **columns):
+    return json.dumps(
+        {
+            "id": f"5a{n:04d}",
+            "question": f"Who wrote book {n}?",
+            "answer": f"Writer {n}",
+            "type": "bridge",
+            "level": "hard",
+            "supporting_facts": {"title": ["Book", "Book", "Play"], "sent_id": [0, 9, 0]},
+            "context": {"title": ["Book", "Film"], "sentences": [["It is a book. ", " By a writer."], ["A film."]]},
+        }
+        | columns
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, count in (("train", 40), ("validation", 7)):
+        lines = [row(n, id=f"{name}{n}") for n in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return tmp_path
+
+
+def test_rows_become_tasks_with_their_paragraphs_in_order(folder):
+    task = load_tasks("hotpotqa", "test", 3, path=str(folder))[2]
+    assert task.problem.id == "hotpotqa/validation/validation2"
+    assert task.problem.question == ("Book: It is a book.  By a writer.\nFilm: A film.\nQuestion: Who wrote book 2?")
+    assert (task.problem.source, task.gold) == ("hotpotqa", "Writer 2")
+    assert task.solution == "Book: It is a book.\n#### Writer 2"
+
+
+def test_splits_are_disjoint(folder):
+    splits = [load_tasks("hotpotqa", split, 99, path=str(folder)) for split in ("train", "validation", "arena", "test")]
+    assert [len(tasks) for tasks in splits] == [32, 4, 4, 7]
+    assert len({task.problem.id for tasks in splits for task in tasks}) == 47
+
+
+def test_folder_below_the_data_folder(folder, tmp_path, monkeypatch):
+    (tmp_path / "hotpotqa").mkdir()
+    (tmp_path / "validation.jsonl").rename(tmp_path / "hotpotqa" / "validation.jsonl")
+    monkeypatch.setenv("ALPHAZERO_DATA_DIR", str(tmp_path))
+    assert len(load_tasks("hotpotqa", "test", 99)) == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "has no rows: put HotpotQA rows with `id`, `question`, `answer` and `context`"),
+        (row(question=""), "line 1 has '' as `question`"),
+        (row(id=None), "line 1 has no `id`"),
+        (row(context=None), "line 1 has no `context` with a list"),
+        (row(context={"title": ["a"], "sentences": ["words"]}), "line 1 has no `context` with a list"),
+        (row(context={"title": "a", "sentences": [["b"]]}), "line 1 has no `context` with a list"),
+        (row(context={"title": ["a", "b"], "sentences": [["c"]]}), "a `context` of 2 titles and 1 paragraphs"),
+    ],
+)
+def test_broken_rows_name_file_and_line(tmp_path, content, message):
+    (tmp_path / "validation.jsonl").write_text(content)
+    with pytest.raises(DataError) as caught:
+        load_tasks("hotpotqa", "test", 9, path=str(tmp_path))
+    assert message in str(caught.value) and str(tmp_path / "validation.jsonl") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_rows_and_levels(tmp_path):
+    with pytest.raises(DataError, match=r"has neither train\.jsonl nor hotpotqa/train\.jsonl"):
+        load_tasks("hotpotqa", "train", 1, path=str(tmp_path))
+    with pytest.raises(ConfigError, match="HotpotQA has no levels to choose"):
+        load_tasks("hotpotqa", "test", 1, path=str(tmp_path), levels=(3,))
+
+
+def test_hub_rows(monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load(*args, **kwargs):
+        asked.append((args, kwargs))
+        return [json.loads(row(n)) for n in range(20)]
+
+    monkeypatch.delenv("ALPHAZERO_DATA_DIR", raising=False)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert load_tasks("hotpotqa", "arena", 5)[0].problem.id == "hotpotqa/train/5a0018"
+    assert load_tasks("hotpotqa", "test", 1)[0].problem.id == "hotpotqa/validation/5a0000"
+    assert asked == [(("hotpotqa/hotpot_qa", "distractor"), {"split": split}) for split in ("train", "validation")]
+
+
+@pytest.mark.data
+def test_real_rows_that_are_too_long_are_skipped_not_fatal(data_dir):
+    tasks = load_tasks("hotpotqa", "test", 1000, path=str(data_dir))
+    assert len(tasks) == len({task.problem.id for task in tasks}) == 250
+    config = load_config(overrides=[{"student": "embedded"}])
+    student = load_student(config, name="embedded")
+    lengths = [len(student.prompt_ids(task.problem.question)) for task in tasks]
+    assert EngineConfig().max_context == student.engine.capabilities.max_context == 1024
+    some = sorted(range(250), key=lengths.__getitem__)[:4] + [i for i in range(250) if lengths[i] >= 1024][:4]
+    found = answer(student, [tasks[i] for i in some], max_tokens=40)
+    assert found.skipped == 4
+    assert [len(texts) for texts in found.responses] == [1] * 4 + [0] * 4
+    assert found.correct == [[False]] * 8
+
+
+@pytest.mark.parametrize("search", ["none", "mcts"])
+def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path, search):
+    long = {"title": ["Long"], "sentences": [["and one more book "] * 400]}
+    lines = [row(1, answer="no"), row(2, context=long)]
+    (tmp_path / "validation.jsonl").write_text("\n".join(lines))
+    taskset = {"id": OUR_ID, "source": "hotpotqa", "path": str(tmp_path)}
+    raw = {"taskset": taskset, "agent": {"harness": {"search": search, "simulations": 2, "samples": 1}}}
+    env = vf.load_environment(vf.resolve_env_config(raw))
+    ctx = vf.ModelContext(model=EMBEDDED_MODEL, client=vf.EvalClientConfig(base_url=EMBEDDED_URL))
+
+    async def main():
+        async with env.serving():
+            return list(await asyncio.gather(*(env.run_episode(task, ctx) for task in env.taskset)))
+
+    fits, too_long = asyncio.run(main())
+    assert fits.ok and too_long.ok
+    assert fits.traces[0].last_reply and "skipped" not in fits.traces[0].info
+    assert too_long.traces[0].info["skipped"] == TOO_LONG
+    assert too_long.traces[0].reward == 0.0
+    (tmp_path / "traces.jsonl").write_text("\n".join(one.model_dump_json() for one in (fits, too_long)))
+    summary = summarise(tmp_path)
+    assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
+
+
+def test_the_taskset_grades_by_exact_match(tmp_path):
+    (tmp_path / "validation.jsonl").write_text(row(1, answer="The 70 Countries"))
+    raw = {"taskset": {"id": OUR_ID, "source": "hotpotqa", "path": str(tmp_path)}}
+    [task] = vf.load_environment(vf.resolve_env_config(raw)).taskset
+    assert (task.data.source, task.data.gold) == ("hotpotqa", "The 70 Countries")
+    assert "one line" in task.data.system_prompt and "paragraph" in task.data.system_prompt
+    assert asyncio.run(task.validate(None))
+
+    def scored(reply):
+        trace = type("Trace", (), {"info": {}, "last_reply": reply})()
+        return asyncio.run(task.correctness_reward(trace))
+
+    assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [1.0, 0.0, 0.0]

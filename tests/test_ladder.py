@@ -1,0 +1,134 @@
+"""The ladder: its recipe, its stages as commands, and what is read off their results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.config import Config, load_config, read_yaml, shipped
+from alphazero_llm_trainer.errors import TrainingError
+from alphazero_llm_trainer.train.ladder import RUNGS, LadderStopped, Seed, climb
+from alphazero_llm_trainer.train.ladder_report import collect, draw, markdown, mean_over_seeds
+
+
+def recipe(**ladder: Any) -> Config:
+    return load_config(overrides=[read_yaml(shipped("ladder.yaml")), {"ladder": ladder}])
+
+
+def a_seed(path: Path, seed: int, config: Config, said: list[str] | None = None, stop: bool = False) -> Seed:
+    file = path / "recipe.json"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    folder = path / f"seed-{seed}"
+    folder.mkdir(exist_ok=True)
+    return Seed(folder, seed, config, file, [].append if said is None else said.append, lambda: stop)
+
+
+def test_the_recipe_is_for_problems_of_4_to_6_steps_and_a_budget_that_is_compared() -> None:
+    config = recipe()
+    assert config.problems.levels == (3, 4) and config.train.grpo.credit == "process"
+    assert config.ladder.budget_tokens in config.ladder.budgets and config.ladder.num >= 500
+    assert {"mcts", "greedy", "majority", "best-of-n", "adaptive-best-of-n", "early-abort"} <= {*config.ladder.methods}
+
+
+def test_a_stage_runs_once_and_leaves_its_log(tmp_path: Path) -> None:
+    said: list[str] = []
+    seed = a_seed(tmp_path, 7, recipe(), said)
+    out = seed.path / "tables"
+    # A real command that ends quickly with an error: its last line is what the user reads.
+    with pytest.raises(TrainingError, match=r"stage broken of seed 7 ended with exit code 2.*no-such-folder"):
+        seed.stage(
+            "broken", ["export", "--kind", "all", "--data", "no-such-folder", "--out", str(out)], out, configured=False
+        )
+    assert said == ["seed 7: broken"] and "no-such-folder" in (seed.path / "broken.log").read_text()
+    done = seed.path / "done.json"
+    done.write_text("{}")
+    seed.stage("finished", ["no such command"], done)
+    assert said == ["seed 7: broken"]
+
+
+def test_a_stop_runs_nothing_more_and_a_failure_stops_the_other_seeds(tmp_path: Path) -> None:
+    with pytest.raises(LadderStopped):
+        climb([a_seed(tmp_path, 7, recipe(), stop=True)], 1)
+    seeds = [a_seed(tmp_path, n, recipe()) for n in (1, 2)]
+    seeds[0].recipe = tmp_path / "missing.json"
+    seeds[1].recipe = tmp_path / "missing.json"
+    with pytest.raises(TrainingError, match=r"missing\.json"):
+        climb(seeds, 1)
+    assert not [*seeds[1].path.glob("*.log")]
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def row(method: str, budget: int, outcomes: str, sampled: float = 40.0, scored: float = 0.0) -> dict[str, Any]:
+    return {
+        "method": method, "budget": budget, "outcomes": outcomes, "sampled_tokens": sampled, "scored_tokens": scored
+    }  # fmt: skip
+
+
+@pytest.fixture
+def climbed(tmp_path: Path) -> list[Seed]:
+    """Two seeds of four problems with hand-made results."""
+    config = recipe(
+        num=4, budgets=[100], budget_tokens=100, verifiers=["calculator"], methods=["greedy", "majority", "mcts"]
+    )
+    seeds = [a_seed(tmp_path, n, config) for n in (7, 8)]
+    for seed in seeds:
+        for name, outcomes in (("base", "0000"), ("sft", "1000"), ("ppo", "1000")):
+            write(seed.evaluation(name) / "results.json", {"rows": [row("greedy", 100, outcomes)]})
+        rows = [row("greedy", 100, "1100"), row("majority", 100, "1111"), row("mcts", 100, "1110", 50.0, 20.0)]
+        write(seed.evaluation("calculator") / "results.json", {"rows": rows})
+        write(seed.prm / "prm.json", {"cost": {"sampled_tokens": 1000}, "test": {}})
+        write(seed.path / "times.json", {"base": 1.0})
+        for method in ("grpo", "ppo"):
+            run = seed.run_folder(method)
+            write(run / "run.json", {"search_cost": {"sampled_tokens": 3000}})
+            (run / "metrics.jsonl").write_text('{"samples": 60}\n{"validation_accuracy": 0.5}\n{"samples": 40}\n')
+    return seeds
+
+
+def test_rungs_are_paired_with_the_one_below_and_what_is_not_reached_says_so(climbed: list[Seed]) -> None:
+    ladder = collect(climbed, "alphazero-llm-trainer ladder", 60.0)
+    assert [rung["name"] for rung in ladder["rungs"]] == list(RUNGS)
+    assert [rung["accuracy"][0] for rung in ladder["rungs"]] == [0.0, 0.25, 0.25, 0.5, 0.75]
+    assert ladder["rungs"][2]["gain"] == [0.0, 0.0, 0.0]
+    assert ladder["rungs"][4]["tokens"] == 70.0 and ladder["rungs"][3]["training_tokens"] == 4000
+    text = markdown(ladder)
+    assert "NOT reached: +PPO above SFT: +0.000" in text
+    assert "NOT reached: mcts above majority with calculator at 100 tokens: -0.250" in text
+    draw(climbed[0].path / "ladder.png", ladder)
+    assert (climbed[0].path / "ladder.png").stat().st_size > 10_000
+
+
+def test_ppo_gets_the_tokens_of_grpo_and_of_its_prm(climbed: list[Seed]) -> None:
+    # 30 tokens a sample; 4,000 tokens are 133 samples.
+    samples = climbed[0].config.train.ppo.samples
+    assert climbed[0].ppo_questions() == round(4000 / (30 * samples))
+
+
+def test_seeds_are_averaged_by_problem() -> None:
+    assert mean_over_seeds(["110", "100"]) == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "3"], "--seeds"),
+        (["--jobs", "0"], "--jobs is 0"),
+        (["--seeds", "7", "7"], "name each once"),
+        (["--resume"], "found no ladder"),
+        (["--set", "ladder.num=0"], r"ladder.num is 0"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ladder", "--out", str(tmp_path / "ladder"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "ladder").exists()

@@ -1,0 +1,225 @@
+"""The methods at work with the shipped student: budgets hold, seeds decide, tools repair."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import run
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from alphazero_llm_trainer.answers import extract
+from alphazero_llm_trainer.config import Config, EngineConfig, load_config
+from alphazero_llm_trainer.eval import greedy as plain
+from alphazero_llm_trainer.eval import methods
+from alphazero_llm_trainer.eval.attempt import Attempt, Chain, OverBudgetError, Sampler, chain_of
+from alphazero_llm_trainer.eval.methods import METHODS, answered
+from alphazero_llm_trainer.eval.verifiers import Calculator, LogProbability, NoVerifier, Product, ValueVerifier
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy.prm import EnginePrm
+from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.value import EngineValue
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.rewards.calculator import consistent
+from alphazero_llm_trainer.types import Problem, Step
+
+TASKS = load_tasks("embedded", "test", 40)
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load_config(overrides=["student=embedded"])
+
+
+@pytest.fixture(scope="module")
+def student(config: Config) -> Student:
+    return load_student(config)
+
+
+@pytest.fixture(scope="module")
+def network(student: Student) -> Iterator[ValueVerifier]:
+    """A random value network with an engine of its own: every token that it reads costs."""
+    torch.manual_seed(5)
+    shape = LlamaConfig(
+        vocab_size=student.model.config.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=1024, initializer_range=0.3,
+    )  # fmt: skip
+    engine = InProcessEngine(
+        LlamaForCausalLM(shape).eval(), eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids,
+        settings=EngineConfig(max_context=1024),
+    )  # fmt: skip
+    engine.set_value(torch.randn(32) * 0.3, 0.2)
+    policy = methods.Sampler(student, NoVerifier(), load_config(overrides=["student=embedded"])).policy
+    yield ValueVerifier(EngineValue(engine, 0.0, {}, own=True), policy.prompt_ids)
+
+
+@pytest.fixture(scope="module")
+def prm(student: Student, network: ValueVerifier) -> EnginePrm:
+    """A process reward model over the same random network: likelier steps score higher."""
+    return EnginePrm(network.value.engine, student, mix=0.2, bias=2.0, head=False, total="min", card={})
+
+
+def verifier_of(name: str, network: ValueVerifier, prm: EnginePrm):
+    return {
+        "prm": prm,
+        "none": NoVerifier(),
+        "log-probability": LogProbability(),
+        "calculator": Calculator(),
+        "product": Product([Calculator(), LogProbability()]),
+        "value": network,
+    }[name]
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(sorted(METHODS)),
+    verifier=st.sampled_from(["none", "log-probability", "calculator", "product", "value", "prm"]),
+    budget=st.integers(1, 400),
+    index=st.integers(0, len(TASKS) - 1),
+    seed=st.integers(0, 3),
+)
+def test_no_method_ever_spends_more_than_its_budget(
+    student: Student,
+    config: Config,
+    network: ValueVerifier,
+    prm: EnginePrm,
+    method: str,
+    verifier: str,
+    budget: int,
+    index: int,
+    seed: int,
+) -> None:
+    """`answered` raises when its books say so; here the engines' own counters agree with the books."""
+    judge = verifier_of(verifier, network, prm)
+    sampler = Sampler(student, judge, config)
+    student.engine.tree.clear()
+    network.value.engine.tree.clear()
+    sampled, scored = student.engine.cost.sampled_tokens, judge.scored_tokens
+    found = asyncio.run(answered(method, sampler, TASKS[index].problem, seed, budget))
+    assert found.sampled_tokens == student.engine.cost.sampled_tokens - sampled
+    # An engine that scores log-probabilities computes a prefix's last token again; the books count each token once.
+    assert found.scored_tokens + (found.calls if verifier == "prm" else 0) >= judge.scored_tokens - scored
+    assert 0 < found.tokens <= budget
+    if not judge.computes:
+        assert found.scored_tokens == 0
+    if found.response is not None:
+        assert extract(found.response) is not None
+
+
+def test_seeds_decide_whatever_runs_beside(student: Student, config: Config, network: ValueVerifier) -> None:
+    for verifier in (Calculator(), network):
+        sampler = Sampler(student, verifier, config)
+        for method in METHODS:
+
+            async def together(sampler=sampler, method=method):
+                return await asyncio.gather(
+                    *(answered(method, sampler, task.problem, i, 300) for i, task in enumerate(TASKS[:6]))
+                )
+
+            student.engine.tree.clear()
+            alone = asyncio.run(answered(method, sampler, TASKS[3].problem, 3, 300))
+            beside = run(together)[3]
+            assert (alone.response, alone.tokens, alone.ended_by) == (beside.response, beside.tokens, beside.ended_by)
+
+
+def test_over_budget_is_an_error(student: Student, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def spendthrift(attempt: Attempt) -> tuple[str | None, str]:
+        attempt.cost.sampled_tokens += attempt.budget + 1
+        return "#### 1", "finished"
+
+    monkeypatch.setitem(METHODS, "greedy", spendthrift)
+    with pytest.raises(OverBudgetError, match=r"greedy sampled 51 and scored 0 tokens on .* with a budget of 50"):
+        asyncio.run(answered("greedy", Sampler(student, NoVerifier(), config), TASKS[0].problem, 0, 50))
+
+
+def test_greedy_is_the_package_s_greedy(student: Student, config: Config) -> None:
+    sampler = Sampler(student, NoVerifier(), config)
+    expected = plain.answer(student, TASKS, max_tokens=config.search.max_tokens)
+    for task, [text] in zip(TASKS, expected.responses, strict=True):
+        assert asyncio.run(answered("greedy", sampler, task.problem, 0, 400)).response == text
+
+
+def test_the_tool_leaves_no_wrong_result(student: Student, config: Config) -> None:
+    sampler = Sampler(student, NoVerifier(), config)
+    without = [asyncio.run(answered("greedy", sampler, task.problem, 0, 400)) for task in TASKS]
+    tooled = [asyncio.run(answered("calculator-tool", sampler, task.problem, 0, 400)) for task in TASKS]
+    assert not all(consistent(one.response or "") for one in without)  # else this shows nothing
+    assert all(consistent(one.response or "") for one in tooled)
+    # Where the model's own arithmetic was right the tool changes nothing but who writes the results.
+    same = [(a, b) for a, b in zip(without, tooled, strict=True) if a.response == b.response]
+    assert same and all(a.sampled_tokens > b.sampled_tokens for a, b in same)
+
+
+def test_accepted_responses_passed_the_verifier(student: Student, config: Config) -> None:
+    sampler = Sampler(student, Calculator(), config)
+    for method in ("adaptive-best-of-n", "early-abort", "step-rejection", "mcts"):
+        found = [asyncio.run(answered(method, sampler, task.problem, 0, 300)) for task in TASKS]
+        accepted = [one for one in found if one.ended_by == "accepted"]
+        assert len(accepted) > len(TASKS) // 2
+        assert all(one.response is not None and consistent(one.response) for one in accepted)
+
+
+def test_repairing_a_step_costs_less_than_starting_anew(student: Student, config: Config) -> None:
+    sampler = Sampler(student, Calculator(), config)
+    spent = {
+        method: sum(asyncio.run(answered(method, sampler, task.problem, 0, 300)).tokens for task in TASKS)
+        for method in ("adaptive-best-of-n", "step-rejection", "best-of-n")
+    }
+    assert spent["step-rejection"] < spent["adaptive-best-of-n"] < spent["best-of-n"]
+
+
+def test_a_response_that_a_limit_cut_is_no_answer(student: Student, config: Config) -> None:
+    attempt = Attempt(Sampler(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
+
+    def chain(*texts: str, ended: bool = False) -> Chain:
+        return chain_of(tuple(Step((1,), (0.0,), text) for text in texts), ended)
+
+    assert attempt.states(chain("1 + 1 = 2\n", "#### 2", ended=True))
+    assert chain("1 + 1 = 2\n", "#### 2\n").whole
+    assert attempt.states(chain("1 + 1 = 2\n", "so it is 2", ended=True))
+    cut = chain("1 + 1 = 2\n", "2 + 1 =")
+    assert cut.cut and not cut.whole and not attempt.usable(cut)
+    assert not attempt.usable(chain("1 + 1 = 2\n"))
+    stated = chain("1 + 1 = 2\n", "#### 2")
+    assert attempt.usable(stated) and not stated.whole
+    silent = chain("nothing", ended=True)  # graded as unparsed
+    assert attempt.usable(silent) and not attempt.states(silent)
+
+
+def test_a_prompt_that_does_not_fit_is_reported(student: Student, config: Config) -> None:
+    problem = Problem("long", "apples " * 2000, "test")
+    for method in METHODS:
+        found = asyncio.run(answered(method, Sampler(student, Calculator(), config), problem, 0, 100))
+        assert (found.response, found.ended_by, found.tokens) == (None, "too long", 0)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_response_that_never_ends_its_first_line_is_no_answer(student: Student, method: str) -> None:
+    sampler = Sampler(student, Calculator(), load_config(overrides=["student=embedded", "search.max_tokens=3"]))
+    found = asyncio.run(answered(method, sampler, TASKS[0].problem, 0, 60))
+    assert found.response is None and 0 < found.tokens <= 60
+
+
+def test_votes_are_counted_by_answer(student: Student, config: Config) -> None:
+    attempt = Attempt(Sampler(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
+
+    def chain(text: str) -> Chain:
+        return Chain((Step((1,), (0.0,), text),), whole=True)
+
+    chains = [chain(text) for text in ("none", "nor here", "a\n#### 3", "b\n#### 4", "c\n#### 4.0", "d\n#### 3")]
+    assert methods._voted(attempt, chains, lambda one: 1.0) == "a\n#### 3"  # the first on ties
+    assert methods._voted(attempt, chains, lambda one: 2.0 if one.text.startswith("c") else 1.0) == "b\n#### 4"
+    assert methods._voted(attempt, chains[:2], lambda one: 1.0) == "none"
+    assert methods._voted(attempt, [], lambda one: 1.0) is None
+
+
+def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(student: Student, config: Config) -> None:
+    """What methods keep back finishes a response: they don't end with nothing."""
+    sampler = Sampler(student, Calculator(), config)
+    for method in ("early-abort", "step-rejection", "adaptive-best-of-n", "best-of-n"):
+        found = [asyncio.run(answered(method, sampler, task.problem, 0, 80)) for task in TASKS]
+        assert sum(one.response is not None for one in found) == len(TASKS)

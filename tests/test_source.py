@@ -1,0 +1,158 @@
+"""A round's rows by each way of giving credit, over real trees of the shipped student."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from alphazero_llm_trainer.cli import train_main
+from alphazero_llm_trainer.collect import Collector
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.policy.protocol import Judgement
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.search.extract import trajectories
+from alphazero_llm_trainer.search.journal import Journal
+from alphazero_llm_trainer.train.credit import clamp, group_advantages, is_flat, process_advantages
+from alphazero_llm_trainer.train.rows import TrainRow
+from alphazero_llm_trainer.train.source import RoundSource, RoundStats
+from alphazero_llm_trainer.types import Problem, Step
+
+QUESTIONS = 24
+OVERRIDES = [
+    "student=embedded",
+    "rewards.use_student_model=false",
+    f"train.questions_per_round={QUESTIONS}",
+    "train.demonstration_share=0",
+    "train.grpo.negative_weight=1.0",
+    "train.rows_per_round=400",
+]
+
+
+class Likely:
+    """A verifier of its own kind: a step is as right as its tokens are likely on average."""
+
+    name, computes = "likely", False
+    scored_tokens = 0
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        scores = tuple(math.exp(math.fsum(step.logprobs) / len(step.logprobs)) for step in steps)
+        self.scored_tokens += sum(len(step.token_ids) for step in steps)
+        return Judgement(scores, math.prod(scores))
+
+
+def source_of(folder: Path, *overrides: str) -> tuple[RoundSource, list[RoundStats]]:
+    config = load_config(overrides=[*OVERRIDES, *overrides])
+    student = load_student(config)
+    seen: list[RoundStats] = []
+    source = RoundSource(
+        student,
+        config,
+        Collector(student, config, None),
+        load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350),
+        [],
+        Journal(folder / "journal.jsonl"),
+        questions_per_round=QUESTIONS,
+        verifier=Likely(),
+        on_tree=lambda tree: None,
+        on_round=seen.append,
+        stop=lambda: False,
+    )
+    return source, seen
+
+
+def by_response(rows: Sequence[TrainRow]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...]]:
+    return {(row.prompt_ids, row.completion_ids): row.advantages for row in rows if any(row.advantages)}
+
+
+def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Path) -> None:
+    source, [*_] = source_of(tmp_path, "train.grpo.credit=process", "train.grpo.process_weight=0.25")
+    rows = by_response(source.grpo(0))
+    trees, mixed = source.restored(0), 0
+    for tree in trees:
+        found = trajectories(tree.tree)
+        rewards = [float(t.hre or 0.0) for t in found]
+        if is_flat(rewards):
+            continue
+        mixed += 1
+        counts = [t.samples for t in found]
+        outcome = group_advantages(rewards, counts, clip=3.0, weigh_repeats=True)
+        # In step mode a tree's steps are the lines that the verifier sees.
+        scores, at = [], []
+        for t in found:
+            ends = [sum(t.lengths[: i + 1]) for i in range(len(t.lengths))]
+            pieces = [t.logprobs[end - length : end] for end, length in zip(ends, t.lengths, strict=True)]
+            scores.append([math.exp(math.fsum(piece) / len(piece)) for piece in pieces])
+            at.append(t.lengths)
+        process = process_advantages(scores, at, counts, clip=3.0)
+        for t, whole, steps in zip(found, outcome, process, strict=True):
+            expected = [clamp(whole + 0.25 * step, 3.0) for step in steps]
+            assert rows[source.student.prompt_ids(tree.task.problem.question), t.token_ids] == pytest.approx(expected)
+    assert mixed >= 3
+
+
+def test_what_the_verifier_computed_is_in_the_rounds_cost(tmp_path: Path) -> None:
+    source, seen = source_of(tmp_path, "train.grpo.credit=process")
+    source.grpo(0)
+    [stats] = seen
+    assert stats.cost.scored_tokens == source.verifier.scored_tokens > 0  # type: ignore[union-attr]
+
+
+def test_tree_credit_compares_siblings(tmp_path: Path) -> None:
+    source, _ = source_of(tmp_path, "train.grpo.credit=tree")
+    rows = by_response(source.grpo(0))
+    checked = 0
+    for tree in source.restored(0):
+        grown, prompt = tree.tree, source.student.prompt_ids(tree.task.problem.question)
+        for t in trajectories(grown):
+            found = rows.get((prompt, t.token_ids))
+            if found is None:
+                continue
+            first = t.nodes[0]
+            around = [child for child in grown.children[0] if grown.N[child]]
+            mean = sum(grown.q(c) * grown.N[c] for c in around) / sum(grown.N[c] for c in around)
+            # The sign is that of the step's value against its siblings'; the same on all of its tokens.
+            assert math.copysign(1, found[0]) == math.copysign(1, grown.q(first) - mean) or found[0] == 0.0
+            assert len(set(found[: t.lengths[0]])) == 1
+            checked += 1
+    assert checked >= 5
+
+
+@pytest.mark.parametrize("credit", ["group", "step", "visits"])
+def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None:
+    source, [*_] = source_of(tmp_path, f"train.grpo.credit={credit}")
+    rows = source.grpo(0)
+    assert len(rows) == source.round_rows == 400
+    assert all(len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows)
+    values = {value for row in rows for value in row.advantages}
+    assert len(values) > 4 and min(values) < 0 < max(values)
+
+
+def test_process_credit_without_a_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--student", "embedded", "--set", "train.grpo.credit=process", "--checkpoint-dir", str(tmp_path)]
+    assert train_main([*flags, "--num-examples", "8", "--eval-size", "0"]) == 2
+    assert "train.grpo.prm is null" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_own_responses_to_solved_questions_are_replayed_after_a_restart_too(tmp_path: Path) -> None:
+    overrides = ("train.replay_own=true", "train.demonstration_share=0.5", "train.rows_per_round=60")
+    source, _ = source_of(tmp_path, *overrides)
+    source.demonstrations = load_tasks("embedded", "train", 3, levels=source.config.problems.levels)
+    rows = source.grpo(0)
+    own = {(row.prompt_ids, row.completion_ids) for row in rows if row.kind == "demonstration"}
+    own -= {source.worked(task) for task in source.demonstrations}
+    right = set()
+    for tree in source.restored(0):
+        found = trajectories(tree.tree)
+        if found and all(t.hre == 1.0 for t in found):
+            prompt = source.student.prompt_ids(tree.task.problem.question)
+            right.add((prompt, max(found, key=lambda t: t.samples).token_ids))
+    assert own and own <= right
+    assert all(row.advantages[0] == 0.5 for row in rows if row.kind == "demonstration")
+    again, _ = source_of(tmp_path, *overrides)
+    again.demonstrations = source.demonstrations
+    assert again.grpo(0) == rows, "a run that goes on draws the same rows from its journal"

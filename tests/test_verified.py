@@ -1,0 +1,222 @@
+"""Search under a verifier: rejected steps are cut, repaired at once, and paid for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import ScriptedPolicy
+
+from alphazero_llm_trainer.config import SearchConfig
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.policy.protocol import Judgement
+from alphazero_llm_trainer.search.driver import Search, SearchResult
+from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
+from alphazero_llm_trainer.search.select import RULES, open_puct
+from alphazero_llm_trainer.search.tree import REJECTED, ROOT, Tree
+from alphazero_llm_trainer.search.verified import Judge
+from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step
+
+PROBLEM = Problem("p", "question", "test")
+
+
+class Rule:
+    """FAKE verifier: judges each step by a function of its text. A test tool."""
+
+    name, scored_tokens = "rule", 0
+
+    def __init__(self, good: Callable[[str], float], computes: bool = False) -> None:
+        self.good, self.computes = good, computes
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        scores = tuple(self.good(step.text) for step in steps)
+        return Judgement(scores, min(scores, default=1.0))
+
+
+def step(text: str, probability: float = 0.5) -> Step:
+    return Step(tuple(map(ord, text)), (math.log(probability), *[0.0] * (len(text) - 1)), text)
+
+
+def search(verifier: Rule, seed: int = 0, policy_seed: int = 0, **changes: object) -> SearchResult:
+    settings_ = SearchConfig.model_validate({"iterations": 60, **changes})
+
+    async def unasked(*given: object) -> RewardParts:
+        raise AssertionError("a verifier's search asks no other judge")
+
+    policy = ScriptedPolicy(policy_seed)
+    policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]
+    return asyncio.run(Search(policy, unasked, settings_, verifier=verifier).run(PROBLEM, seed))
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
+    tree = Tree()
+    likely = tree.attach(ROOT, step("a", 0.9))
+    tree.backup(likely, 0.5)
+    # 0.5 + c*0.9*sqrt(1)/2 against 0.5 + c*0.1*sqrt(1)/2
+    assert open_puct(tree, ROOT, 1.0, [likely]) == likely
+    tree = Tree()
+    unlikely = tree.attach(ROOT, step("a", 0.2))
+    tree.backup(unlikely, 0.5)
+    assert open_puct(tree, ROOT, 1.0, [unlikely]) == ROOT
+    assert open_puct(tree, ROOT, 0.0, [unlikely]) == unlikely  # without exploration an equal child goes first
+    assert open_puct(tree, ROOT, 1.0, []) == ROOT
+
+
+# -- repair ------------------------------------------------------------------------------------------------------------
+
+
+def refuse(mcts: Mcts, leaf: Leaf, steps: Sequence[Step], before: float = 0.5) -> None:
+    playout = Playout(Continuation(tuple(steps), False), REJECTED, RewardParts(total=0.0))
+    mcts.tell(leaf, Evaluation([playout], scores=[1.0] * (len(steps) - 1) + [0.0], estimate=before))
+
+
+def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back() -> None:
+    tree = Tree()
+    mcts = Mcts(tree, RULES["puct"], 0.0, 100, patience=2)
+    [leaf] = mcts.ask()
+    refuse(mcts, leaf, [step("a\n", 0.9), step("b\n", 0.9), step("bad\n", 0.1)])
+    a, b, bad = tree.path(3)
+    assert tree.verdict[bad] == REJECTED and tree.reward[bad] == 0.0 and tree.prm[bad] == 0.0 and tree.prm[a] == 1.0
+    assert tree.W[bad] == 0.0 and tree.W[b] == tree.W[a] == tree.W[ROOT] == 0.5
+    [leaf] = mcts.ask()
+    assert leaf.node == b
+    refuse(mcts, leaf, [step("worse\n", 0.1)])
+    assert b in mcts.dead
+    [leaf] = mcts.ask()
+    assert leaf.node == a  # b was drawn from twice in vain
+    refuse(mcts, leaf, [step("c\n", 0.1)])
+    assert a in mcts.dead and mcts.ask()[0].node == ROOT
+    again = Mcts(tree, RULES["puct"], 0.0, 100, patience=2)
+    assert again.dead == mcts.dead, "a search that goes on with a tree knows what was rejected"
+
+
+def test_the_same_rejected_step_drawn_again_counts_again() -> None:
+    tree = Tree()
+    mcts = Mcts(tree, RULES["puct"], 0.0, 100, patience=3)
+    [leaf] = mcts.ask()
+    refuse(mcts, leaf, [step("a\n"), step("bad\n")])
+    for visits in (2, 3):
+        [leaf] = mcts.ask()
+        assert leaf.node == 1
+        refuse(mcts, leaf, [step("bad\n")])
+        assert len(tree) == 3 and tree.N[2] == visits
+    assert mcts.dead == {1}
+
+
+# -- whole searches ----------------------------------------------------------------------------------------------------
+
+
+def test_no_step_below_a_rejected_one_and_the_chosen_response_has_none() -> None:
+    bad = Rule(lambda text: 0.0 if text.startswith("w2") else 0.9)
+    seen = 0
+    for seed in range(20):
+        result = search(bad, seed)
+        tree = result.tree
+        for node in range(1, len(tree)):
+            assert (tree.verdict[node] == REJECTED) == (tree.prm[node] == 0.0)
+            seen += tree.verdict[node] == REJECTED
+            if tree.verdict[node] == REJECTED:
+                assert not tree.children[node] and tree.text[node].startswith("w2")
+            assert tree.N[node] >= sum(tree.N[child] for child in tree.children[node])
+        if result.ended_by == "accepted":
+            assert result.choice is not None and "w2" not in result.choice.response
+            assert result.choice.value == pytest.approx(0.9)
+        assert Tree.from_dict(tree.to_dict()).to_dict() == tree.to_dict()
+    assert seen > 10
+
+
+def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on() -> None:
+    fine = Rule(lambda text: 0.6)
+    early, late = search(fine, 3), search(fine, 3, verify={"accept_above": 0.7})
+    assert early.ended_by == "accepted" and late.ended_by == "iterations"
+    assert late.cost.sampled_tokens > early.cost.sampled_tokens
+
+
+def test_where_nothing_passes_one_unjudged_chain_still_answers() -> None:
+    never = Rule(lambda text: 0.0)
+    answered = 0
+    for seed in range(20):
+        result = search(never, seed, iterations=5)
+        ends = [node for node in result.tree.leaves() if result.tree.verdict[node] != REJECTED]
+        answered += result.choice is not None and result.choice.answer is not None
+        assert all(result.tree.reward[node] == 0.0 for node in ends)
+    assert answered > 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    budget=st.integers(1, 120),
+    computes=st.booleans(),
+    threshold=st.sampled_from((0.0, 0.5, 1.0)),
+    width=st.sampled_from((1, 3)),
+)
+def test_sampled_and_scored_tokens_never_exceed_the_budget(
+    seed: int, budget: int, computes: bool, threshold: float, width: int
+) -> None:
+    verifier = Rule(lambda text: 0.3 if "x" in text else 0.8, computes)
+    result = search(
+        verifier, seed, seed, budget_tokens=budget, width=width,
+        verify={"reject_below": threshold, "accept_above": 0.9, "reserve": 10},
+    )  # fmt: skip
+    assert result.cost.sampled_tokens + result.cost.scored_tokens <= budget
+    assert (result.cost.scored_tokens > 0) <= computes
+    assert not any(result.tree.virtual)
+
+
+def test_a_search_is_the_same_alone_and_beside_others() -> None:
+    verifier = Rule(lambda text: 0.2 if text.startswith("w1") else 0.8)
+    settings_ = SearchConfig.model_validate({"iterations": 12, "verify": {"accept_above": 0.9}})
+    policy = ScriptedPolicy(5)
+    policy.prompt_ids = lambda problem: (1,)  # type: ignore[attr-defined]
+
+    async def unasked(*given: object) -> RewardParts:
+        raise AssertionError
+
+    both = Search(policy, unasked, settings_, verifier=verifier)
+    problems = [(Problem(f"p{i}", "q", "test"), i) for i in range(12)]
+
+    async def together() -> dict[int, SearchResult]:
+        return {index: result async for index, result in both.run_many(problems)}
+
+    found = asyncio.run(together())
+    for index, (problem, seed) in enumerate(problems):
+        assert asyncio.run(both.run(problem, seed)).tree.to_dict() == found[index].tree.to_dict()
+
+
+def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> None:
+    cost = Cost()
+    judge = Judge(Rule(lambda text: 1.0, computes=True), PROBLEM, 10, cost)
+    a, b, c = step("aa"), step("bbb"), step("c")
+
+    async def judged() -> None:
+        await judge([a])
+        assert cost.scored_tokens == 12
+        await judge([a, b])
+        assert cost.scored_tokens == 15
+        await judge([a, b])
+        await judge([a])
+        assert cost.scored_tokens == 15
+        await judge([c])
+        assert cost.scored_tokens == 16
+
+    asyncio.run(judged())
+    free = Judge(Rule(lambda text: 1.0), PROBLEM, 10, Cost())
+    assert free.price([a, b]) == 0
+
+
+def test_token_search_takes_no_verifier() -> None:
+    with pytest.raises(ConfigError, match=r"search\.mode is token"):
+        search(Rule(lambda text: 1.0), mode="token")
+
+
+def test_a_score_outside_0_to_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="outside"):
+        search(Rule(lambda text: 1.5))
