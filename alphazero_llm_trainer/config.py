@@ -290,6 +290,7 @@ class LadderConfig(Section):
     questions: Positive = 4800
     ppo_overrides: tuple[str, ...] = ()
     num: Positive = 1000
+    start: NonNegative = 5000
     budget_tokens: Positive = 240
     budgets: tuple[Positive, ...] = (240, 400)
     verifiers: tuple[str, ...] = ("calculator+prm", "calculator")
@@ -298,6 +299,7 @@ class LadderConfig(Section):
         "majority",
         "best-of-n",
         "adaptive-best-of-n",
+        "weighted-majority",
         "early-abort",
         "step-rejection",
         "mcts",

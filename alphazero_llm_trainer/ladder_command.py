@@ -61,8 +61,9 @@ def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
 
     def say(text: str) -> None:
-        minutes = (before + time.perf_counter() - began) / 60
-        print(f"{minutes:5.1f} min  {text}", file=sys.stderr, flush=True)
+        seconds = before + time.perf_counter() - began
+        write_json(clock, {"seconds": seconds})  # now, because a kill gives no warning
+        print(f"{seconds / 60:5.1f} min  {text}", file=sys.stderr, flush=True)
 
     from .cli import EXIT_STOPPED, Stop
 

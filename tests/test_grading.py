@@ -258,7 +258,8 @@ def test_the_command_prints_tables_and_writes_counts(data_dir, tmp_path, capsys)
     assert "math: 500 of 500 gold answers are correct against themselves" in printed
     assert "hotpotqa: 250 of 250" in printed
     results = json.loads(out.read_text())
-    assert set(results) == {"math", "hotpotqa"}
+    assert set(results) == {"command", "math", "hotpotqa"}
+    assert results["command"] == "alphazero-llm-trainer grade --source math hotpotqa --num 5"
     assert results["math"]["patterns"]["#### gold"].keys() <= {"+++", "+-+"}
     assert main(["grade", "--num", "0"]) == 2
 

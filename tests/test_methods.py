@@ -60,7 +60,7 @@ def network(student: Student) -> Iterator[ValueVerifier]:
 @pytest.fixture(scope="module")
 def prm(student: Student, network: ValueVerifier) -> EnginePrm:
     """A process reward model over the same random network: likelier steps score higher."""
-    return EnginePrm(network.value.engine, student, mix=0.2, bias=2.0, head=False, total="min", card={})
+    return EnginePrm(network.value.engine, student, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
 
 
 def verifier_of(name: str, network: ValueVerifier, prm: EnginePrm):

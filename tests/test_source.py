@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,3 +157,22 @@ def test_own_responses_to_solved_questions_are_replayed_after_a_restart_too(tmp_
     again, _ = source_of(tmp_path, *overrides)
     again.demonstrations = source.demonstrations
     assert again.grpo(0) == rows, "a run that goes on draws the same rows from its journal"
+
+
+def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_path: Path) -> None:
+    source, _ = source_of(tmp_path, "train.grpo.credit=process", "search.concurrent=3")
+    most = alive = 0
+
+    class Counted(Likely):
+        async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+            nonlocal most, alive
+            alive += 1
+            most = max(most, alive)
+            await asyncio.sleep(0)
+            judged = await super().__call__(problem, steps)
+            alive -= 1
+            return judged
+
+    source.verifier = Counted()
+    source.grpo(0)
+    assert most == 3

@@ -143,6 +143,7 @@ class Seed:
     def evaluated(self, name: str, rung: int, methods: list[str], budgets: list[int], verifier: str) -> None:
         out = self.evaluation(name)
         arguments = ["eval", "--path", str(self.student(rung)), "--num", str(self.config.ladder.num), "--out", str(out)]
+        arguments += ["--start", str(self.config.ladder.start)]
         arguments += ["--methods", *methods, "--budget-tokens", *map(str, budgets), "--verifier", verifier]
         if "prm" in verifier or verifier == "combination":
             arguments += ["--prm", str(self.prm)]

@@ -164,12 +164,12 @@ def draw(path: Path, ladder: dict[str, Any]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (bars, curve) = plt.subplots(1, 2, figsize=(13, 5), constrained_layout=True)
+    figure, (bars, curve) = plt.subplots(1, 2, figsize=(14.5, 5), constrained_layout=True)
     rungs = ladder["rungs"]
     for at, rung in enumerate(rungs):
         value, low, high = rung["accuracy"]
         bars.bar(at, value, yerr=[[value - low], [high - value]], capsize=5, color=f"C{at}", alpha=0.85)
-        bars.text(at, high + 0.015, f"{value:.3f}", ha="center", fontsize=9)
+        bars.text(at, max(high, *rung["by_seed"]) + 0.02, f"{value:.3f}", ha="center", fontsize=9)
         bars.scatter([at] * len(rung["by_seed"]), rung["by_seed"], color="black", s=12, zorder=3)
     bars.set_xticks(range(len(rungs)), [rung["name"].replace(" +MCTS", "\n+MCTS") for rung in rungs], fontsize=9)
     bars.set(ylim=(0, 1.05), ylabel="accuracy", title=f"{ladder['problems']:,} held-out problems; dots are seeds")
@@ -182,6 +182,6 @@ def draw(path: Path, ladder: dict[str, Any]) -> None:
         style = {"linewidth": 2.5, "zorder": 4} if name == "mcts" else {"linewidth": 1.2}
         curve.errorbar(tokens, value, yerr=error, marker="o", capsize=2, color=f"C{at}", label=name, **style)
     curve.set(xlabel="tokens a problem, sampled and scored", ylabel="accuracy", title=f"Verifier: {main}")
-    curve.legend(fontsize=8)
+    curve.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -19,7 +19,7 @@ from ..search.driver import derive_seed
 from ..search.extract import OUTSIDE, Trajectory, step_values, trajectories
 from ..search.journal import Journal
 from ..search.tree import ROOT, Tree
-from ..types import Cost, Task
+from ..types import Cost, Problem, Step, Task
 from .credit import (
     asymmetric,
     clamp,
@@ -341,7 +341,7 @@ class RoundSource:
     def _processes(
         self, groups: list[tuple[GradedTree, list[Trajectory]]], stats: RoundStats
     ) -> list[list[list[float]]]:
-        """Process advantages of every response's tokens, group by group; the verifier judges the whole round at once."""
+        """Process advantages of every response's tokens, group by group."""
         assert self.verifier is not None
         verifier, spent = self.verifier, self.verifier.scored_tokens
         cutter = EngineTokens(self.student, 1.0, 1)
@@ -351,7 +351,14 @@ class RoundSource:
             pairs = [
                 (tree.task.problem, one) for (tree, _), of_tree in zip(groups, steps, strict=True) for one in of_tree
             ]
-            return [list(j.steps) for j in await asyncio.gather(*(verifier(problem, one) for problem, one in pairs))]
+            # As many at once as trees are searched at once: the model's cache holds no more.
+            gate = asyncio.Semaphore(self.config.search.concurrent)
+
+            async def judge(problem: Problem, steps: Sequence[Step]) -> list[float]:
+                async with gate:
+                    return list((await verifier(problem, steps)).steps)
+
+            return await asyncio.gather(*(judge(problem, one) for problem, one in pairs))
 
         model = self.student.model
         training = model.training
