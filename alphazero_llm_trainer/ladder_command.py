@@ -12,6 +12,8 @@ from typing import Any
 from .commands import AddArguments
 from .config import Config, load_config, read_yaml, shipped
 from .errors import CheckpointError, ConfigError
+from .eval.verifiers import check_name
+from .eval_command import METHOD_NAMES
 
 RECIPE = "recipe.json"
 SECONDS = "seconds.json"  # wall-clock of the sessions that were cut off
@@ -51,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         if (args.config is not None or args.overrides or args.num is not None) and stored != config:
             raise ConfigError(f"--resume goes on with the recipe in {recipe}, and these flags differ: leave them out")
         config = stored
+    check(config)
     from .train.checkpoint import write_json
     from .train.ladder import LadderStopped, Seed, climb
     from .train.ladder_report import collect, draw, markdown
@@ -95,6 +98,25 @@ def resolve(args: argparse.Namespace) -> Config:
     if args.num is not None:
         flags["ladder"] = {"num": args.num}
     return load_config(None, [read_yaml(shipped("ladder.yaml")), own, *args.overrides, flags])
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for what would end the ladder only after its training."""
+    ladder = config.ladder
+    if ladder.budget_tokens not in ladder.budgets:
+        raise ConfigError(
+            f"ladder.budget_tokens is {ladder.budget_tokens}: take one of ladder.budgets, {', '.join(map(str, ladder.budgets))}"
+        )
+    for method in ("greedy", "mcts", *ladder.methods):
+        if method not in ladder.methods or method not in METHOD_NAMES:
+            raise ConfigError(
+                f"ladder.methods is {', '.join(ladder.methods)}: name greedy, mcts and any of {', '.join(METHOD_NAMES)}"
+            )
+    if not ladder.verifiers:
+        raise ConfigError("ladder.verifiers is empty: name at least one, such as calculator")
+    for verifier in ladder.verifiers:
+        check_name(verifier, Path("prm"), None)  # the ladder trains that PRM
+    load_config(None, [config.model_dump(mode="json"), *ladder.ppo_overrides])
 
 
 def command(args: argparse.Namespace) -> str:

@@ -124,6 +124,10 @@ def test_seeds_are_averaged_by_problem() -> None:
         (["--seeds", "7", "7"], "name each once"),
         (["--resume"], "found no ladder"),
         (["--set", "ladder.num=0"], r"ladder.num is 0"),
+        (["--set", "ladder.budget_tokens=100"], "take one of ladder.budgets"),
+        (["--set", "ladder.methods=[greedy, majority]"], "name greedy, mcts"),
+        (["--set", "ladder.verifiers=[oracle]"], "'oracle'"),
+        (["--set", "ladder.ppo_overrides=[train.ppo.rows=3]"], "train.ppo.rows"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
