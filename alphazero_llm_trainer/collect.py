@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import Config, RewardConfig
+from .config import Config
 from .errors import ConfigError, DataError, RequestError
 from .policy.protocol import GenerateRequest, ValueFunction
 from .policy.steps import EngineSteps
@@ -21,6 +21,7 @@ from .rewards.pre import pre
 from .search.driver import Advisor, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
 from .search.tree import ROOT, Tree
+from .sections import RewardConfig
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
 
 if TYPE_CHECKING:

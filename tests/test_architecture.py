@@ -59,7 +59,7 @@ DRIVERS = {
 SHARED_BY_TRAINERS = {"train.credit", "train.models", "train.checkpoint", "train.rows", "train.packing"}
 LAYERS = {
     "types": 0, "errors": 0, "answers": 0,
-    "config": 1,
+    "config": 1, "sections": 1, "train_sections": 1,
     "policy": 2,
     "search": 3, "problems": 3, "rewards": 3,
     "collect": 4,
@@ -138,7 +138,7 @@ def may_import(name: str, imported: str) -> bool:
     if room_of(name) == room_of(imported) != "train":
         return True
     if mine in (0, 1, 2):
-        return theirs < mine or (mine == theirs == 0)
+        return theirs < mine or mine == theirs < 2
     if mine == 3:
         if room_of(name) == "train" and room_of(imported) == "train":
             return imported in SHARED_BY_TRAINERS
@@ -225,7 +225,7 @@ PLACES = {
     "aiohttp": {"environment"},
     "math_verify": {"problems.math_worker"},
 }
-NO_TORCH = {"types", "errors", "answers", "config", "search", "rewards", "collect", "eval.metrics", "eval.value", "viewer",
+NO_TORCH = {"types", "errors", "answers", "config", "sections", "train_sections", "search", "rewards", "collect", "eval.metrics", "eval.value", "viewer",
             "cli", "train.credit", "train.rows", "train.checkpoint", "train.run", "policy.protocol", "policy.teachers",
             "policy.openai_client", "environment.argv", "policy.chat",
             "scale.schedule", "scale.folder", "scale.pool", "scale.remote", "scale.actors", "scale.ray_pool", "scale.fleet",

@@ -13,7 +13,7 @@ from support import run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.answers import extract
-from alphazero_llm_trainer.config import Config, EngineConfig, load_config
+from alphazero_llm_trainer.config import Config, load_config
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
 from alphazero_llm_trainer.eval.attempt import Attempt, Chain, OverBudgetError, Sampler, chain_of
@@ -25,6 +25,7 @@ from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.policy.value import EngineValue
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.calculator import consistent
+from alphazero_llm_trainer.sections import EngineConfig
 from alphazero_llm_trainer.types import Problem, Step
 
 TASKS = load_tasks("embedded", "test", 40)

@@ -14,13 +14,14 @@ import torch
 from support import EOS, LINE_ENDS, VOCABULARY, library_logprobs, library_scores, run, tiny_engine, tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.config import EngineConfig, load_config
+from alphazero_llm_trainer.config import load_config
 from alphazero_llm_trainer.policy import inprocess, native
 from alphazero_llm_trainer.policy.forward import FusedLlama, LibraryForward
 from alphazero_llm_trainer.policy.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.native import NativeLlama
 from alphazero_llm_trainer.policy.protocol import GenerateRequest
 from alphazero_llm_trainer.policy.sampling import Sampler
+from alphazero_llm_trainer.sections import EngineConfig
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 CLOSE = 1e-5

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from support import ScriptedAdvisor, ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
 
 from alphazero_llm_trainer import collect
-from alphazero_llm_trainer.config import SearchConfig
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.policy.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.search import steps
@@ -35,6 +34,7 @@ from alphazero_llm_trainer.search.select import RULES, puct, step_priors, ucb1
 from alphazero_llm_trainer.search.steps import StepExpansion
 from alphazero_llm_trainer.search.tokens import TokenExpansion
 from alphazero_llm_trainer.search.tree import ROOT, Tree
+from alphazero_llm_trainer.sections import SearchConfig
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
 GOLDEN = Path(__file__).parent / "golden"

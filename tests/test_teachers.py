@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from alphazero_llm_trainer.config import TeacherModel, load_config
+from alphazero_llm_trainer.config import load_config
 from alphazero_llm_trainer.errors import ConfigError, TeacherError
 from alphazero_llm_trainer.policy.openai_client import (
     CallError,
@@ -35,6 +35,7 @@ from alphazero_llm_trainer.policy.teachers import (
     build_terminal_checker,
     parse_step,
 )
+from alphazero_llm_trainer.sections import TeacherModel
 from alphazero_llm_trainer.types import Direction, Problem
 
 PROBLEM = Problem("p/0", "Ana has 3 apples and buys 4. How many has she?", "test")

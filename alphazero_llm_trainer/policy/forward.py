@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ..config import EngineConfig
+from ..sections import EngineConfig
 from .native import NativeLlama, rotary_table
 from .prefix_tree import PrefixTree
 from .rows import Forward

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..config import EngineConfig
 from ..errors import EngineError, RequestError
+from ..sections import EngineConfig
 from ..types import Cost
 from .forward import make_forward
 from .native import library

@@ -20,8 +20,8 @@ from typing import Any
 
 import openai
 
-from ..config import TeacherModel, TeachersConfig, TeacherTier
 from ..errors import ConfigError, TeacherError
+from ..sections import TeacherModel, TeachersConfig, TeacherTier
 from ..types import Cost
 
 RETRIED_STATUS = {408, 409, 429}  # and everything from 500 on

@@ -12,8 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 
-from ..config import Config, StudentModel
+from ..config import Config
 from ..errors import CheckpointError, ConfigError, EngineError
+from ..sections import StudentModel
 from .chat import Chat
 from .inprocess import InProcessEngine
 

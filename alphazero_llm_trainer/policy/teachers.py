@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from ..config import Config, TeacherTier
+from ..config import Config
 from ..errors import ConfigError, TeacherError
+from ..sections import TeacherTier
 from ..types import Cost, Direction, Problem
 from .openai_client import CallError, ChatClient, Failure, open_endpoint
 from .protocol import Teacher, TeacherLedger, TeacherProposal

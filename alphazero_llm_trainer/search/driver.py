@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..config import SearchConfig
 from ..errors import ConfigError
 from ..policy.protocol import ValueFunction, Verifier
+from ..sections import SearchConfig
 from ..types import Cost, Problem, Step
 from .choose import Choice, accepted, agreed, choose, most_visited, settled
 from .mcts import Evaluation, Leaf, Mcts, Widening

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ..answers import is_final
-from ..config import SearchConfig
 from ..policy.protocol import Limits, TeacherProposal
+from ..sections import SearchConfig
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed

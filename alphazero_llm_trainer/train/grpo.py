@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from ..config import GrpoConfig
+from ..train_sections import GrpoConfig
 from .packing import Plan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound
 

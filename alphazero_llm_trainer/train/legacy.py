@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from trl import SFTConfig
 
-from ..config import LegacyConfig
+from ..train_sections import LegacyConfig
 from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer
 

@@ -9,8 +9,8 @@ from peft import LoraConfig as PeftLora
 from peft import PeftModel, get_peft_model, prepare_model_for_kbit_training
 from transformers import PreTrainedModel
 
-from ..config import LoraConfig, StudentModel
 from ..errors import ConfigError
+from ..sections import LoraConfig, StudentModel
 
 
 def make_trainable(

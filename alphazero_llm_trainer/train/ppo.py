@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from ..config import GrpoConfig, PpoConfig
 from ..errors import ConfigError
+from ..train_sections import GrpoConfig, PpoConfig
 from .credit import gae
 from .grpo import SearchGRPOTrainer, make_grpo_trainer, plan_padded
 from .models import load_trained_state, trained_state

@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
-from ..config import PrmConfig
 from ..errors import DataError, TrainingError
+from ..train_sections import PrmConfig
 from .rows import ValueRow, pack_values
 from .value import LikeLengths, Score, ValueCollator, batches, cross_entropy, deepen, platt
 

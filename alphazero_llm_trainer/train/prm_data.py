@@ -10,12 +10,12 @@ from random import Random
 from typing import Any
 
 from ..answers import is_final
-from ..config import PrmConfig
 from ..errors import DataError
 from ..policy.student import Student
 from ..problems.scripted_teacher import spoiled
 from ..search.targets import endings, prefixes, step_preferences, value_targets
 from ..search.tree import ROOT, Tree
+from ..train_sections import PrmConfig
 from ..types import Task
 from .prm import Ids, LabelledStep, StepPair, StepRow, balanced, pack_steps
 from .value_run import Question, journal_files, read_questions

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
-from ..config import ValueConfig
 from ..errors import ConfigError, DataError, TrainingError
+from ..train_sections import ValueConfig
 from .rows import ValueRow
 
 Watcher = Callable[[dict[str, float]], None]

@@ -1,0 +1,164 @@
+"""The `train` section of the configuration: rounds, trainers, value network and process reward model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, on_or_off
+
+
+class GrpoConfig(Section):
+    learning_rate: PositiveFloat = 5e-4
+    batch_size: Positive = 20
+    epochs: Positive = 4
+    clip_low: Share = 0.2
+    clip_high: Share = 0.28
+    importance: bool = True
+    kl_coefficient: NonNegativeFloat = 0.0
+    advantage_clip: PositiveFloat = 3.0
+    credit: Literal["group", "tree", "step", "process", "visits"] = "group"
+    prm: str | None = None
+    process_weight: NonNegativeFloat = 0.5
+    negative_weight: Share = 0.3
+    weigh_repeats: bool = True
+    pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
+    together: bool = True
+    loss_tokens: Literal["all", "entropy", "random"] = "all"
+    loss_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    warmup_rounds: NonNegative = 4
+    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class PpoConfig(Section):
+    learning_rate: PositiveFloat = 3e-4
+    critic_learning_rate: PositiveFloat = 3e-4
+    batch_size: Positive = 80
+    epochs: Positive = 4
+    samples: Positive = 8
+    rows_per_round: Positive = 256
+    mixed_first: bool = True
+    gamma: Share = 1.0
+    gae_lambda: Share = 1.0
+    clip: Share = 0.2
+    value_clip: PositiveFloat = 0.5
+    value_coefficient: NonNegativeFloat = 0.5
+    extra_layers: NonNegative = 1
+    kl_coefficient: NonNegativeFloat = 0.0
+    warmup_rounds: NonNegative = 4
+    critic_rounds: NonNegative = 2
+    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class LegacyConfig(Section):
+    learning_rate: PositiveFloat = 5e-4
+    batch_size: Positive = 16
+    updates_per_round: Positive = 14
+    warmup_rounds: NonNegative = 1
+    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class SftConfig(Section):
+    learning_rate: PositiveFloat = 3e-3
+    batch_size: Positive = 16
+    steps: Positive = 6000
+    question_weight: Share = 0.1
+    warmup_steps: NonNegative = 50
+    weight_decay: NonNegativeFloat = 0.01
+    max_grad_norm: PositiveFloat = 1.0
+    validation_size: Positive = 500
+    evaluate_every: Positive = 300
+
+
+class ValueConfig(Section):
+    kind: Literal["head", "network"] = "network"
+    questions: Annotated[int, Field(ge=10)] = 2000
+    iterations: Positive = 6
+    samples: Positive = 8
+    temperature: PositiveFloat = 1.4
+    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    every_token: bool = True
+    weight_power: Share = 1.0
+    rank_weight: NonNegativeFloat = 1.0
+    extra_layers: NonNegative | None = None
+    learning_rate: PositiveFloat = 1e-3
+    batch_size: Positive = 32
+    epochs: Positive = 8
+    warmup_steps: NonNegative = 50
+    weight_decay: NonNegativeFloat = 0.01
+    max_grad_norm: PositiveFloat = 1.0
+    evaluate_every: Positive = 100
+    patience: Positive = 4
+    calibrate: bool = True
+    least_outcomes: Positive = 2
+
+
+class PrmConfig(Section):
+    kind: Literal["implicit", "classifier", "bradley-terry", "all"] = "implicit"
+    base: str | None = None
+    policy: bool = True
+    trainer: Literal["packed", "trl"] = "packed"
+    format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None = None
+    questions: Annotated[int, Field(ge=10)] = 2000
+    iterations: Positive = 6
+    samples: Positive = 8
+    temperature: PositiveFloat = 1.0
+    spoiled: NonNegative | None = None
+    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    margin: Annotated[float, Field(gt=0, le=1)] = 0.5
+    least_outcomes: Positive = 3
+    pairs_per_question: Positive = 32
+    labels: Literal["soft", "hard"] = "hard"
+    logprob: bool = True
+    extra_layers: NonNegative | None = None
+    rank_weight: NonNegativeFloat = 1.0
+    label_weight: NonNegativeFloat = 1.0
+    sft_weight: NonNegativeFloat = 0.5
+    learning_rate: PositiveFloat = 3e-4
+    batch_size: Positive = 32
+    epochs: Positive = 2
+    warmup_steps: NonNegative = 30
+    weight_decay: NonNegativeFloat = 0.01
+    max_grad_norm: PositiveFloat = 1.0
+    evaluate_every: Positive = 50
+    patience: Positive = 8
+
+
+class TrainConfig(Section):
+    method: Literal["grpo", "ppo", "legacy"] = "grpo"
+    student: str | None = None
+    num_examples: Positive = 5760
+    first_question: NonNegative = 0
+    questions_per_round: Positive = 96
+    checkpoint_dir: str = "checkpoints"
+    save_every: Positive = 960
+    log_interval: Positive = 1
+    eval_size: NonNegative = 1000
+    validation_size: NonNegative = 300
+    keep_best: bool = True
+    groups: Literal["tree", "chain"] = "tree"
+    iterations: Positive = 3
+    samples: Positive = 4
+    requeue_iterations: NonNegative = 3
+    requeue_limit: NonNegative = 1
+    extend: Literal["flat", "mixed", "none"] = "flat"
+    chain_samples: Annotated[int, Field(ge=2)] = 8
+    reward: Literal["hre", "combined"] = "hre"
+    rows_per_round: Positive = 32
+    demonstrations: NonNegative = 1350
+    demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None = None
+    demonstration_weight: NonNegativeFloat = 0.5
+    replay_own: bool = False
+    adapter: Literal["full", "lora"] | None = None
+    grpo: GrpoConfig = GrpoConfig()
+    ppo: PpoConfig = PpoConfig()
+    legacy: LegacyConfig = LegacyConfig()
+    sft: SftConfig = SftConfig()
+    value: ValueConfig = ValueConfig()
+    prm: PrmConfig = PrmConfig()
