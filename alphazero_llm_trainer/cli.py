@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -58,6 +59,11 @@ def train_parser(prog: str, only: str | None = None) -> Parser:
         "--checkpoint-dir", type=Path, metavar="DIR", help="where run folders go (default: checkpoints)"
     )
     parser.add_argument("--save-every", type=int, metavar="N", help="questions between checkpoints")
+    parser.add_argument(
+        "--track",
+        metavar="KIND",
+        help="none | mlflow | wandb | trackio | tensorboard: also keep the run's figures there",
+    )
     parser.add_argument("--log-interval", type=int, metavar="N", help="rounds between log lines")
     if only is None:
         method = parser.add_mutually_exclusive_group()
@@ -68,6 +74,14 @@ def train_parser(prog: str, only: str | None = None) -> Parser:
         "--path", type=Path, metavar="DIR", help="a student folder to start from, such as checkpoints/run-001/student"
     )
     parser.add_argument("--eval-size", type=int, metavar="N", help="held-out problems before and after; 0 for none")
+    parser.add_argument(
+        "--push-to-hub", metavar="ID", help="upload student/ and adapter/ at the end, as OWNER/NAME (private)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what the run would do, take, fetch and ask; write and load nothing",
+    )
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -96,16 +110,22 @@ def train_flags(args: argparse.Namespace) -> dict[str, Any]:
         "checkpoint_dir": None if args.checkpoint_dir is None else str(args.checkpoint_dir),
         "save_every": args.save_every,
         "log_interval": args.log_interval,
+        "track": args.track,
         "eval_size": args.eval_size,
         "method": args.method,
         "student": None if args.path is None else str(args.path),
+        "push_to_hub": args.push_to_hub,
     }
     return {"train": {key: value for key, value in named.items() if value is not None}}
 
 
 def run_train(args: argparse.Namespace) -> int:
     config = resolve(args, train_flags(args))
+    from .plan_command import check_start, dry_run
     from .train.run import find_run, new_run
+
+    if args.dry_run:
+        return dry_run(config)
 
     directory = Path(config.train.checkpoint_dir)
     resume = args.resume is not None
@@ -113,7 +133,18 @@ def run_train(args: argparse.Namespace) -> int:
         folder = find_run(directory, None if args.resume is True else Path(args.resume))
         stored = folder.config()
         asked = resolve(args, train_flags(args)).model_dump()
-        names = ("student", "path", "config", "num_examples", "save_every", "seed", "eval_size", "log_interval")
+        names = (
+            "student",
+            "path",
+            "config",
+            "num_examples",
+            "save_every",
+            "seed",
+            "eval_size",
+            "log_interval",
+            "track",
+            "push_to_hub",
+        )
         given = [name for name in names if getattr(args, name) is not None]
         another = args.method not in (None, stored.train.method)
         if another or ((given or args.overrides) and asked != stored.model_dump()):
@@ -128,6 +159,7 @@ def run_train(args: argparse.Namespace) -> int:
         print(f"{table(folder.read_card())}\nthis run is finished: {folder.path}")
         return 0
 
+    check_start(config)
     progress = Progress()
     run = Run(config, Stop(), progress)
     run.load()
@@ -139,7 +171,9 @@ def run_train(args: argparse.Namespace) -> int:
         progress.say(f"stopped; go on with: --resume {run.folder.path}")
         return EXIT_STOPPED
     print(table(card))
-    print(f"kept: {card['kept']}; student, metrics and report.png are in {run.folder.path}")
+    print(f"kept: {card['kept']}; student, metrics and report.html are in {run.folder.path}")
+    if card.get("uploaded") is not None:
+        print(f"uploaded to {card['uploaded']}")
     return 0
 
 
@@ -167,6 +201,8 @@ def train_main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(command: Callable[[], int]) -> int:
     """Run a command; an error the user can fix is one sentence and exit code 2."""
+    # transformers' trainer imports it before our own modules can: it tells of kernels that a CPU could have.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         return command()
     except AlphaZeroError as error:
@@ -187,9 +223,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .grading_command import add_grade
     from .ladder_command import add_ladder
     from .loop_command import add_loop
+    from .merge_command import add_merge
     from .prm_command import add_prm
+    from .report_command import add_compare, add_report
     from .sample_command import add_sample
+    from .serve_command import add_serve
     from .value_command import add_value
+    from .view_command import add_view
 
     train = train_parser("alphazero-llm-trainer train")
     commands.add_parser(
@@ -204,12 +244,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_search(commands, add_config_arguments, resolve)
     add_sample(commands, add_config_arguments, resolve)
     add_export(commands)
+    add_view(commands)
     add_value(commands, add_config_arguments, resolve)
     add_prm(commands, add_config_arguments, resolve)
     add_eval(commands, add_config_arguments, resolve)
     add_ladder(commands, add_config_arguments)
     add_loop(commands, add_config_arguments, resolve)
+    add_merge(commands, add_config_arguments, resolve)
+    add_serve(commands, add_config_arguments, resolve)
     add_grade(commands, add_config_arguments, resolve)
+    add_report(commands)
+    add_compare(commands)
     add_info(commands, add_config_arguments, resolve)
     args = parser.parse_args(argv)
     return guarded(lambda: args.run(args))

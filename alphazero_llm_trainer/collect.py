@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from .config import Config
 from .errors import ConfigError, DataError, RequestError
 from .policy.protocol import GenerateRequest, ValueFunction
 from .policy.steps import EngineSteps
-from .policy.teachers import build_teachers, build_terminal_checker
+from .policy.teachers import Remote, build_teachers, build_terminal_checker, is_remote
 from .policy.tokens import EngineTokens
 from .problems.grading import grade_async
 from .problems.scripted_teacher import ScriptedTeacher
@@ -170,8 +171,9 @@ class Collector:
             value = load_value(Path(config.search.value), student, config)
         self.value = value
         error_rate = config.teachers.embedded_error_rate
-        self.teachers = build_teachers(config, lambda: ScriptedTeacher(error_rate))
-        self.checker = build_terminal_checker(config)
+        self.remote = Remote(config) if is_remote(config) else None
+        self.teachers = build_teachers(config, lambda: ScriptedTeacher(error_rate), self.remote)
+        self.checker = build_terminal_checker(config, self.remote)
         if config.search.mode == "token":
             for name, used in (
                 ("teachers.tier", self.teachers is not None),
@@ -183,6 +185,24 @@ class Collector:
                         f"{name} is set and search.mode is token: it works on steps; use step or unset it"
                     )
         self._search(finished_earns_one, 1)  # a configuration that can't be searched with is refused now
+
+    def keep_books(self, folder: Path) -> None:
+        """Keep the teachers' books and answers in a run's folder; what earlier processes spent and learned counts on."""
+        if self.remote is not None:
+            notes = self.remote.keep(folder)
+            if self.teachers is not None:
+                self.teachers.restore(notes)
+            if self.checker is not None:
+                self.checker.restore(notes)
+
+    def ledgers(self) -> dict[str, Any]:
+        """What the teachers and the terminal checker did and spent so far, for run.json."""
+        teachers = {} if self.teachers is None else self.teachers.ledgers
+        return {
+            "teachers": {name: ledger.as_dict() for name, ledger in teachers.items()},
+            "terminal_checker": None if self.checker is None else self.checker.as_dict(),
+            "teacher_budget": None if self.remote is None else self.remote.books.as_dict(),
+        }
 
     def reward(self, trajectory: Trajectory) -> float:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
@@ -235,13 +255,14 @@ class Collector:
             ended_by, tree = result.ended_by, result.tree
             return GradedTree(key, task, tree, cost, ended_by, flat, extensions, prompt, version, saved)
 
-        running = [asyncio.ensure_future(one(key, task)) for key, task in tasks]
-        try:
-            for done in asyncio.as_completed(running):
-                yield await done
-        finally:
-            for task in running:
-                task.cancel()
+        async with nullcontext() if self.remote is None else self.remote.session():
+            running = [asyncio.ensure_future(one(key, task)) for key, task in tasks]
+            try:
+                for done in asyncio.as_completed(running):
+                    yield await done
+            finally:
+                for task in running:
+                    task.cancel()
 
     def _search(self, evaluate: Any, iterations: int) -> Search:
         train = self.config.train

@@ -91,25 +91,31 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
     from .policy.student import load_student
     from .policy.value import load_value
     from .problems.load import load_tasks
-    from .problems.prompts import SYSTEM_PROMPT
+    from .problems.prompts import system_prompt
+    from .search.select import constant
     from .viewer.text import draw_tree
 
     if args.question is None:
+        source = "embedded"
         problem = load_tasks("embedded", "test", 1, levels=config.problems.levels, start=args.index)[0].problem
     else:
-        problem = Problem("question", args.question, "user")
-    student = load_student(config, path=args.path, system_prompt=SYSTEM_PROMPT)
+        problem, source = Problem("question", args.question, "user"), config.problems.source
+    student = load_student(config, path=args.path, system_prompt=system_prompt(source))
     perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
     value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
     result = asyncio.run(answer_search(student, config, perplexity, Stop(), value).run(problem, config.seed))
     choice = result.choice
     if args.json:
+        rule = config.search.rule
         print(
             json.dumps(
                 {
                     "question": problem.question,
                     "answer": None if choice is None else choice.answer,
                     "why": None if choice is None else choice.why,
+                    "chosen": None if choice is None else choice.node,
+                    "response": None if choice is None else choice.response,
+                    "search": {"rule": rule, "exploration": constant(rule, config.search.exploration)},
                     "ended_by": result.ended_by,
                     "cost": result.cost.as_dict(),
                     "tree": result.tree.to_dict(),
@@ -136,8 +142,23 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
 
 def add_info(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
     parser = commands.add_parser("info", help="resolved configuration, versions, devices, tiers and their keys")
+    parser.add_argument("--plan", action="store_true", help="the memory that training takes instead, part by part")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="with --plan: for a CUDA device of so much memory")
+    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="with --plan: tokens of the longest prompt")
     arguments(parser)
-    parser.set_defaults(run=lambda args: run_info(resolve(args)))
+    parser.set_defaults(run=lambda args: run_plan(args, resolve(args)) if args.plan else run_info(resolve(args)))
+
+
+def run_plan(args: argparse.Namespace, config: Config) -> int:
+    """Print the memory plan of a training run."""
+    from .plan_command import print_memory
+    from .policy.student import resolve_name
+
+    for flag, value in (("--memory", args.memory), ("--prompt-tokens", args.prompt_tokens)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{flag} is {value}: give a number above 0")
+    print_memory(config, resolve_name(config), args.memory, args.prompt_tokens)
+    return 0
 
 
 def run_info(config: Config) -> int:
@@ -164,12 +185,12 @@ def run_info(config: Config) -> int:
         print(f"device: cpu, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
     print("tiers:")
     print("  none: no teachers; the student alone")
-    print("  embedded: the scripted teacher of the embedded problems; needs nothing")
     for tier, spec in config.teacher_tiers.items():
         key = spec.key_variable
         needs = "needs no key" if key is None else f"{key} is {'set' if os.environ.get(key) else 'not set'}"
         models = ", ".join(teacher.model for teacher in spec.teachers) or "no models named"
-        print(f"  {tier}: {spec.base_url} ({needs}): {models}")
+        place = "in this process" if spec.base_url is None else spec.base_url
+        print(f"  {tier}: {place} ({needs}): {models}")
     return 0
 
 

@@ -22,11 +22,15 @@ from .sections import (
     SampleConfig,
     SearchConfig,
     Section,
+    ServeConfig,
     StudentModel,
     TeachersConfig,
     TeacherTier,
 )
 from .train_sections import TrainConfig
+
+# libyaml's parser is seven times faster than the one in Python, and not in every build of PyYAML.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Config(Section):
@@ -43,6 +47,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     ladder: LadderConfig = LadderConfig()
     loop: LoopConfig = LoopConfig()
+    serve: ServeConfig = ServeConfig()
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 
@@ -59,7 +64,7 @@ def shipped(name: str) -> Path:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping, or ConfigError naming the file."""
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.load(path.read_text(encoding="utf-8"), LOADER)
     except OSError as error:
         raise ConfigError(f"config file {path} can't be read ({error.strerror}): check the path") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -93,9 +98,18 @@ def parse_override(text: str) -> dict[str, Any]:
         value: Any = yaml.safe_load(raw)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {key}: the value {raw!r} is not valid YAML: quote it") from error
-    for part in reversed(key.strip().split(".")):
+    for part in reversed(split_key(key.strip())):
         value = {part: value}
     return value
+
+
+def split_key(key: str) -> list[str]:
+    """A key's parts. A student's name may hold dots: `models.llama-3.2-3b.path` is of `llama-3.2-3b`."""
+    parts = key.split(".")
+    if parts[0] != "models":
+        return parts
+    field = next((i for i in range(2, len(parts)) if parts[i] in StudentModel.model_fields), len(parts))
+    return ["models", ".".join(parts[1:field]), *parts[field:]] if len(parts) > 1 else parts
 
 
 def load_config(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
@@ -133,12 +147,25 @@ def validate(raw: Mapping[str, Any]) -> Config:
         raise ConfigError(
             "rewards.hre_weight is 0 and rewards.use_student_model is false: nothing is rewarded; set one"
         )
+    check_teachers(config.teacher_tiers)
     search = config.search
     if search.mode == "step" and search.rollout in ("greedy", "beam"):
         raise ConfigError(
             f"search.rollout is {search.rollout} and search.mode is step: steps are rolled out by sample or none"
         )
     return config
+
+
+def check_teachers(tiers: Mapping[str, TeacherTier]) -> None:
+    """Raises ConfigError for a model of OpenRouter's that is not named as OpenRouter names models."""
+    for name, tier in tiers.items():
+        if tier.base_url is None or "openrouter.ai" not in tier.base_url:
+            continue
+        for model in (*tier.teachers, *([] if tier.terminal_checker is None else [tier.terminal_checker])):
+            if model.model.count("/") != 1:
+                raise ConfigError(
+                    f"teacher_tiers.{name} names the model {model.model!r}: write vendor/model or vendor/model:variant"
+                )
 
 
 def explain(error: ValidationError) -> str:

@@ -70,10 +70,12 @@ def run(args: argparse.Namespace, config: Config) -> int:
     text = markdown(results)
     (out / TABLES).write_text(text, encoding="utf-8")
     from .eval.figures import draw_accuracy_over_tokens
+    from .report.folder import write_report
 
     draw_accuracy_over_tokens(out / FIGURE, results)
+    write_report(out)
     print(text)
-    print(f"{RESULTS}, {TABLES} and {FIGURE} are in {out}")
+    print(f"{RESULTS}, {TABLES}, {FIGURE} and report.html are in {out}")
     return 0
 
 

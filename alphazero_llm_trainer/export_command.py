@@ -46,6 +46,7 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "completion_ids": ("ids", "tokens of a distinct correct response"),
         "completion": ("string", "its text"),
         "count": ("int64", "how often it was sampled"),
+        "author": ("string", "student, or the teachers that wrote one of its steps"),
     },
     "policy": {
         **COMMON,
@@ -95,7 +96,12 @@ class Readers:
         from .search.targets import sft_rows
 
         for row in sft_rows(tree):
-            yield {"completion_ids": row.token_ids, "completion": row.text, "count": row.count}
+            yield {
+                "completion_ids": row.token_ids,
+                "completion": row.text,
+                "count": row.count,
+                "author": row.source,
+            }
 
     def policy(self, tree: Tree) -> Iterator[dict[str, Any]]:
         from .search.targets import policy_targets

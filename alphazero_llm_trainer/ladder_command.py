@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--resume goes on with the recipe in {recipe}, and these flags differ: leave them out")
         config = stored
     check(config)
+    from .report.folder import write_report
     from .train.checkpoint import write_json
     from .train.ladder import LadderStopped, Seed, climb
     from .train.ladder_report import collect, draw, markdown
@@ -86,8 +87,9 @@ def run(args: argparse.Namespace) -> int:
     text = markdown(ladder)
     (out / "ladder.md").write_text(text, encoding="utf-8")
     draw(out / "ladder.png", ladder)
+    write_report(out)
     print(text)
-    print(f"ladder.json, ladder.md and ladder.png are in {out}")
+    print(f"ladder.json, ladder.md, ladder.png and report.html are in {out}")
     return 0
 
 

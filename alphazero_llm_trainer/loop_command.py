@@ -41,6 +41,7 @@ def add_loop(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
 def run_loop(args: argparse.Namespace, config: Config) -> int:
     """Run the generations, print the table, write loop.json and loop.png."""
     from .cli import EXIT_STOPPED, Stop
+    from .report.folder import write_report
     from .train.generation_report import draw_loop, loop_table
     from .train.generations import CARD, Loop
     from .train.report import Progress
@@ -65,9 +66,10 @@ def run_loop(args: argparse.Namespace, config: Config) -> int:
         progress.say(f"stopped; go on with: --resume --out {out}")
         return EXIT_STOPPED
     draw_loop(out / "loop.png", card)
+    write_report(out)
     print(loop_table(card))
     print(
-        f"loop.json and loop.png are in {out}"
+        f"loop.json, loop.png and report.html are in {out}"
         + (f", the champion is in {out / 'champion'}" if card["champion"] else "")
     )
     return 0

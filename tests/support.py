@@ -144,10 +144,17 @@ class ScriptedAdvisor:
     def __init__(self, proposals: Sequence[TeacherProposal]) -> None:
         self.proposals = list(proposals)
         self.asked: list[tuple[str, ...]] = []
+        self.told: list[tuple[TeacherProposal, float, float]] = []
+
+    def asks(self, agreement: float, best: float) -> bool:
+        return True
 
     async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]:
         self.asked.append(tuple(steps))
         return self.proposals
+
+    def learn(self, proposal: TeacherProposal, value: float, student: float) -> None:
+        self.told.append((proposal, value, student))
 
 
 def hashed_reward(text: str) -> float:

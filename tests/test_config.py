@@ -127,7 +127,9 @@ def test_the_other_files_hold_models_and_tiers() -> None:
     config = load_config()
     assert set(config.models) == set(read_yaml(shipped("models.yaml"))) >= {"embedded", "llama-3.2-3b"}
     assert (
-        set(config.teacher_tiers) == set(read_yaml(shipped("teacher_models.yaml"))) == {"free", "production", "local"}
+        set(config.teacher_tiers)
+        == set(read_yaml(shipped("teacher_models.yaml")))
+        == {"embedded", "free", "production", "local"}
     )
     assert config.models["llama-3.2-3b"].quantization == "nf4" and config.models["llama-3.2-3b"].lora.rank == 32
     assert config.teacher_tiers["production"].teachers[0].prompt_cost > 0

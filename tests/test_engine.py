@@ -574,7 +574,7 @@ def test_a_broken_forward_reaches_every_caller_and_the_engine_recovers(
         return real(rows)
 
     small = engine
-    small.settings = small.settings.model_copy(update={"max_batch": 4})  # some callers are in the queue
+    small.max_batch = 4  # some callers are in the queue
 
     async def main() -> list[Any]:
         jobs = [small.generate([request]) for request in requests]

@@ -44,7 +44,7 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
     assert found["config"]["seed"] == 7 and len(found["identity"]["weights"]) == 64
     assert len(found["benchmarks"]["embedded"]["data_hash"]) == 64
     names = {path.name for path in out.iterdir()}
-    assert names == {"run.json", "cells", "results.json", "results.md", "accuracy_over_tokens.png"}
+    assert names == {"run.json", "cells", "results.json", "results.md", "accuracy_over_tokens.png", "report.html"}
 
 
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) -> None:

@@ -21,7 +21,7 @@ import torch
 from alphazero_llm_trainer.cli import main
 from alphazero_llm_trainer.collect import Collector
 from alphazero_llm_trainer.config import Config, load_config
-from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
+from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval.metrics import Interval
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.policy.value import policy_fingerprint
@@ -417,7 +417,7 @@ def test_what_is_wrong_is_one_sentence(whole: Path, tmp_path: Path, capsys: pyte
     assert not (tmp_path / "x").exists() and not (tmp_path / "none").exists()
 
 
-def test_a_start_that_changed_and_a_quantised_student_are_refused(whole: Path, tmp_path: Path) -> None:
+def test_a_start_that_changed_is_refused(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "loop"
     shutil.copytree(whole, out)
     card = json.loads((out / CARD).read_text())
@@ -425,5 +425,3 @@ def test_a_start_that_changed_and_a_quantised_student_are_refused(whole: Path, t
     (out / CARD).write_text(json.dumps(card))
     with pytest.raises(CheckpointError, match="other weights"):
         started(small(), out)
-    with pytest.raises(ConfigError, match="quantised to nf4"):
-        Loop(small({"models": {"embedded": {"quantization": "nf4"}}}), tmp_path / "q").load()

@@ -32,7 +32,7 @@ from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.schedule import Schedule
 from alphazero_llm_trainer.types import Cost
 
-CARD = EngineCard(3, 1, frozenset({2}), Capabilities(True, True, True, 64))
+CARD = EngineCard(3, 1, frozenset({1}), frozenset({2}), Capabilities(True, True, True, 64))
 
 
 # -- letters -----------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_search_actor_returns_mistakes_of_the_configuration() -> None:
     assert asyncio.run(SearchHost(a_job(1).config, refuse).connect(None, CONNECTION)) is error
 
     async def whole() -> tuple[str, Any]:
-        collector: Any = SimpleNamespace(teachers=None, checker=None, collect=refuse)
+        collector: Any = SimpleNamespace(teachers=None, checker=None, remote=None, collect=refuse)
         host = SearchHost(a_job(1).config, lambda *_: collector)
         await host.connect(None, CONNECTION)
         return await host.search("key", a_job(1).tasks[0], "train", 7, 0)
@@ -253,7 +253,7 @@ def test_teachers_costs_outlive_a_connection() -> None:
 
     def spending(*_: Any) -> Any:
         teachers = SimpleNamespace(ledgers={"a teacher": TeacherLedger(cost=Cost(calls=2, dollars=0.5))})
-        return SimpleNamespace(teachers=teachers, checker=None)
+        return SimpleNamespace(teachers=teachers, checker=None, remote=None)
 
     async def whole() -> None:
         host = SearchHost(a_job(1).config, spending)

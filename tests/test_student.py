@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 
@@ -9,7 +10,8 @@ import torch
 
 from alphazero_llm_trainer.config import load_config
 from alphazero_llm_trainer.eval.greedy import answer
-from alphazero_llm_trainer.policy.student import PACKAGED, load_student, resolve_name
+from alphazero_llm_trainer.policy.protocol import GenerateRequest
+from alphazero_llm_trainer.policy.student import PACKAGED, PADS, give_pad, load_student, make_student, resolve_name
 from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
@@ -63,3 +65,55 @@ def test_its_tokenizer_is_the_generators_own():
 
 def test_auto_is_the_embedded_student_without_cuda():
     assert resolve_name(load_config()) == ("llama-3.2-3b" if torch.cuda.is_available() else "embedded")
+
+
+# -- chat models -------------------------------------------------------------------------------------------------------
+
+
+def test_every_named_student_is_4_bit_with_lora_on_seven_projections():
+    models = load_config().models
+    assert {"llama-3.2-3b", "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-0.5b", "qwen3-4b", "mistral-7b"} < models.keys()
+    for name, spec in models.items():
+        if name == "embedded":
+            continue
+        assert (spec.quantization, spec.adapter, spec.dtype) == ("nf4", "lora", "bfloat16"), name
+        assert spec.lora.rank == 32 and len(spec.lora.targets) == 7
+        assert spec.gated == (spec.mirror is not None) and spec.path.count("/") == 1, name
+
+
+def test_all_of_a_models_end_tokens_end_a_response_and_stay_its_last():
+    """Llama 3 has three. A token that the student samples often is made the second one."""
+    student = load_student(load_config(overrides=["student=embedded"]))
+    prompt = student.prompt_ids(load_tasks("embedded", "test", 1)[0].problem.question)
+    request = GenerateRequest(prompt, max_new_tokens=60, temperature=0.0)
+    [[whole]] = asyncio.run(student.engine.generate([request]))
+    assert whole.finish == "eos" and whole.token_ids[-1] == student.tokenizer.eos_token_id
+    second = whole.token_ids[2]
+    first_at = whole.token_ids.index(second)
+    student.model.generation_config.eos_token_id = [student.tokenizer.eos_token_id, second]
+    again = make_student("two ends", student.model, student.tokenizer, student.spec, load_config(), None)
+    assert again.engine.eos_ids == {student.tokenizer.eos_token_id, second}
+    [[cut]] = asyncio.run(again.engine.generate([request]))
+    assert (cut.finish, cut.token_ids) == ("eos", whole.token_ids[: first_at + 1])
+
+
+def test_a_tokenizer_without_padding_gets_a_token_that_is_not_the_end():
+    tokenizer = build_tokenizer()
+    tokenizer.pad_token = None
+    give_pad(tokenizer)  # nothing of its vocabulary is for padding: only then it is the end
+    known = tokenizer.get_vocab()
+    assert tokenizer.pad_token_id == next((known[t] for t in PADS if t in known), tokenizer.eos_token_id)
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["<|finetune_right_pad_id|>"], special_tokens=True)
+    tokenizer.pad_token = None
+    give_pad(tokenizer)
+    assert tokenizer.pad_token == "<|finetune_right_pad_id|>"
+
+
+def test_templates_are_asked_for_no_hidden_monologue_and_always_the_same_day():
+    student = load_student(load_config(overrides=["student=embedded"]))
+    student.tokenizer.chat_template = (
+        "{{ messages[0]['content'] }} {% if enable_thinking is defined and not enable_thinking %}3{% else %}4{% endif %}"
+        "{% if date_string is defined %} + 3{% endif %}"
+    )
+    assert student.decode(student.prompt_ids("Ana has 2 pens.")).split()[-2:] == ["+", "3"]

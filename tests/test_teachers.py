@@ -18,24 +18,19 @@ from aiohttp.test_utils import TestServer
 from alphazero_llm_trainer.config import load_config
 from alphazero_llm_trainer.errors import ConfigError, TeacherError
 from alphazero_llm_trainer.policy.openai_client import (
-    CallError,
     ChatClient,
     Endpoint,
-    Failure,
     RetryPolicy,
     open_endpoint,
     retry_after,
 )
 from alphazero_llm_trainer.policy.protocol import TeacherLedger, TeacherProposal
-from alphazero_llm_trainer.policy.teachers import (
-    OpenAITeacher,
-    TeacherEnsemble,
-    TerminalChecker,
-    build_teachers,
-    build_terminal_checker,
-    parse_step,
-)
-from alphazero_llm_trainer.sections import TeacherModel
+from alphazero_llm_trainer.policy.teacher_answer import CallError, Failure
+from alphazero_llm_trainer.policy.teacher_breaker import Breaker
+from alphazero_llm_trainer.policy.teacher_ensemble import TeacherEnsemble
+from alphazero_llm_trainer.policy.teacher_models import OpenAITeacher, TerminalChecker, parse_step
+from alphazero_llm_trainer.policy.teachers import build_teachers, build_terminal_checker
+from alphazero_llm_trainer.sections import TeacherModel, TeachersConfig
 from alphazero_llm_trainer.types import Direction, Problem
 
 PROBLEM = Problem("p/0", "Ana has 3 apples and buys 4. How many has she?", "test")
@@ -166,6 +161,7 @@ def test_a_call_and_its_cost():
     assert cost.dollars == pytest.approx((100 * 2 + 7 * 10) / 1e6)
     assert 0 < cost.seconds < 5
     assert client.cost == cost
+    assert client.books.ledgers == {"test/model": TeacherLedger(cost=cost)}
     headers, request = server.asked[0]
     assert headers["Authorization"] == f"Bearer {KEY}"
     assert request["model"] == "test/model"
@@ -317,7 +313,8 @@ def test_concurrency_is_bounded():
         return web.json_response(answer())
 
     async def use(client):
-        return await asyncio.gather(*(call(client) for _ in range(12)))
+        asked = [{"role": "user", "content": "What next?"}]
+        return await asyncio.gather(*(client.complete(asked, seed=seed) for seed in range(12)))
 
     completions, server, client = play([slow], use, max_concurrent=3)
     assert len(completions) == client.cost.calls == 12
@@ -385,13 +382,40 @@ def test_shipped_tiers(tier, monkeypatch):
         assert build_terminal_checker(config) is not None
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("gpt-4.1-mini", "write vendor/model or vendor/model:variant"),
+        ("a/b/c", "write vendor/model or vendor/model:variant"),
+        ("a model", "teacher_tiers.free.teachers.0.model"),
+        ("vendor/model:", "teacher_tiers.free.teachers.0.model"),
+        ("", "teacher_tiers.free.teachers.0.model"),
+    ],
+)
+def test_model_ids_are_checked_for_form_when_they_are_loaded(model, words):
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[{"teacher_tiers": {"free": {"teachers": [{"model": model}]}}}])
+    assert words in str(caught.value) and repr(model) in str(caught.value) and "\n" not in str(caught.value)
+    # A server of one's own may call its models what it likes.
+    own = load_config(overrides=[{"teacher_tiers": {"local": {"teachers": [{"model": "qwen3:8b"}]}}}])
+    assert own.teacher_tiers["local"].teachers[0].model == "qwen3:8b"
+
+
+def test_a_budget_is_shared_out_among_processes():
+    whole = load_config(overrides=["teachers.budget.run.calls=10", "teachers.budget.question.calls=4"]).teachers.budget
+    part = whole.share(4)
+    assert (part.run.dollars, part.run.tokens, part.run.calls, part.question.calls) == (1.25, None, 2, 4)
+
+
 def test_tiers_that_need_nothing():
     assert build_teachers(load_config(), lambda: Fake("x")) is None
     assert build_terminal_checker(load_config()) is None
     config = load_config(overrides=["teachers.tier=embedded", "teachers.terminal_checker=true"])
     assert build_teachers(config, lambda: Fake("x")).teachers[0].name == "x"
-    with pytest.raises(ConfigError, match="which has no models: choose one of free, production, local"):
+    with pytest.raises(ConfigError, match=r"teacher_tiers\.embedded\.terminal_checker is missing"):
         build_terminal_checker(config)
+    with pytest.raises(ConfigError, match="which has no models: choose one of embedded, free, production, local"):
+        build_terminal_checker(load_config(overrides=["teachers.terminal_checker=true"]))
     empty = load_config(overrides=["teachers.tier=local", "teacher_tiers.local.teachers=[]"])
     with pytest.raises(ConfigError, match=r"teacher_tiers\.local\.teachers is empty"):
         build_teachers(empty, lambda: Fake("x"))
@@ -450,7 +474,9 @@ def test_teacher_proposes_one_line():
 
 
 class Fake:
-    """A teacher that fails when told to."""
+    """A teacher that fails when told to; `price` is dollars and seconds a call."""
+
+    price = (0.0, 0.0)
 
     def __init__(self, name, fails=lambda call: False):
         self.name, self.fails, self.ledger = name, fails, TeacherLedger()
@@ -459,61 +485,218 @@ class Fake:
         self.ledger.calls += 1
         number = self.ledger.calls
         await asyncio.sleep(0)
+        self.ledger.cost.dollars += self.price[0]
+        self.ledger.cost.seconds += self.price[1]
         if self.fails(number):
             raise TeacherError(f"{self.name} is down")
         return TeacherProposal(f"{direction} {seed}", f"teacher:{self.name}", direction)
 
 
-def test_ensemble_asks_for_both_directions_and_goes_round():
-    ensemble = TeacherEnsemble([Fake("a"), Fake("b"), Fake("c")], right=2, wrong=1, seed=5)
-    found = asyncio.run(ensemble.propose(PROBLEM, [], seed=11))
+def ensemble_of(teachers, *, right=1, wrong=1, seed=0, books=None, strengths=None, clock=None, **settings):
+    clocks = {} if clock is None else {"clock": clock}
+    settings = TeachersConfig(right=right, wrong=wrong, **settings)
+    return TeacherEnsemble(teachers, settings, seed, books=books, strengths=strengths, **clocks)
+
+
+def ask(ensemble, seed=0, steps=()):
+    return asyncio.run(ensemble.propose(PROBLEM, list(steps), seed))
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize("choose", ["bandit", "round-robin"])
+def test_ensemble_asks_for_both_directions(choose):
+    def made():
+        return ensemble_of([Fake("a"), Fake("b"), Fake("c")], right=2, wrong=1, seed=5, choose=choose)
+
+    found = ask(made(), 11)
     assert [p.direction for p in found] == [Direction.RIGHT, Direction.RIGHT, Direction.WRONG]
-    assert {p.source for p in found} == {"teacher:a", "teacher:b", "teacher:c"}
-    again = TeacherEnsemble([Fake("a"), Fake("b"), Fake("c")], right=2, wrong=1, seed=5)
-    assert asyncio.run(again.propose(PROBLEM, [], seed=11)) == found
+    assert found[0].source != found[1].source
+    if choose == "round-robin":
+        assert {p.source for p in found} == {"teacher:a", "teacher:b", "teacher:c"}
+    assert ask(made(), 11) == found
 
 
-def test_ensemble_spreads_its_requests():
-    ensemble = TeacherEnsemble([Fake("a"), Fake("b")], right=1, wrong=0)
-    asked = Counter(asyncio.run(ensemble.propose(PROBLEM, [], seed=seed))[0].source for seed in range(200))
+@pytest.mark.parametrize("choose", ["bandit", "round-robin"])
+def test_ensemble_spreads_its_requests(choose):
+    ensemble = ensemble_of([Fake("a"), Fake("b")], right=1, wrong=0, choose=choose)
+    asked = Counter(ask(ensemble, seed)[0].source for seed in range(200))
     assert min(asked.values()) > 60
 
 
-def test_a_failing_teacher_is_left_out_with_one_warning(caplog):
-    bad, good = Fake("bad", lambda call: True), Fake("good")
-    ensemble = TeacherEnsemble([bad, good], right=1, wrong=1, max_failures=3)
+def test_one_teacher_is_asked_the_same_whatever_chooses():
+    found = []
+    for choose in ("bandit", "round-robin"):
+        ensemble = ensemble_of([Fake("a")], right=2, wrong=2, choose=choose)
+        found.append([ask(ensemble, seed) for seed in range(20)])
+    assert found[0] == found[1]
+
+
+def test_identical_proposals_are_merged():
+    class Same(Fake):
+        async def propose(self, problem, steps, direction, seed):
+            await super().propose(problem, steps, direction, seed)
+            return TeacherProposal("3 + 4 = 7", f"teacher:{self.name}", direction)
+
+    ensemble = ensemble_of([Same("a"), Same("b")], right=2, wrong=2, choose="round-robin")
+    assert [(p.text, p.direction) for p in ask(ensemble)] == [
+        ("3 + 4 = 7", Direction.RIGHT),
+        ("3 + 4 = 7", Direction.WRONG),
+    ]
+
+
+def test_the_bandit_goes_for_value_a_dollar_and_second():
+    """A teacher whose steps gain most is asked most, unless a cheaper one gains nearly as much."""
+
+    def shares(values, dollars, seconds):
+        teachers = [Fake(name) for name in values]
+        for teacher in teachers:
+            teacher.price = (dollars[teacher.name], seconds[teacher.name])
+        ensemble = ensemble_of(teachers, right=1, wrong=0, exploration=0.1)
+        asked = Counter()
+        for seed in range(400):
+            [proposal] = ask(ensemble, seed)
+            name = proposal.source.removeprefix("teacher:")
+            asked[name] += 1
+            ensemble.learn(proposal, values[name], 0.4)
+        assert ensemble.ledgers["a"].used == asked["a"]
+        return asked
+
+    free = {"a": 0.0, "b": 0.0, "c": 0.0}
+    best = shares({"a": 0.2, "b": 0.9, "c": 0.4}, free, free)
+    assert best["b"] > 330 and best["a"] > 0 and best["c"] > 0
+    cheap = shares({"a": 0.2, "b": 0.9, "c": 0.8}, {**free, "b": 0.02}, free)
+    assert cheap["c"] > 300
+    quick = shares({"a": 0.2, "b": 0.9, "c": 0.8}, free, {**free, "b": 30.0})
+    assert quick["c"] > 300
+
+
+def test_wrong_steps_gain_by_being_wrong():
+    ensemble = ensemble_of([Fake("a")])
+    right, wrong = ask(ensemble)
+    ensemble.learn(right, 1.0, 0.5)
+    ensemble.learn(wrong, 0.0, 0.5)
+    assert ensemble.ledgers["a"].as_dict()["mean_value"] == pytest.approx(0.75)
+    assert ensemble.bandit.arm("a", Direction.RIGHT).mean == ensemble.bandit.arm("a", Direction.WRONG).mean == 0.75
+
+
+def test_strengths_say_who_is_asked_first():
+    for seed in range(20):
+        ensemble = ensemble_of(
+            [Fake("a"), Fake("b"), Fake("c")], strengths={"b": ["cheap", "wrong"], "c": ["right"]}, seed=seed
+        )
+        assert [p.source for p in ask(ensemble, seed)] == ["teacher:c", "teacher:b"]
+
+
+def test_when_teachers_are_asked():
+    assert ensemble_of([], ask="always").asks(1.0, 1.0)
+    uncertain = ensemble_of([], ask="uncertain", uncertain_below=0.75)
+    assert uncertain.asks(0.5, 1.0) and not uncertain.asks(0.75, 0.0)
+    failing = ensemble_of([], ask="failing", failing_below=0.5)
+    assert failing.asks(1.0, 0.0) and not failing.asks(0.25, 1.0)
+
+
+# -- who fails ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_teacher_is_left_out_for_a_while_and_says_so(caplog):
+    caplog.set_level(logging.INFO)
+    clock, down = Clock(), [True]
+    bad, good = Fake("bad", lambda call: down[0]), Fake("good")
+    ensemble = ensemble_of([bad, good], clock=clock, choose="round-robin", cool_down_seconds=10.0)
     for seed in range(10):
-        found = asyncio.run(ensemble.propose(PROBLEM, [], seed))
-        assert len(found) == (1 if seed < 3 else 2)
+        assert len(ask(ensemble, seed)) == (1 if seed < 3 else 2)
     assert bad.ledger.calls == 3
     assert bad.ledger.failures == {"other": 3}
     assert ensemble.active == [good]
-    warnings = [record.getMessage() for record in caplog.records]
-    assert warnings == ["teacher bad failed 3 times in a row and is left out for the rest of the run: bad is down"]
+    clock.now += 10.0  # half-open: one probe, which fails
+    assert len(ask(ensemble, 20)) == 1 and len(ask(ensemble, 21)) == 2
+    assert bad.ledger.calls == 4
+    clock.now += 19.9
+    assert len(ask(ensemble, 22)) == 2
+    clock.now += 0.1
+    down[0] = False
+    assert len(ask(ensemble, 23)) == 2
+    assert bad.ledger.calls == 5
+    assert ensemble.active == [bad, good]
+    assert [record.getMessage() for record in caplog.records] == [
+        "teacher bad failed 3 times in a row and is left out for 10 s: bad is down",
+        "teacher bad is tried again",
+        "teacher bad failed 4 times in a row and is left out for 20 s: bad is down",
+        "teacher bad is tried again",
+        "teacher bad answers again",
+    ]
+
+
+def test_breaks_double_up_to_a_limit_and_heed_retry_after():
+    clock = Clock()
+    breaker = Breaker("x", limit=1, cool_down=10.0, longest=35.0, clock=clock)
+    waits = []
+    for error in (TeacherError("down"), TeacherError("down"), TeacherError("down"), TeacherError("down")):
+        ticket = breaker.enter()
+        breaker.leave(ticket, error)
+        before = clock.now
+        while not breaker.available:
+            clock.now += 0.5
+        waits.append(clock.now - before)
+    assert waits == [10.0, 20.0, 35.0, 35.0]
+    breaker.leave(breaker.enter())
+    assert breaker.closed
+    breaker.leave(breaker.enter(), CallError(Failure.RATE_LIMIT, "slow down", wait=25.0))
+    clock.now += 24.0
+    assert not breaker.available
+    clock.now += 1.0
+    assert breaker.available
+
+
+def test_one_probe_at_a_time_and_late_failures_count_nothing():
+    clock = Clock()
+    breaker = Breaker("x", limit=1, cool_down=10.0, clock=clock)
+    late = breaker.enter()
+    breaker.leave(breaker.enter(), TeacherError("down"))
+    breaker.leave(late, TeacherError("down"))
+    assert breaker.opened == 1
+    clock.now += 10.0
+    probe = breaker.enter()
+    assert probe is not None and breaker.enter() is None
+    breaker.leave(probe, told=False)  # cancelled: the next one may try
+    probe = breaker.enter()
+    breaker.leave(probe)
+    assert breaker.closed and breaker.enter() is not None
 
 
 def test_only_failures_in_a_row_count():
     flaky = Fake("flaky", lambda call: call % 3 != 0)
-    ensemble = TeacherEnsemble([flaky], right=1, wrong=0, max_failures=3)
+    ensemble = ensemble_of([flaky], right=1, wrong=0)
     for seed in range(30):
-        asyncio.run(ensemble.propose(PROBLEM, [], seed))
+        ask(ensemble, seed)
     assert flaky.ledger.calls == 30
     assert flaky.ledger.failures == {"other": 20}
     assert ensemble.active == [flaky]
 
 
-def test_with_nobody_left_the_search_goes_on_alone():
-    ensemble = TeacherEnsemble([Fake("a", lambda call: True)], max_failures=1)
-    assert asyncio.run(ensemble.propose(PROBLEM, [], 0)) == []
-    assert asyncio.run(ensemble.propose(PROBLEM, [], 1)) == []
+def test_with_nobody_left_the_search_goes_on_alone(caplog):
+    ensemble = ensemble_of([Fake("a", lambda call: True)], failures_in_a_row=1)
+    for seed in range(3):
+        assert ask(ensemble, seed) == []
     assert ensemble.active == []
     assert ensemble.ledgers["a"].calls == 2  # both directions of the first call were already under way
+    assert [record.getMessage() for record in caplog.records] == [
+        "teacher a failed 1 times in a row and is left out for 30 s: a is down",
+        "no teacher is left for now: the search goes on with the student alone",
+    ]
 
 
 def test_ensemble_survives_a_vanished_model_and_adds_up_costs():
     async def use(client):
-        gone = OpenAITeacher(ChatClient(client.endpoint, TeacherModel(model="gone"), seed=0))
-        ensemble = TeacherEnsemble([OpenAITeacher(client), gone], right=1, wrong=1, max_failures=2)
+        gone = OpenAITeacher(ChatClient(client.endpoint, TeacherModel(model="gone"), seed=0, books=client.books))
+        ensemble = ensemble_of([OpenAITeacher(client), gone], choose="round-robin", books=client.books)
         return [await ensemble.propose(PROBLEM, [], seed) for seed in range(6)], ensemble
 
     server = Server([])
@@ -530,11 +713,11 @@ def test_ensemble_survives_a_vanished_model_and_adds_up_costs():
             return await use(ChatClient(Endpoint(url, KEY, QUICK, 8), MODEL))
 
     found, ensemble = asyncio.run(main())
-    assert [len(proposals) for proposals in found] == [1, 1, 2, 2, 2, 2]
-    assert ensemble.ledgers["gone"].failures == {"not_found": 2}
-    assert server.asked.count("gone") == 2
+    assert [len(proposals) for proposals in found] == [1, 2, 2, 2, 2, 2]
+    assert ensemble.ledgers["gone"].failures == {"not_found": 1}
+    assert server.asked.count("gone") == 1  # out for the run at once
     assert ensemble.cost.calls == 12
-    assert ensemble.cost.dollars == pytest.approx(10 * (100 * 2 + 7 * 10) / 1e6)
+    assert ensemble.cost.dollars == pytest.approx(11 * (100 * 2 + 7 * 10) / 1e6)
 
 
 def test_hundreds_of_requests_with_random_faults():
@@ -542,7 +725,7 @@ def test_hundreds_of_requests_with_random_faults():
     faults = [
         status(429),
         status(500),
-        status(404),
+        status(400),
         cut,
         close,
         body("{"),
@@ -554,30 +737,32 @@ def test_hundreds_of_requests_with_random_faults():
     script = [faults[rng.randrange(len(faults))] for _ in range(4000)]
 
     async def use(client):
-        ensemble = TeacherEnsemble([OpenAITeacher(client)], right=1, wrong=1, max_failures=10**9)
+        ensemble = ensemble_of([OpenAITeacher(client)], failures_in_a_row=10**9, books=client.books)
         return await asyncio.gather(*(ensemble.propose(PROBLEM, [], seed) for seed in range(150))), ensemble
 
     policy = RetryPolicy(timeout=10.0, retries=2, first_wait=0.001, longest_wait=0.002)
     (found, ensemble), server, client = play(script, use, policy=policy, max_concurrent=16)
     ledger = ensemble.ledgers["test/model"]
     assert ledger.calls == 300
-    assert sum(map(len, found)) + sum(ledger.failures.values()) == 300
-    assert 300 < client.cost.calls == len(server.asked) <= 900
+    assert sum(map(len, found)) + sum(ledger.failures.values()) == 300 - ledger.cached
+    assert 290 < client.cost.calls == len(server.asked) <= 900
     assert server.most_live <= 16
-    assert {"not_found", "bad_json", "empty_choices", "no_content", "unusable"} <= set(ledger.failures)
+    assert {"bad_request", "bad_json", "empty_choices", "no_content", "unusable"} <= set(ledger.failures)
 
 
 def test_terminal_checker():
     async def use(client):
         checker = TerminalChecker(client)
         rules = [True, True, False, False, True, True, True, True]
-        return [await checker.finished(PROBLEM, "3 + 4 = 7", rule) for rule in rules], checker
+        said = [await checker.finished(PROBLEM, f"3 + {i} = 7", rule) for i, rule in enumerate(rules)]
+        return said, checker
 
-    script = [ok("FINISHED"), ok("unfinished."), ok("<think>unfinished?</think> Finished"), ok("maybe"), status(404)]
+    script = [ok("FINISHED"), ok("unfinished."), ok("<think>unfinished?</think> Finished"), ok("maybe"), status(400)]
     (verdicts, checker), server, client = play(script, use)
     #                  agrees, disagrees, disagrees, unreadable, 3 failures, then not asked any more
     assert verdicts == [True, False, True, False, True, True, True, True]
     assert checker.disagreements == 2
-    assert checker.ledger.failures == {"unusable": 1, "not_found": 3}
+    assert checker.ledger.failures == {"unusable": 1, "bad_request": 3}
     assert checker.ledger.calls == len(server.asked) == 7
     assert checker.ledger.cost is client.cost
+    assert checker.as_dict()["disagreements"] == 2

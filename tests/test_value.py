@@ -540,7 +540,15 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
         assert name in printed.out
     assert "searched 40/40 questions" in printed.err and "held out 0." in printed.err
     files = {file.name for file in out.iterdir()}
-    assert files == {"journal.jsonl", "metrics.jsonl", "report.png", "value.json", "value.safetensors"}
+    assert files == {
+        "journal.jsonl",
+        "metrics.jsonl",
+        "report.html",
+        "report.png",
+        "trees.html",
+        "value.json",
+        "value.safetensors",
+    }
     assert {"train_loss", "held_out_loss"} <= json.loads((out / "metrics.jsonl").read_text().splitlines()[0]).keys()
     assert list(tmp_path.iterdir()) == [out]  # nothing outside the out folder
     assert main(command) == 2

@@ -13,7 +13,8 @@ from pydantic import Field
 from ..collect import finished_earns_one, make_evaluate
 from ..config import Config, load_config
 from ..errors import AlphaZeroError, EngineError
-from ..policy.teachers import TeacherEnsemble, build_teachers
+from ..policy.teacher_ensemble import TeacherEnsemble
+from ..policy.teachers import build_teachers
 from ..search.driver import Evaluate, Search, SearchResult, derive_seed
 from ..types import Problem
 from .argv import OUR_ID

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TextIO
 
-from tqdm import tqdm
+from ..live import Bar
 
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
 
@@ -16,14 +16,14 @@ class Progress:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self.out = out if out is not None else sys.stderr
-        self.bar: tqdm | None = None
+        self.bar: Bar | None = None
         self.total = self.done = self.first = self.tokens = 0
         self.began = self.said = time.perf_counter()
         self.doing = ""
 
     def say(self, text: str) -> None:
         if self.bar is not None:
-            self.bar.write(text, file=self.out)
+            self.bar.write(text)
         else:
             print(text, file=self.out, flush=True)
 
@@ -32,13 +32,13 @@ class Progress:
         self.total, self.done, self.first = total, done, done
         self.began = self.said = time.perf_counter()
         if self.out.isatty():
-            self.bar = tqdm(total=total, initial=done, unit="problem", file=self.out, dynamic_ncols=True)
+            self.bar = Bar(total, done, "problem", self.out)
 
     def cell(self, name: str) -> None:
         """The cell that is worked on now."""
         self.doing = name
         if self.bar is not None:
-            self.bar.set_description_str(name)
+            self.bar.describe(name)
 
     def problem(self, tokens: int) -> None:
         """One more problem was answered with so many sampled tokens."""
@@ -47,8 +47,8 @@ class Progress:
         now = time.perf_counter()
         seconds = max(now - self.began, 1e-9)
         if self.bar is not None:
-            self.bar.set_postfix_str(f"{self.tokens / seconds:,.0f} tokens/s", refresh=False)
-            self.bar.update(1)
+            self.bar.note("answers", f"{self.tokens:,} sampled tokens, {self.tokens / seconds:,.0f} a second")
+            self.bar.advance()
         elif now - self.said >= LINE_SECONDS or self.done == self.total:
             self.said = now
             rate = (self.done - self.first) / seconds

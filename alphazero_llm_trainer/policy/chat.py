@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from jinja2 import TemplateError
+
+from ..errors import RequestError
+
+# Qwen 3's template: an answer without a hidden monologue. Llama 3's: always the same day, so that prompts are too.
+TEMPLATE_SETTINGS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 
 
 class Chat:
@@ -19,7 +26,19 @@ class Chat:
         messages = [{"role": "user", "content": question}]
         if self.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.chat_ids(messages)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of a whole chat (`role` and `content` each), ready for the next response.
+
+        Raises RequestError where the student's template takes no such chat.
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **TEMPLATE_SETTINGS
+            )
+        except TemplateError as error:
+            raise RequestError(f"the student's chat template refuses these messages ({error}): change them") from error
         return tuple(self.encode(text))
 
     def encode(self, text: str) -> list[int]:

@@ -143,13 +143,15 @@ class FusedLlama(SlotForward):
         return F.rms_norm(hidden, (self.width,), inner.norm.weight, self.epsilon).view(count, width, self.width)
 
 
-def make_forward(model: PreTrainedModel, tree: PrefixTree, settings: EngineConfig, context: int) -> Forward:
+def make_forward(
+    model: PreTrainedModel, tree: PrefixTree, settings: EngineConfig, context: int, max_batch: int
+) -> Forward:
     """The fastest forward that computes the model's function here: in C, fused, or the library's.
 
     Its weights may be copies: make a new one when they have changed.
     """
     if not FusedLlama.fits(model):
-        return LibraryForward(model, tree, settings.max_batch, context)
+        return LibraryForward(model, tree, max_batch, context)
     if settings.native == "auto" and (native := NativeLlama.of(model, tree)) is not None:
         return native
-    return FusedLlama(model, tree, settings.max_batch, context)
+    return FusedLlama(model, tree, max_batch, context)

@@ -24,7 +24,7 @@ from ..types import Cost
 from .forward import make_forward
 from .native import library
 from .prefix_tree import TOP, WHOLE, PrefixTree
-from .protocol import Capabilities, Generated, GenerateRequest
+from .protocol import Capabilities, Generated, GenerateRequest, Watch
 from .rows import Call, Rider
 from .sampling import Sampler
 from .schedule import Schedule
@@ -52,6 +52,7 @@ class InProcessEngine:
     Args:
         model: the policy; it is read, never changed, except by `set_policy`.
         eos_id: the token that ends a response.
+        eos_ids: all tokens that do, `eos_id` among them (chat models have several); None: `eos_id` alone.
         line_end_ids: tokens whose text ends a line (a step).
         settings: batch, context and cache limits.
 
@@ -59,8 +60,15 @@ class InProcessEngine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, eos_id: int, line_end_ids: frozenset[int], settings: EngineConfig
+        self,
+        model: PreTrainedModel,
+        *,
+        eos_id: int,
+        line_end_ids: frozenset[int],
+        settings: EngineConfig,
+        eos_ids: frozenset[int] | None = None,
     ) -> None:
+        self.eos_ids = frozenset({eos_id}) if eos_ids is None else eos_ids | {eos_id}
         self.model, self.eos_id, self.line_end_ids, self.settings = model, eos_id, line_end_ids, settings
         shape = model.config
         layers = shape.num_hidden_layers
@@ -80,25 +88,38 @@ class InProcessEngine:
             dtype=dtype,
             device=weight.device,
         )
-        self.capabilities = Capabilities(scores=True, topk=True, trainable=True, max_context=context, values=True)
-        self.forward = make_forward(model, self.tree, settings, context)
+        self.capabilities = Capabilities(
+            scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True
+        )
+        self.max_batch = settings.rows(token_bytes * context)
+        self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
         self.valued = False
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
         self.sampler = Sampler(library() if settings.native == "auto" else None)
-        self.queue = Schedule(self.tree, self.sampler, self.cost, eos_id, line_end_ids)
+        self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, line_end_ids)
         self._pump: asyncio.Task[None] | None = None
+        self._wakes: set[Watch] = set()
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
-    async def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Generated]]:
-        """See `Engine.generate`. Raises RequestError for an empty or too long prompt, or a request for nothing."""
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """See `Engine.generate`. Raises RequestError for an empty or too long prompt, or a request for nothing.
+
+        `watch` sees the samples grow. Nothing waits for it: when it is read, there may be several new tokens.
+        """
         for request in requests:
             self._admit_check(len(request.prompt_ids))
             if request.n < 1 or request.max_new_tokens < 1:
                 raise EngineError(
                     f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
                 )
-        return await self._ask([partial(self._submit, request) for request in requests])
+        if watch is None:
+            return await self._ask([partial(self._submit, request) for request in requests])
+        self._wakes.add(watch)
+        try:
+            return await self._ask([partial(self._submit, request, watch) for request in requests])
+        finally:
+            self._wakes.discard(watch)
 
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         """See `Engine.score`."""
@@ -131,7 +152,7 @@ class InProcessEngine:
         self.version, self.valued = version, False
         self.tree.clear()
         # Packed weights are copies, and adapters may have been added since: the fast forwards fit plain layers alone.
-        self.forward = make_forward(self.model, self.tree, self.settings, self.capabilities.max_context)
+        self.forward = make_forward(self.model, self.tree, self.settings, self.capabilities.max_context, self.max_batch)
 
     def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
         """See `Engine.set_value`. Raises EngineError for another shape than `[hidden size]` or while requests are under way."""
@@ -143,6 +164,16 @@ class InProcessEngine:
         self.forward.set_value(weight, bias)
         self.valued = weight is not None
         self.tree.clear_values()
+
+    def rest(self) -> None:
+        """See `Engine.rest`: its model is the trainer's own, nothing can be given back."""
+
+    def forget(self) -> None:
+        """See `Engine.forget`."""
+        self.tree.clear()
+
+    def close(self) -> None:
+        """See `Engine.close`: nothing runs elsewhere."""
 
     # -- taking requests in ------------------------------------------------------------------------------------------
 
@@ -177,11 +208,11 @@ class InProcessEngine:
                 f"prompt has {prompt} tokens, the context is {limit}: shorten the prompt or raise engine.max_context"
             )
 
-    def _submit(self, request: GenerateRequest) -> asyncio.Future[list[Generated]]:
+    def _submit(self, request: GenerateRequest, watch: Watch | None = None) -> asyncio.Future[list[Generated]]:
         self.queue.reserve(len(request.prompt_ids))
         path = self.tree.walk(request.prompt_ids)
         limit = min(request.max_new_tokens, self.capabilities.max_context - len(path))
-        ends = request.stop_ids | {self.eos_id}
+        ends = request.stop_ids | self.eos_ids
         if request.max_lines is not None:
             ends |= self.line_end_ids
         call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
@@ -189,6 +220,8 @@ class InProcessEngine:
             Rider(call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist())
             for i in range(request.n)
         ]
+        if watch is not None:
+            watch.samples += riders
         call.cached = self.queue.place(path, riders)
         self._charge(len(path), call.cached)
         return call.future
@@ -272,6 +305,9 @@ class InProcessEngine:
                 await self._let_callers_park()
                 began = time.perf_counter()
                 self._step()
+                for watch in self._wakes:
+                    if watch.wake is not None:
+                        watch.wake()
                 self.stats.step_seconds += time.perf_counter() - began
         except Exception as error:  # noqa: BLE001 - every waiting caller gets it as its own EngineError
             self._abandon(error)
@@ -288,7 +324,7 @@ class InProcessEngine:
         runnable = getattr(asyncio.get_running_loop(), "_ready", None)
         for turn in range(TURNS):
             await asyncio.sleep(0)
-            if len(self.queue.live) + len(self.queue.waiting) >= self.settings.max_batch:
+            if len(self.queue.live) + len(self.queue.waiting) >= self.max_batch:
                 return
             if not runnable and (runnable is not None or turn >= 2):
                 return
@@ -308,7 +344,7 @@ class InProcessEngine:
         """Let those who wait for nothing draw, fill the batch, compute it, and hand out what came of it."""
         queue, stats = self.queue, self.stats
         queue.walk()
-        queue.refill(self.settings.max_batch)
+        queue.refill(self.max_batch)
         if not queue.live:
             return
         computed = self.forward.compute(queue.live)

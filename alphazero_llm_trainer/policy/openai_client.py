@@ -1,4 +1,4 @@
-"""Remote chat models behind OpenAI-compatible endpoints: bounded in time, attempts and concurrency, and accounted for.
+"""Remote chat models behind OpenAI-compatible endpoints: bounded in time, bytes, attempts, concurrency and money.
 
 The openai package does the transport; its own retries are off, so that every attempt is counted here.
 """
@@ -6,60 +6,41 @@ The openai package does the transport; its own retries are off, so that every at
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 from random import Random
 from typing import Any
 
+import httpx
 import openai
 
-from ..errors import ConfigError, TeacherError
+from ..errors import ConfigError
 from ..sections import TeacherModel, TeachersConfig, TeacherTier
 from ..types import Cost
+from .teacher_answer import Answer, CallError, Failure, failed, read_answer, status_error
+from .teacher_budget import Books, Spent
+from .teacher_cache import AnswerCache, request_key
 
-RETRIED_STATUS = {408, 409, 429}  # and everything from 500 on
 CHARACTERS_PER_TOKEN = 4  # the estimate for providers that report no usage
+TEMPLATE_TOKENS = 32  # more than any chat template adds to a message
+MOST_BYTES = 1 << 20  # of a response; what follows isn't read
+MOST_ERROR_BYTES = 1 << 16  # of an error page: nothing in it is shown
+THINKING_ROOM = 4  # times max_tokens for a model whose thinking took them all
 
 Message = dict[str, str]
 
 
-class Failure(StrEnum):
-    """Why a call failed; the keys of `TeacherLedger.failures`."""
-
-    TIMEOUT = "timeout"
-    CONNECTION = "connection"
-    RATE_LIMIT = "rate_limit"
-    SERVER = "server"
-    REFUSED_KEY = "refused_key"
-    NOT_FOUND = "not_found"
-    BAD_REQUEST = "bad_request"
-    BAD_JSON = "bad_json"
-    EMPTY_CHOICES = "empty_choices"
-    NO_CONTENT = "no_content"
-    REFUSAL = "refusal"
-    UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
-    OTHER = "other"
-
-
-class CallError(TeacherError):
-    """A call that failed for good, after its retries where they make sense. `kind` says why."""
-
-    def __init__(self, kind: Failure, message: str, wait: float | None = None) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.wait = wait  # seconds that the provider asked for, if it did
-
-
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Bounds of one call, in seconds: it takes at most `(retries + 1) * timeout + retries * longest_wait`."""
+    """Bounds of one call, in seconds: at most `(retries + 2) * timeout + retries * longest_wait`.
+
+    One attempt more than the retries is for an answer that thinking left no room for.
+    """
 
     timeout: float = 30.0  # of one attempt, from sending to the last byte
     retries: int = 3
@@ -69,21 +50,51 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A model's answer: `text` without reasoning fields, and what this call cost, failed attempts included."""
+    """A model's answer: `text` without thinking, and what this call cost, failed attempts included.
+
+    `cached` tells that it was answered before, or by a call that was under way; it cost nothing then.
+    """
 
     text: str
     cost: Cost
+    cached: bool = False
+
+
+class _Capped(httpx.AsyncByteStream):
+    """A response's bytes up to a limit; one that is cut is no JSON."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, limit: int) -> None:
+        self._stream, self._limit = stream, limit
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = self._limit
+        async for chunk in self._stream:
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                return
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def _cap(response: httpx.Response) -> None:
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    limit = MOST_ERROR_BYTES if response.status_code >= 400 else MOST_BYTES
+    response.stream = _Capped(response.stream, limit)
 
 
 class Endpoint:
     """A base URL with its key and its share of concurrency; the models of a tier share one.
 
-    Connections and semaphores belong to an event loop, so both are made anew when the running loop is another one.
+    `refused` is the error of a key that was refused: nothing more is sent then. Connections and semaphores belong to an
+    event loop, so both are made anew when the running loop is another one.
     """
 
     def __init__(self, base_url: str, key: str | None, policy: RetryPolicy, max_concurrent: int) -> None:
         self.base_url = base_url
         self.policy = policy
+        self.refused: CallError | None = None
         self._key = key
         self._max_concurrent = max_concurrent
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,8 +111,12 @@ class Endpoint:
                 base_url=self.base_url,
                 max_retries=0,
                 timeout=self.policy.timeout,
+                # Not compressed, so that the limit on bytes is one on memory.
+                default_headers={"Accept-Encoding": "identity"},
                 # The SDK's own client closes itself when it is collected, on whatever loop runs then.
-                http_client=openai.DefaultAsyncHttpxClient(timeout=self.policy.timeout),
+                http_client=openai.DefaultAsyncHttpxClient(
+                    timeout=self.policy.timeout, event_hooks={"response": [_cap]}
+                ),
             )
             sdk.organization = sdk.project = None  # the same holds for OPENAI_ORG_ID and OPENAI_PROJECT_ID
             self._loop, self._sdk, self._gate = loop, sdk, asyncio.Semaphore(self._max_concurrent)
@@ -118,8 +133,10 @@ def open_endpoint(name: str, tier: TeacherTier, config: TeachersConfig) -> Endpo
     """The endpoint of the tier called `name`, with its key from the environment.
 
     Raises:
-        ConfigError: the tier's key variable isn't set.
+        ConfigError: the tier's key variable isn't set, or it has no address.
     """
+    if tier.base_url is None:
+        raise ConfigError(f"teacher_tiers.{name}.base_url is null: name the address of an OpenAI-compatible server")
     key = None
     if tier.key_variable is not None:
         key = os.environ.get(tier.key_variable, "").strip()
@@ -132,137 +149,187 @@ def open_endpoint(name: str, tier: TeacherTier, config: TeachersConfig) -> Endpo
     return Endpoint(tier.base_url, key, policy, config.max_concurrent)
 
 
-class ChatClient:
-    """One model at an endpoint. `cost` adds up every attempt; `seed` decides the jitter of the waits."""
+@dataclass(slots=True)
+class _UnderWay:
+    """A request that somebody waits for: `waiting` counts who does."""
 
-    def __init__(self, endpoint: Endpoint, model: TeacherModel, seed: int = 0) -> None:
+    task: asyncio.Task[Completion]
+    waiting: int = 0
+
+
+class ChatClient:
+    """One model at an endpoint. `cost` adds up every attempt; `seed` decides the jitter of the waits.
+
+    Args:
+        books: where every attempt is reserved and settled.
+        cache: where answers are kept.
+        name: what the books call this model.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: TeacherModel,
+        seed: int = 0,
+        *,
+        books: Books | None = None,
+        cache: AnswerCache | None = None,
+        name: str | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.model = model
-        self.cost = Cost()
+        self.name = model.model if name is None else name
+        self.books = Books() if books is None else books
+        self.cache = AnswerCache() if cache is None else cache
+        self.cost = self.books.ledger(self.name).cost
         self._random = Random(f"{model.model}/{seed}")
+        self._under_way: dict[str, _UnderWay] = {}
+        self._room = 1  # THINKING_ROOM once the model's thinking took all of max_tokens
 
     async def complete(
-        self, messages: Sequence[Message], *, max_tokens: int = 512, temperature: float = 1.0, seed: int | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int = 512,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        question: str = "",
     ) -> Completion:
-        """The model's answer to `messages`.
+        """The model's answer to `messages`, out of the cache where it is there; `question` is whose budget pays.
 
         Raises:
             CallError: the last attempt's failure; only time-outs, connections, 408, 409, 429 and 5xx are tried again.
         """
-        policy = self.endpoint.policy
-        cost = Cost()
-        attempt = 0
+        request: dict[str, Any] = {
+            "model": self.model.model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+        }
+        key = request_key(self.endpoint.base_url, request)
+        known = self.cache.get(key)
+        if known is not None:
+            return Completion(known, Cost(), cached=True)
+        shared = self._under_way.get(key)
+        if shared is None:
+            task = asyncio.ensure_future(self._asked(key, request, question))
+            shared = self._under_way[key] = _UnderWay(task)
+            task.add_done_callback(lambda ended: self._over(key, ended))
+        first = shared.waiting == 0
+        shared.waiting += 1
         try:
-            while True:
-                try:
-                    return Completion(await self._attempt(cost, messages, max_tokens, temperature, seed), cost)
-                except CallError as error:
-                    retried = error.kind in (Failure.TIMEOUT, Failure.CONNECTION, Failure.RATE_LIMIT, Failure.SERVER)
-                    if not retried or attempt == policy.retries:
-                        raise
-                    wait = error.wait
-                    if wait is None:
-                        wait = policy.first_wait * 2**attempt * self._random.uniform(0.5, 1.0)
+            # Shielded: one who gives up must not take the answer from the others.
+            completion = await asyncio.shield(shared.task)
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting and not shared.task.done():
+                shared.task.cancel()
+                await asyncio.wait([shared.task])
+        return completion if first else Completion(completion.text, Cost(), cached=True)
+
+    def _over(self, key: str, ended: asyncio.Task[Completion]) -> None:
+        self._under_way.pop(key, None)
+        if not ended.cancelled():
+            ended.exception()  # seen, should nobody wait any more
+
+    async def _asked(self, key: str, request: dict[str, Any], question: str) -> Completion:
+        """The answer after as many attempts as it takes."""
+        policy, cost, attempt = self.endpoint.policy, Cost(), 0
+        asked = request["max_tokens"]
+        while True:
+            room = self._room
+            try:
+                text = await self._attempt(cost, {**request, "max_tokens": asked * room}, question)
+            except CallError as error:
+                if error.kind is Failure.LENGTH and room == 1:
+                    self._room = THINKING_ROOM
+                    continue
+                retried = error.kind in (Failure.TIMEOUT, Failure.CONNECTION, Failure.RATE_LIMIT, Failure.SERVER)
+                if not retried or attempt == policy.retries:
+                    raise
+                wait = error.wait
+                if wait is None:
+                    wait = policy.first_wait * 2**attempt * self._random.uniform(0.5, 1.0)
                 attempt += 1
                 await asyncio.sleep(min(wait, policy.longest_wait))
-        finally:
-            self.cost.add(cost)
+                continue
+            self.cache.put(key, self.model.model, text)
+            return Completion(text, cost)
 
-    async def _attempt(
-        self, cost: Cost, messages: Sequence[Message], max_tokens: int, temperature: float, seed: int | None
-    ) -> str:
-        """One request; what it takes is added to `cost`."""
+    async def _attempt(self, total: Cost, request: dict[str, Any], question: str) -> str:
+        """One request; what it takes is reserved before, settled after, and added to `total`."""
         sdk, gate = self.endpoint.open()
         async with gate:
-            cost.calls += 1
-            start = time.perf_counter()
+            if self.endpoint.refused is not None:
+                raise CallError(Failure.REFUSED_KEY, str(self.endpoint.refused))
+            reserved = self.books.reserve(self.name, question, self._most(request))
+            cost, sure, start = Cost(calls=1), False, time.perf_counter()
             try:
-                # The SDK's time-out is for each read, so a server that drips bytes would never end.
-                async with asyncio.timeout(self.endpoint.policy.timeout):
-                    raw = await sdk.chat.completions.with_raw_response.create(
-                        model=self.model.model,
-                        messages=list(messages),  # type: ignore[arg-type]
-                        max_tokens=max_tokens,
-                        temperature=temperature,
-                        seed=seed,
-                    )
-                    body = raw.http_response.text
-            except (TimeoutError, openai.APIConnectionError, openai.APIStatusError) as error:
-                raise self._explain(error) from error
+                answer = await self._sent(sdk, request)
+                sure = self._charge(cost, answer, request["messages"])
+            except CallError as error:
+                sure = not error.unknown
+                if error.kind is Failure.REFUSED_KEY:
+                    self.endpoint.refused = error
+                raise
             finally:
-                cost.seconds += time.perf_counter() - start
-        return self._read(body, cost, messages)
+                cost.seconds = time.perf_counter() - start
+                self.books.settle(reserved, cost, sure)
+                total.add(cost)
+        if answer.failure is not None:
+            raise failed(answer.failure, self.model.model)
+        return answer.text
 
-    def _explain(self, error: TimeoutError | openai.APIConnectionError | openai.APIStatusError) -> CallError:
-        name = self.model.model
-        if isinstance(error, TimeoutError | openai.APITimeoutError):
-            return CallError(
-                Failure.TIMEOUT,
-                f"{name} didn't answer within {self.endpoint.policy.timeout:g} s: raise teachers.timeout_seconds",
-            )
-        if isinstance(error, openai.APIConnectionError):
-            return CallError(
-                Failure.CONNECTION,
-                f"{name} can't be reached at {self.endpoint.base_url}: check the URL and the network",
-            )
-        return self._refusal_by_status(error.status_code, retry_after(error.response.headers.get("retry-after")))
-
-    def _refusal_by_status(self, status: int, wait: float | None = None) -> CallError:
-        """An HTTP status as an error. A provider's own words are left out: they may repeat a part of the key."""
-        name = self.model.model
-        if status == 429:
-            return CallError(Failure.RATE_LIMIT, f"{name} limits the rate (429): lower teachers.max_concurrent", wait)
-        if status in RETRIED_STATUS or status >= 500:
-            return CallError(Failure.SERVER, f"{name} failed with HTTP {status}: try again later", wait)
-        if status in (401, 402, 403):
-            return CallError(
-                Failure.REFUSED_KEY, f"{name} refused the key (HTTP {status}): check the key, its rights and its credit"
-            )
-        if status == 404:
-            return CallError(Failure.NOT_FOUND, f"{name} doesn't exist at {self.endpoint.base_url} (404): name another")
-        return CallError(Failure.BAD_REQUEST, f"{name} refused the request (HTTP {status}): check its id and context")
-
-    def _read(self, body: str, cost: Cost, messages: Sequence[Message]) -> str:
-        """The answer's text out of a 200 response's body; its tokens are added to `cost`."""
-        name = self.model.model
+    async def _sent(self, sdk: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
+        """The response to one request."""
+        name, base_url, timeout = self.model.model, self.endpoint.base_url, self.endpoint.policy.timeout
         try:
-            answer = json.loads(body)
-        except ValueError as error:
-            raise CallError(Failure.BAD_JSON, f"{name} answered with something that is not JSON") from error
-        if not isinstance(answer, dict):
-            raise CallError(Failure.BAD_JSON, f"{name} answered with JSON that is not a chat completion")
-        choices = answer.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-        # OpenRouter reports a provider's failure inside a 200 response.
-        failure = answer.get("error") or choice.get("error")
-        if failure:
-            code = failure.get("code") if isinstance(failure, dict) else None
-            raise self._refusal_by_status(code if isinstance(code, int) else 500)
-        found = choice.get("message")
-        message: dict[str, Any] = found if isinstance(found, dict) else {}
-        content = message.get("content")
-        text = content if isinstance(content, str) else ""
-        self._charge(cost, answer.get("usage"), messages, text)
-        if not choice:
-            raise CallError(Failure.EMPTY_CHOICES, f"{name} answered with no choices")
-        if message.get("refusal"):
-            raise CallError(Failure.REFUSAL, f"{name} refused to answer")
-        if not text.strip():
-            raise CallError(Failure.NO_CONTENT, f"{name} answered without content")
-        return text
+            # The SDK's time-out is for each read, so a server that drips bytes would never end.
+            async with asyncio.timeout(timeout):
+                raw = await sdk.chat.completions.with_raw_response.create(**request)
+                body = raw.http_response.content
+        except (TimeoutError, openai.APITimeoutError) as error:
+            raise CallError(
+                Failure.TIMEOUT,
+                f"{name} didn't answer within {timeout:g} s: raise teachers.timeout_seconds",
+                # A connection that was never made carried no request.
+                unknown=not isinstance(error.__cause__, httpx.ConnectTimeout),
+            ) from error
+        except openai.APIConnectionError as error:
+            raise CallError(
+                Failure.CONNECTION,
+                f"{name} can't be reached at {base_url}: check the URL and the network",
+                unknown=not isinstance(error.__cause__, httpx.ConnectError),
+            ) from error
+        except openai.APIStatusError as error:
+            wait = retry_after(error.response.headers.get("retry-after"))
+            # Not `from error`: the SDK's error repeats the provider's page.
+            raise status_error(error.status_code, name, base_url, wait, body=error.body) from None
+        if len(body) >= MOST_BYTES:
+            raise CallError(Failure.TOO_LARGE, f"{name} answered with more than {MOST_BYTES:,} bytes", unknown=True)
+        return read_answer(body, name, base_url)
 
-    def _charge(self, cost: Cost, usage: Any, messages: Sequence[Message], text: str) -> None:
-        """Add tokens and dollars; where the provider reports no usage, tokens are estimated from the characters."""
-        usage = usage if isinstance(usage, dict) else {}
-        asked = sum(len(message["content"]) for message in messages)
-        prompt = _count(usage.get("prompt_tokens"), asked)
-        sampled = _count(usage.get("completion_tokens"), len(text))
-        details = usage.get("prompt_tokens_details")
-        cached = min(prompt, _count(details.get("cached_tokens"), 0) if isinstance(details, dict) else 0)
-        cost.prompt_tokens += prompt - cached
-        cost.cached_tokens += cached
-        cost.sampled_tokens += sampled
-        cost.dollars += (prompt * self.model.prompt_cost + sampled * self.model.completion_cost) / 1e6
+    def _most(self, request: dict[str, Any]) -> Spent:
+        """The most that a request can cost: no tokenizer makes more tokens of a text than it has bytes."""
+        prompt = sum(len(message["content"].encode()) + TEMPLATE_TOKENS for message in request["messages"])
+        return Spent(self._dollars(prompt, request["max_tokens"]), prompt + request["max_tokens"], 1)
+
+    def _dollars(self, prompt: int, sampled: int) -> float:
+        return (prompt * self.model.prompt_cost + sampled * self.model.completion_cost) / 1e6
+
+    def _charge(self, cost: Cost, answer: Answer, messages: Sequence[Message]) -> bool:
+        """Add an answer's tokens and dollars; where its usage is missing they are estimated from the characters, and
+        the result is False."""
+        usage = answer.usage
+        if usage is None:
+            prompt = -(-sum(len(message["content"]) for message in messages) // CHARACTERS_PER_TOKEN)
+            sampled, cached, dollars = -(-answer.characters // CHARACTERS_PER_TOKEN), 0, None
+        else:
+            prompt, sampled, cached, dollars = usage.prompt, usage.sampled, usage.cached, usage.dollars
+        cost.prompt_tokens, cost.cached_tokens, cost.sampled_tokens = prompt - cached, cached, sampled
+        cost.dollars = self._dollars(prompt, sampled) if dollars is None else dollars
+        return usage is not None
 
 
 def retry_after(value: str | None, now: datetime | None = None) -> float | None:
@@ -280,9 +347,3 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
         date = date if date.tzinfo else date.replace(tzinfo=UTC)
         seconds = (date - (now or datetime.now(UTC))).total_seconds()
     return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-def _count(reported: Any, characters: int) -> int:
-    if isinstance(reported, int) and reported >= 0:
-        return reported
-    return -(-characters // CHARACTERS_PER_TOKEN)

@@ -3,12 +3,12 @@
 A PRM folder holds `prm.json` (kind, figures, the rule for a response's total, the hashes of the other files; written
 last, so a folder without it was never finished), the language model, and `prm.safetensors`: `weight` `[D]` (absent in
 an implicit one), `bias` and `mix` of `p = sigmoid(mix * log p(step | prefix) + weight . h + bias)`, calibration included.
-Over a quantised base it holds a LoRA adapter instead of the model, and then it belongs to one policy.
+Over a quantised base it holds a LoRA adapter instead of the model, computes in the policy's own layers, and belongs to the
+policies of one base.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -25,11 +25,12 @@ from transformers import AutoModelForCausalLM
 from ..config import Config
 from ..errors import CheckpointError
 from ..types import Problem, Step
+from .adapters import PRM
 from .inprocess import InProcessEngine
 from .protocol import Judgement
 from .public_prm import CausalPrm, ClassifierPrm, load_public
 from .student import Student
-from .value import policy_fingerprint
+from .value import on_base, shared_model
 
 CARD, SCORE, ADAPTER = "prm.json", "prm.safetensors", "adapter"
 TOTALS = ("min", "product", "last")
@@ -132,6 +133,7 @@ def load_prm(folder: Path, student: Student, config: Config) -> EnginePrm | Caus
         eos_id=student.engine.eos_id,
         line_end_ids=student.engine.line_end_ids,
         settings=config.engine,
+        eos_ids=student.engine.eos_ids,
     )
     weight = tensors.get("weight")
     if weight is not None:
@@ -142,16 +144,14 @@ def load_prm(folder: Path, student: Student, config: Config) -> EnginePrm | Caus
 def language_model(folder: Path, student: Student, card: dict[str, Any]) -> Any:
     """The folder's model, or the student's own under the folder's adapter."""
     if (folder / ADAPTER).is_dir():
-        if card["policy"] != policy_fingerprint(student.model):
+        if not on_base(card, student):
             raise CheckpointError(
                 f"PRM {folder} is an adapter over other weights than student {student.name} has: name that student's"
                 " folder, or train a PRM for this one"
             )
-        model: Any = copy.deepcopy(student.model)
-        model.load_adapter(str(folder / ADAPTER))
-        return model.eval()
+        return shared_model(folder, student, card, PRM)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"PRM {folder} has no readable model: train it again") from error
     weight: Any = student.model.get_input_embeddings().weight

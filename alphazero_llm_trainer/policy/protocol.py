@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -21,6 +21,7 @@ class Capabilities:
     trainable: bool  # `set_policy` takes new weights
     max_context: int  # prompt and response together, tokens
     values: bool = False  # `set_value` takes a value head, `values` evaluates sequences
+    streams: bool = False  # `generate` takes a `Watch` beside the requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,22 @@ class Generated:
     cached_tokens: int = 0
 
 
+class Sample(Protocol):
+    """A sequence while it is drawn: its tokens, their log-probabilities (nats) and, where asked for, their top-k."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[tuple[tuple[int, float], ...]]
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """Requests under way, seen from outside: their samples grow here, and `wake` is called after each of the engine's steps."""
+
+    wake: Callable[[], None] | None = None
+    samples: list[Sample] = field(default_factory=list)
+
+
 @runtime_checkable
 class Engine(Protocol):
     """A batched policy. Every call may wait while others join its batch; `cost` adds up what all calls took."""
@@ -89,6 +106,18 @@ class Engine(Protocol):
 
     def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
         """Take the value head V = sigmoid(weight . h + bias), h the final-norm hidden state `[D]`; None removes it."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing will be asked for a while: give back the memory that can be given back. The next call wakes it."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is cached of prompts and responses, so that the next call pays for all of its own."""
+        ...
+
+    def close(self) -> None:
+        """End what runs outside of this process's memory for it; no call may follow."""
         ...
 
 
@@ -159,11 +188,42 @@ class TeacherProposal:
 
 @dataclass(slots=True)
 class TeacherLedger:
-    """What one teacher did: calls, failures by kind and cost."""
+    """What one teacher did.
+
+    `calls` are asks, of them `cached` answered from the cache at no cost; `failures` are by kind; `used` counts the
+    proposals that the search took in and graded, `value` adds up what they gained (each in [0, 1], 0.5 is as good as the
+    student's own); `cost` is the provider's, every attempt counted.
+    """
 
     calls: int = 0
+    cached: int = 0
+    used: int = 0
+    value: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
+
+    def count(self, what: str, kind: str = "", value: float = 0.0) -> None:
+        """Count one "call", "cached" answer, "failure" of a kind, or "used" proposal with its gain."""
+        if what == "call":
+            self.calls += 1
+        elif what == "cached":
+            self.cached += 1
+        elif what == "used":
+            self.used += 1
+            self.value += value
+        elif what == "failure":
+            self.failures[str(kind)] = self.failures.get(str(kind), 0) + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For run.json."""
+        return {
+            "calls": self.calls,
+            "cached": self.cached,
+            "failures": dict(self.failures),
+            "proposals_used": self.used,
+            "mean_value": self.value / self.used if self.used else None,
+            "cost": self.cost.as_dict(),
+        }
 
 
 class Teacher(Protocol):

@@ -34,13 +34,13 @@ class _Drawn(NamedTuple):
 class Schedule:
     """Rows that wait, rows that are live, and walkers: locked nodes, already known, whose riders draw next.
 
-    `pending` finds the row that computes a node. `eos_id` and `line_end_ids` end samples as `GenerateRequest` says.
+    `pending` finds the row that computes a node. `eos_ids` and `line_end_ids` end samples as `GenerateRequest` says.
     """
 
     def __init__(
-        self, tree: PrefixTree, sampler: Sampler, cost: Cost, eos_id: int, line_end_ids: frozenset[int]
+        self, tree: PrefixTree, sampler: Sampler, cost: Cost, eos_ids: frozenset[int], line_end_ids: frozenset[int]
     ) -> None:
-        self.tree, self.sampler, self.cost, self.eos_id, self.line_end_ids = tree, sampler, cost, eos_id, line_end_ids
+        self.tree, self.sampler, self.cost, self.eos_ids, self.line_end_ids = tree, sampler, cost, eos_ids, line_end_ids
         self.waiting: deque[Row] = deque()
         self.live: list[Row] = []
         self.pending: dict[int, Row] = {}
@@ -288,7 +288,7 @@ class Schedule:
     def _finish(self, rider: Rider, token: int) -> str | None:
         """Why a sample ends with `token`, its newest, or None where it goes on."""
         request = rider.call.request
-        if token == self.eos_id:
+        if token in self.eos_ids:
             return "eos"
         if token in request.stop_ids:
             return "stop"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +17,24 @@ from transformers import logging as transformers_logging
 from ..config import Config
 from ..errors import CheckpointError, ConfigError, EngineError
 from ..sections import StudentModel
+from .adapters import ADAPTER_CONFIG, BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter
 from .chat import Chat
+from .completions import BaseModelEngine, CompletionEngine
 from .inprocess import InProcessEngine
 
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
+CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
+OFFLINE = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectionError", "ConnectTimeout"}
+PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
 
 
 @dataclass(slots=True)
 class Student(Chat):
     """A policy that can be searched: `model`, its `tokenizer` and the `engine` over them.
 
-    `system_prompt` opens the chat of every prompt (the embedded student's template leaves it out).
+    `system_prompt` opens the chat of every prompt (the embedded student's template leaves it out). `adapter` is the
+    folder of the adapter that its policy began as, if any.
     """
 
     name: str
@@ -34,6 +43,7 @@ class Student(Chat):
     engine: InProcessEngine
     spec: StudentModel
     system_prompt: str | None = None
+    adapter: Path | None = None
 
 
 def resolve_name(config: Config, name: str | None = None) -> str:
@@ -51,6 +61,8 @@ def load_student(
 ) -> Student:
     """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
 
+    A folder with an adapter is the student's own weights under that adapter.
+
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
         CheckpointError: the folder has no readable model.
@@ -59,17 +71,90 @@ def load_student(
     spec = config.models[name]
     if spec.path == "package":
         limit_threads()
-    folder = path if path is not None else (PACKAGED if spec.path == "package" else None)
+    adapter = path if path is not None and (path / ADAPTER_CONFIG).is_file() else None
+    folder = path if adapter is None else None
+    if folder is None and spec.path == "package":
+        folder = PACKAGED
     if folder is not None and not (folder / "config.json").is_file():
         raise CheckpointError(f"student folder {folder} has no config.json: name a folder that `train` or `sft` wrote")
     transformers_logging.disable_progress_bar()
     source = str(folder) if folder is not None else spec.path
-    model = load_model(source, spec)
+    check_device(name, source, spec)
+    model = load_model(source, spec, name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
-    return make_student(name, model, tokenizer, spec, config, system_prompt)
+    give_pad(tokenizer)
+    if adapter is not None:
+        check_base(adapter, name, model)
+        load_adapter(model, adapter, POLICY)
+        for layer in layers(model):
+            layer._active_adapter = [POLICY]
+    student = make_student(name, model, tokenizer, spec, config, system_prompt, source)
+    student.adapter = adapter
+    return student
+
+
+def check_base(adapter: Path, name: str, model: PreTrainedModel) -> None:
+    """Raise CheckpointError where an adapter says that it was trained over other weights than `model`'s."""
+    if not (adapter / BASE).is_file():
+        return
+    try:
+        wanted = json.loads((adapter / BASE).read_text(encoding="utf-8"))["weights"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"adapter {adapter} has no readable {BASE}: remove it to skip the check") from error
+    if wanted != fingerprint(model, None):
+        raise CheckpointError(
+            f"adapter {adapter} was trained over other weights than student {name} has: name its student with --student"
+            " and --set models.NAME.quantization as they were"
+        )
+
+
+def check_device(name: str, source: str, spec: StudentModel) -> None:
+    """Raise ConfigError for a quantised model of more than a CPU's size where there is no CUDA device."""
+    if spec.quantization == "none" or spec.cpu or torch.cuda.is_available():
+        return
+    if source == "package":
+        return
+    files = list(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
+    if not files or sum(file.stat().st_size for file in files) > CPU_BYTES:
+        raise ConfigError(
+            f"student {name} ({source}) is a {spec.quantization} model for a CUDA device and there is none here: use"
+            f" --student embedded, or take the CPU's slowness with --set models.{name}.cpu=true"
+        )
+
+
+def give_pad(tokenizer: Any) -> None:
+    """Give a tokenizer without a padding token one that is not the end of a sequence, where its vocabulary has one."""
+    if tokenizer.pad_token_id is not None:
+        return
+    known = tokenizer.get_vocab()
+    others = [token for token in PADS if token in known and known[token] != tokenizer.eos_token_id]
+    tokenizer.pad_token = others[0] if others else tokenizer.eos_token
+
+
+def frozen_student(student: Student, config: Config, shared: bool) -> Student:
+    """The student as it is now, for good: a copy, or, where training changes adapters alone, a view of the same base."""
+    model: Any
+    if shared:
+        if student.adapter is not None:
+            load_adapter(student.model, student.adapter, START)
+        model = AdapterView(student.model, None if student.adapter is None else START)
+    else:
+        model = copy.deepcopy(student.model).eval()
+        return make_student(student.name, model, student.tokenizer, student.spec, config, student.system_prompt)
+    if isinstance(student.engine, CompletionEngine) and student.adapter is None:
+        base: Any = BaseModelEngine(student.engine)
+        return Student(student.name, model, student.tokenizer, base, student.spec, student.system_prompt)
+    engine = InProcessEngine(
+        model,
+        eos_id=student.engine.eos_id,
+        line_end_ids=student.engine.line_end_ids,
+        settings=config.engine,
+        eos_ids=student.engine.eos_ids,
+    )
+    return Student(student.name, model, student.tokenizer, engine, student.spec, student.system_prompt)
 
 
 def limit_threads() -> None:
@@ -82,18 +167,45 @@ def limit_threads() -> None:
 
 
 def make_student(
-    name: str, model: PreTrainedModel, tokenizer: Any, spec: StudentModel, config: Config, system_prompt: str | None
+    name: str,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    spec: StudentModel,
+    config: Config,
+    system_prompt: str | None,
+    source: str | None = None,
 ) -> Student:
-    """A student over a model that is already in memory."""
+    """A student over a model that is already in memory.
+
+    `source` is where the model came from: then `engine.backend` chooses the engine, else it is the in-process one.
+    """
     if tokenizer.eos_token_id is None:
         raise EngineError(f"student {name} has a tokenizer without an end-of-sequence token: set eos_token")
-    engine = InProcessEngine(
-        model, eos_id=tokenizer.eos_token_id, line_end_ids=line_ends(tokenizer), settings=config.engine
-    )
-    return Student(name, model, tokenizer, engine, spec, system_prompt)
+    ends: dict[str, Any] = {
+        "eos_id": tokenizer.eos_token_id,
+        "eos_ids": end_ids(model, tokenizer),
+        "line_end_ids": line_ends(tokenizer),
+    }
+    if source is None or config.engine.backend == "inprocess":
+        engine = InProcessEngine(model, settings=config.engine, **ends)
+        return Student(name, model, tokenizer, engine, spec, system_prompt)
+    from .backend import check_numerics, start_engine
+
+    # Typed as the in-process engine, whose attributes beyond the protocol it has too: `stats` and the end tokens.
+    served: Any = start_engine(model, source, spec, config, tokenizer, **ends)
+    student = Student(name, model, tokenizer, served, spec, system_prompt)
+    served.facts |= {"numerics": check_numerics(student, config.engine.vllm)}
+    return student
 
 
-def load_model(source: str, spec: StudentModel) -> PreTrainedModel:
+def end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """All tokens that end a response: the tokenizer's, and those of the model's generation configuration."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    others = [] if named is None else [named] if isinstance(named, int) else named
+    return frozenset({tokenizer.eos_token_id, *others})
+
+
+def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedModel:
     """The causal language model of a folder or a hub id, in the precision that `spec` names, ready for inference."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"dtype": getattr(torch, spec.dtype)}
@@ -111,13 +223,45 @@ def load_model(source: str, spec: StudentModel) -> PreTrainedModel:
             f"student {source} is quantised and bitsandbytes is missing: install alphazero-llm-trainer[gpu]"
         ) from error
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"student {source} can't be loaded ({reason[:200]}): check the folder, or log in to the hub for a gated model"
-        ) from error
+        raise CheckpointError(why_not_loaded(name, source, spec, error)) from error
     if spec.quantization == "none":
         model.to(torch.device(device))  # type: ignore[arg-type]
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes would repack such a CPU's weights at the first inference: rounded scales, and a product that
+            # no gradient passes from then on.
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
     return model.eval()
+
+
+def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:
+    """One sentence on a model that can't be loaded, with what to do about it."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    kinds = {type(one).__name__ for one in chain}
+    status = {getattr(getattr(one, "response", None), "status_code", None) for one in chain}
+    mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
+    local = Path(source).is_dir()
+    if not local and (kinds & {"GatedRepoError"} or status & {401, 403}):
+        return (
+            f"student {name} ({source}) is gated: accept its licence at https://huggingface.co/{source} and set"
+            f" HF_TOKEN{mirror}"
+        )
+    if not local and (kinds & OFFLINE or status - {None}):
+        gate = (
+            f" (gated: with a licence accepted at https://huggingface.co/{source}, and HF_TOKEN)" if spec.gated else ""
+        )
+        return (
+            f"student {name} ({source}) can't be fetched from the hub: connect once{gate}, or name a downloaded folder"
+            f" with --set models.{name}.path=DIR{mirror}"
+        )
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (
+        f"student {source} can't be loaded ({reason[:200]}): check the folder, or log in to the hub for a gated model"
+    )
 
 
 def line_ends(tokenizer: Any) -> frozenset[int]:

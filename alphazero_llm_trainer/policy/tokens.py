@@ -25,7 +25,7 @@ class EngineTokens:
         self.context = student.engine.capabilities.max_context
         self._prompts: dict[str, tuple[int, ...]] = {}
         self._texts: dict[tuple[int, ...], str] = {}
-        self._ends = student.engine.line_end_ids | {student.engine.eos_id}
+        self._ends = student.engine.line_end_ids | student.engine.eos_ids
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """The problem's prompt, tokenised once."""
@@ -59,7 +59,7 @@ class EngineTokens:
             return None
         if is_final(self.text(response[self._line_start(response) :])):
             return "answer"
-        return "ended" if response[-1] == self.engine.eos_id else None
+        return "ended" if response[-1] in self.engine.eos_ids else None
 
     def _line_start(self, response: Sequence[int]) -> int:
         """Where the last line of `response` begins; a line end at its very end belongs to that line."""

@@ -3,12 +3,11 @@
 A value folder holds `value.json` (kind, figures, the weight of the rollouts, the hashes of the other files; written
 last, so a folder without it was never finished) and `value.safetensors` (`weight` `[D]` and `bias` `[1]` of the last
 layer, calibration included). A network's folder is a token-classification model too; where its base is quantised it
-holds a LoRA adapter over that base instead of the model, and then it belongs to one policy as a head does.
+holds a LoRA adapter instead of the model, computes in the policy's own layers, and belongs to the policies of one base.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from ..config import Config
 from ..errors import CheckpointError
+from .adapters import VALUE, AdapterView, fingerprint, load_adapter
 from .inprocess import InProcessEngine
 from .student import Student
 
@@ -50,11 +50,7 @@ class EngineValue:
 
 def policy_fingerprint(model: PreTrainedModel) -> str:
     """SHA-256 over the names, shapes and numbers of a policy's parameters: what a head was trained on."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes())
-    return digest.hexdigest()
+    return fingerprint(model)
 
 
 def load_value(folder: Path, student: Student, config: Config) -> EngineValue:
@@ -74,7 +70,7 @@ def load_value(folder: Path, student: Student, config: Config) -> EngineValue:
             f" {width} and {student.model.config.vocab_size}: train a value for this student"
         )
     own, adapted = card["kind"] == "network", (folder / ADAPTER).is_dir()
-    if (not own or adapted) and card["policy"] != policy_fingerprint(student.model):
+    if (not own and card["policy"] != policy_fingerprint(student.model)) or (adapted and not on_base(card, student)):
         raise CheckpointError(
             f"value {folder} was trained on other weights than student {student.name} has: name that student's folder,"
             " or train a value for this one"
@@ -82,10 +78,11 @@ def load_value(folder: Path, student: Student, config: Config) -> EngineValue:
     engine = student.engine
     if own:
         engine = InProcessEngine(
-            network_model(folder, student, adapted),
+            network_model(folder, student, card if adapted else None),
             eos_id=student.engine.eos_id,
             line_end_ids=student.engine.line_end_ids,
             settings=config.engine,
+            eos_ids=student.engine.eos_ids,
         )
     engine.set_value(weight, bias)
     return EngineValue(engine, card["rollout_weight"], card, own)
@@ -122,13 +119,29 @@ def last_layer(folder: Path) -> tuple[torch.Tensor, float]:
         raise CheckpointError(f"value {folder} has no readable {LAST_LAYER}: train it again") from error
 
 
-def network_model(folder: Path, student: Student, adapted: bool) -> PreTrainedModel:
-    """A network as an engine takes it: its backbone under the student's output layer, which nobody asks here."""
+def on_base(card: dict[str, Any], student: Student) -> bool:
+    """Whether an adapter's card names the base of `student`'s policy. Cards of version 0.3 name the policy instead."""
+    if "base" in card:
+        return card["base"] == fingerprint(student.model, None)
+    return card["policy"] == policy_fingerprint(student.model)
+
+
+def shared_model(folder: Path, student: Student, card: dict[str, Any], kind: str) -> Any:
+    """The student's own layers under a folder's adapter, which is put beside those that are there."""
+    digest = hashlib.sha256("".join(f"{name}{found}" for name, found in sorted(card["files"].items())).encode())
+    name = f"{kind}-{digest.hexdigest()[:8]}"
+    load_adapter(student.model, folder / ADAPTER, name)
+    return AdapterView(student.model, name)
+
+
+def network_model(folder: Path, student: Student, adapted: dict[str, Any] | None) -> Any:
+    """A network as an engine takes it: its backbone under the student's output layer, which nobody asks here.
+
+    `adapted` is the card of a network that is an adapter.
+    """
     model: Any
-    if adapted:
-        model = copy.deepcopy(student.model)
-        model.load_adapter(str(folder / ADAPTER))
-        return model.eval()
+    if adapted is not None:
+        return shared_model(folder, student, adapted, VALUE)
     try:
         network: Any = AutoModelForTokenClassification.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
     except (OSError, ValueError, RuntimeError) as error:

@@ -74,6 +74,9 @@ class Fleet:
         say: Callable[[str], None],
     ) -> None:
         self.config, self.student_path, self.make_collector, self.say = config, student_path, make_collector, say
+        # Search actors keep their own books, each of its share of the teachers' budget; one that is started again begins anew.
+        teachers = config.teachers.model_copy(update={"budget": config.teachers.budget.share(workers)})
+        self.search_config = config.model_copy(update={"teachers": teachers})
         self.cluster = Cluster(address, workers + (config.sample.engines or 1))
         # Ray is there: `Cluster` has imported it.
         from . import actors
@@ -154,7 +157,7 @@ class Fleet:
         if searcher.starts > MOST_STARTS:
             raise EngineError(f"{searcher.name} died {MOST_STARTS} times in a row ({searcher.dead}): see Ray's logs")
         searcher.client, searcher.dead = None, None
-        searcher.handle = handle = self.actors.start_search(self.config, self.make_collector)
+        searcher.handle = handle = self.actors.start_search(self.search_config, self.make_collector)
 
         def died(error: BaseException) -> None:
             if searcher.handle is handle:

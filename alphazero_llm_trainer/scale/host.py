@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..policy.student import Student, load_student, make_student
+from ..policy.student import Student, frozen_student, load_student
 from ..policy.value import EngineValue, load_value, policy_fingerprint
-from ..problems.prompts import SYSTEM_PROMPT
+from ..problems.prompts import system_prompt
 
 
 @dataclass(slots=True)
@@ -34,11 +33,10 @@ class Host:
 
 def load_host(config: Config, path: Path | None) -> Host:
     """The configured student, with the weights of the folder `path` where one is given. See `load_student`."""
-    student = load_student(config, path=path, system_prompt=SYSTEM_PROMPT)
+    student = load_student(config, path=path, system_prompt=system_prompt(config.problems.source))
     frozen = None
     if config.rewards.use_student_model and config.rewards.pre_weight > 0:
-        model = copy.deepcopy(student.model).eval()
-        frozen = make_student(student.name, model, student.tokenizer, student.spec, config, student.system_prompt)
+        frozen = frozen_student(student, config, shared=student.spec.quantization != "none")
     value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
     # What is loaded now stays: without this, every full collection walks the libraries' million objects again.
     gc.freeze()

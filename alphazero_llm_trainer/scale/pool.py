@@ -87,11 +87,14 @@ def reason_of(error: BaseException) -> str:
 
 
 def teacher_costs(collector: Collector) -> dict[str, Cost]:
-    """What each teacher and the terminal checker took so far."""
+    """What each teacher and the terminal checker took so far in this process."""
     spent = {} if collector.teachers is None else {n: one.cost for n, one in collector.teachers.ledgers.items()}
     if collector.checker is not None:
-        spent["terminal checker"] = collector.checker.ledger.cost
-    return spent
+        spent[collector.checker.name] = collector.checker.ledger.cost
+    if collector.remote is None:
+        return spent
+    # The ledgers of a resumed run have its earlier processes' costs in them.
+    return {name: collector.remote.books.session.get(name, Cost()) for name in spent}
 
 
 def peak_bytes() -> int:

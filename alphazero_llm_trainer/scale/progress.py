@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from tqdm import tqdm
-
+from ..live import Bar, last_tree
 from ..types import Cost
 from .pool import PoolStats
 from .totals import Totals
@@ -22,29 +22,34 @@ class Progress:
     def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
         self.out = out if out is not None else sys.stderr
         self.quiet = quiet
-        self.bar: tqdm | None = None
+        self.bar: Bar | None = None
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            self.bar.write(text, file=self.out) if self.bar is not None else print(text, file=self.out, flush=True)
+            self.bar.write(text) if self.bar is not None else print(text, file=self.out, flush=True)
 
     def start(self, total: int, done: int) -> None:
         """`done` of `total` questions have their tree already."""
         self.total, self.done, self.first = total, done, done
         self.began = self.said = time.perf_counter()
         if not self.quiet and self.out.isatty():
-            self.bar = tqdm(total=total, initial=done, unit="tree", file=self.out, dynamic_ncols=True)
+            self.bar = Bar(total, done, "tree", self.out)
 
-    def tree(self, session: Totals, dollars: float) -> None:
-        """One more question has its tree; `session` is the sum of this session's."""
+    def tree(self, session: Totals, dollars: float, record: Mapping[str, Any]) -> None:
+        """One more question has its tree, `record`; `session` is the sum of this session's."""
         self.done += 1
         now = time.perf_counter()
         seconds = max(now - self.began, 1e-9)
         cost = f", ${dollars:.2f}" if dollars else ""
         tokens = f"{session.cost.sampled_tokens / seconds:,.0f} tokens/s{cost}"
         if self.bar is not None:
-            self.bar.set_postfix_str(tokens, refresh=False)
-            self.bar.update(1)
+            alone = Totals()
+            alone.add(record)
+            last = (record["key"], len(record["tree"]["N"]), alone.simulations, alone.right, alone.responses)
+            solved = f", {session.solved:,} of {session.trees:,} questions solved"
+            self.bar.note("search", f"{session.cost.sampled_tokens:,} sampled tokens, {tokens}{solved}")
+            self.bar.note("last tree", last_tree(*last, record["ended_by"]))
+            self.bar.advance()
         elif not self.quiet and (now - self.said >= LINE_SECONDS or self.done == self.total):
             self.said = now
             rate = (self.done - self.first) / seconds

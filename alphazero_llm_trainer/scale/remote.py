@@ -29,6 +29,7 @@ class EngineCard:
 
     version: int
     eos_id: int
+    eos_ids: frozenset[int]
     line_end_ids: frozenset[int]
     capabilities: Capabilities
 
@@ -201,7 +202,8 @@ class RemoteEngine:
 
     def __init__(self, link: Link, name: str, card: EngineCard) -> None:
         self.link, self.name = link, name
-        self.version, self.eos_id, self.line_end_ids = card.version, card.eos_id, card.line_end_ids
+        self.version, self.line_end_ids = card.version, card.line_end_ids
+        self.eos_id, self.eos_ids = card.eos_id, card.eos_ids
         self.capabilities, self.cost = card.capabilities, Cost()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Generated]]:

@@ -52,6 +52,8 @@ def identity(job: SampleJob) -> dict[str, Any]:
     kept["problems"] = {key: kept["problems"][key] for key in ("source", "levels")}
     kept["search"].pop("concurrent")
     kept["train"] = {key: kept["train"][key] for key in TREE_KEYS}
+    for key in ("budget", "cache", "timeout_seconds", "max_retries", "max_concurrent"):
+        kept["teachers"].pop(key)
     return {
         "config": kept,
         "source": config.problems.source,
@@ -87,7 +89,9 @@ def open_pool(job: SampleJob, folder: SampleFolder, progress: Progress) -> Pool:
             # The log is there once `begin` has run, which needs the policy first.
             folder.attempts.start(key, alone)
 
-        return LocalPool(host, job.config, on_start, job.make_collector)
+        pool = LocalPool(host, job.config, on_start, job.make_collector)
+        pool.collector.keep_books(folder.path)
+        return pool
     from .ray_pool import RayPool
 
     return RayPool(job.config, job.student_path, job.workers, job.address, job.make_collector, progress.say)
@@ -162,7 +166,7 @@ def _sample(
             if time.perf_counter() - reported > 1.0:
                 stats, reported = pool.stats(), time.perf_counter()
             dollars = session.cost.dollars + sum(cost.dollars for cost in stats.teachers.values())
-            progress.tree(session, dollars)
+            progress.tree(session, dollars, record)
             put_aside()
             on_record(pool, record)
         put_aside()

@@ -15,7 +15,7 @@ from ..types import Cost, Problem, Step
 from .choose import Choice, accepted, agreed, choose, most_visited, settled
 from .mcts import Evaluation, Leaf, Mcts, Widening
 from .seeds import derive_seed
-from .select import DEFAULT_EXPLORATION, RULES
+from .select import RULES, constant
 from .steps import Advisor, Evaluate, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
@@ -166,11 +166,10 @@ class Search:
         if settings.widening is not None:
             grow = settings.mode == "step"
             widening = Widening(settings.widening.coefficient, settings.widening.exponent, grow)
-        exploration = DEFAULT_EXPLORATION[rule] if settings.exploration is None else settings.exploration
         return Mcts(
             tree,
             RULES[rule],
-            exploration,
+            constant(rule, settings.exploration),
             settings.iterations,
             virtual_loss=settings.virtual_loss,
             widening=widening,

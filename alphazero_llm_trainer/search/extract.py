@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..types import STUDENT
@@ -62,6 +63,17 @@ def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | N
     if not token_ids or reward is None:
         return None
     return Trajectory(token_ids, logprobs, tuple(nodes), tuple(lengths), reward, hre, samples, student)
+
+
+def source_of(tree: Tree, trajectory: Trajectory) -> str:
+    """Who wrote a response: "student", or the teachers that wrote one of its steps, such as "teacher:a+teacher:b"."""
+    return sources(tree, [node for node in trajectory.nodes if node != OUTSIDE])
+
+
+def sources(tree: Tree, nodes: Sequence[int]) -> str:
+    """The teachers among the nodes' sources joined by "+", or "student"."""
+    others = dict.fromkeys(tree.source[node] for node in nodes if tree.source[node] != STUDENT)
+    return "+".join(others) or STUDENT
 
 
 def step_values(tree: Tree, trajectory: Trajectory) -> list[tuple[float, float]]:

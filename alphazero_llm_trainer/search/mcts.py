@@ -155,6 +155,7 @@ class Mcts:
             reward = self.tree.reward[node]
             if reward is not None:
                 self.tree.backup(node, reward)
+                self.tree.simulated(node)
                 continue
             leaf = Leaf(node, self.iteration)
             flight.told[leaf] = None
@@ -236,6 +237,7 @@ class Mcts:
         if evaluation.value is not None:
             tree.backup(node, evaluation.value)
         tree.expanded[node] = True
+        tree.simulated(node)
 
     def _graft(self, leaf: int, playout: Playout, evaluation: Evaluation) -> None:
         """Attach a playout's steps below `leaf` and back its reward up from its end."""

@@ -85,3 +85,8 @@ def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
 
 RULES: dict[str, Select] = {"ucb1": ucb1, "puct": puct}
 DEFAULT_EXPLORATION = {"ucb1": 2**0.5, "puct": 2.0}  # each rule's usual constant
+
+
+def constant(rule: str, exploration: float | None) -> float:
+    """The rule's exploration constant: `exploration`, or its usual one for None."""
+    return DEFAULT_EXPLORATION[rule] if exploration is None else exploration

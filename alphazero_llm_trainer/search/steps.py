@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from ..answers import is_final
+from ..answers import extract, is_final, normalize
 from ..policy.protocol import Limits, TeacherProposal
 from ..sections import SearchConfig
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
@@ -36,7 +37,15 @@ class StepPolicy(Protocol):
 class Advisor(Protocol):
     """The teachers as the search sees them: one that fails proposes nothing. They keep their own ledgers of cost."""
 
+    def asks(self, agreement: float, best: float) -> bool:
+        """Whether to ask where the student's continuations agree and came out like this (see `student_standing`)."""
+        ...
+
     async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]: ...
+
+    def learn(self, proposal: TeacherProposal, value: float, student: float) -> None:
+        """What a proposal's rollout earned, and what the student's continuations beside it earned on average."""
+        ...
 
 
 # Grades a response's end from the problem, its steps and their directions. Has no gold but in training (collect).
@@ -98,18 +107,63 @@ class StepExpansion:
         asked = limits if self.rolls else Limits(1, limits.tokens)
         continuations, spent = await self.policy.continuations(self.problem, steps, settings.samples, draw, asked)
         self.cost.add(spent)
-        if self.advisor is not None:
+        directions = [Direction(tree.direction[node]) for node in tree.path(leaf.node)]
+        playouts = await self.played(steps, directions, continuations, limits)
+        if self.advisor is not None and self.advisor.asks(*self.student_standing(steps, playouts, estimate)):
             if left is not None:
                 left -= spent.sampled_tokens
-            continuations += await self.taught(self.advisor, steps, draw, asked, left)
-        finished = self.finished
-        if finished is not None:
-            continuations = list(await together(*(self.checked(finished, steps, c) for c in continuations)))
-        directions = [Direction(tree.direction[node]) for node in tree.path(leaf.node)]
-        playouts = await together(*(self.graded(steps, directions, c, limits) for c in continuations))
+            found = await self.taught(self.advisor, steps, draw, asked, left)
+            more = await self.played(steps, directions, [continuation for _, continuation in found], limits)
+            self.advise(self.advisor, [proposal for proposal, _ in found], more, playouts)
+            playouts += more
         if not self.rolls:
             return Evaluation(playouts=playouts, estimate=estimate, value=estimate)
         return Evaluation(playouts=playouts, estimate=estimate, rollout_weight=self.rollout_weight)
+
+    async def played(
+        self, prefix: list[Step], directions: list[Direction], continuations: list[Continuation], limits: Limits
+    ) -> list[Playout]:
+        """The continuations as the terminal checker, if any, leaves them, with their grades."""
+        finished = self.finished
+        if finished is not None:
+            continuations = list(await together(*(self.checked(finished, prefix, c) for c in continuations)))
+        return list(await together(*(self.graded(prefix, directions, c, limits) for c in continuations)))
+
+    def student_standing(
+        self, prefix: list[Step], playouts: Sequence[Playout], estimate: float | None
+    ) -> tuple[float, float]:
+        """How far the student's own continuations agree, and the best grade among them, both in [0, 1].
+
+        Agreement is the share of the most frequent final answer (of the most frequent next step where nothing is rolled
+        out); one without an answer agrees with none. A grade is the correctness where it is known, else the reward;
+        where nothing is graded it is V.
+        """
+        said: Counter[str] = Counter()
+        for playout in playouts:
+            steps = playout.continuation.steps
+            if self.rolls:
+                answer = extract("".join(step.text for step in (*prefix, *steps)))
+                text = "" if answer is None else normalize(answer)
+            else:
+                text = steps[0].text if steps else ""
+            said[text] += bool(text)
+        grades = [p.reward.total if p.reward.hre is None else p.reward.hre for p in playouts if p.reward is not None]
+        if not grades and estimate is not None:
+            grades = [estimate]
+        return max(said.values(), default=0) / max(len(playouts), 1), max(grades, default=0.0)
+
+    def advise(
+        self,
+        advisor: Advisor,
+        proposals: Sequence[TeacherProposal],
+        playouts: Sequence[Playout],
+        student: Sequence[Playout],
+    ) -> None:
+        """Tell the teachers what came of their proposals; nothing where either side has no grade yet."""
+        own = [playout.reward.total for playout in student if playout.reward is not None]
+        for proposal, playout in zip(proposals, playouts, strict=True):
+            if playout.reward is not None and own:
+                advisor.learn(proposal, playout.reward.total, sum(own) / len(own))
 
     async def graded(
         self, prefix: list[Step], directions: list[Direction], continuation: Continuation, limits: Limits
@@ -131,8 +185,8 @@ class StepExpansion:
 
     async def taught(
         self, advisor: Advisor, steps: list[Step], seed: int, limits: Limits, left: int | None
-    ) -> list[Continuation]:
-        """The teachers' steps, each followed by one rollout of the student unless it ends the response."""
+    ) -> list[tuple[TeacherProposal, Continuation]]:
+        """The teachers' proposals and steps, each followed by one rollout of the student unless it ends the response."""
         proposals = await advisor.propose(self.problem, [step.text.rstrip("\n") for step in steps], seed)
         taught = []
         for i, proposal in enumerate(proposals):
@@ -152,7 +206,7 @@ class StepExpansion:
                 )
                 self.cost.add(spent)
                 step = Continuation(step.steps + rollout.steps, rollout.ended, step.source, step.direction)
-            taught.append(step)
+            taught.append((proposal, step))
         return taught
 
     async def checked(self, finished: Finished, prefix: list[Step], continuation: Continuation) -> Continuation:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..types import STUDENT
+from .extract import sources
 from .tree import ROOT, Tree
 
 
@@ -60,11 +62,12 @@ class PolicyTarget:
 
 @dataclass(frozen=True, slots=True)
 class SftRow:
-    """A distinct correct response: `token_ids` `[T]`, its `text`, and how often it was sampled."""
+    """A distinct correct response: `token_ids` `[T]`, its `text`, how often it was sampled, and who wrote it."""
 
     token_ids: tuple[int, ...]
     text: str
     count: int
+    source: str = STUDENT
 
 
 def endings(tree: Tree) -> Iterator[tuple[int, tuple[int, ...], int, float]]:
@@ -199,14 +202,15 @@ def sft_rows(tree: Tree) -> list[SftRow]:
     paths = prefixes(tree)
     found: dict[tuple[int, ...], SftRow] = {}
 
-    def add(token_ids: tuple[int, ...], text: str, count: int) -> None:
+    def add(node: int, token_ids: tuple[int, ...], text: str, count: int) -> None:
         known = found.get(token_ids)
-        found[token_ids] = SftRow(token_ids, text, count + (known.count if known is not None else 0))
+        source = sources(tree, tree.path(node))
+        found[token_ids] = SftRow(token_ids, text, count + (known.count if known is not None else 0), source)
 
     for leaf in tree.leaves():
         if tree.hre[leaf] == 1.0 and paths[leaf]:
-            add(paths[leaf], tree.response(leaf), max(tree.samples[leaf], 1))
+            add(leaf, paths[leaf], tree.response(leaf), max(tree.samples[leaf], 1))
     for rollout in tree.rollouts:
         if rollout.hre == 1.0 and (whole := paths[rollout.node] + rollout.token_ids):
-            add(whole, tree.response(rollout.node) + rollout.text, max(rollout.samples, 1))
+            add(rollout.node, whole, tree.response(rollout.node) + rollout.text, max(rollout.samples, 1))
     return list(found.values())

@@ -66,6 +66,10 @@ class Tree:
     A node is a step (a line) in step-level search and a token in token-level search. `virtual` counts the simulations
     in flight below each node (virtual loss); it is 0 everywhere in a finished tree and not saved.
 
+    How it grew is kept as well: `backups` are (node, reward, above) as `backup` was called, `simulations` are (leaf,
+    nodes so far, backups so far) after each simulation. Replaying the backups in order gives N and W exactly. A tree that
+    was saved before there was a history has none of its first simulations.
+
     Invariants: `N[parent] >= sum(N[children])`, `0 <= W <= N`, a terminal node has no children.
     """
 
@@ -90,6 +94,8 @@ class Tree:
         self.children: list[list[int]] = []
         self.virtual: list[int] = []
         self.rollouts: list[Rollout] = []
+        self.backups: list[tuple[int, float, int]] = []
+        self.simulations: list[tuple[int, int, int]] = []
         self._append(-1, Step((), (), ""), STUDENT, Direction.NONE)
 
     def __len__(self) -> int:
@@ -158,10 +164,15 @@ class Tree:
 
     def backup(self, node: int, reward: float, above: int = -1) -> None:
         """Add one visit of `reward` to `node` and all its ancestors up to `above` (left out; -1: to the root)."""
+        self.backups.append((node, reward, above))
         while node != above:
             self.N[node] += 1
             self.W[node] += reward
             node = self.parent[node]
+
+    def simulated(self, leaf: int) -> None:
+        """One simulation, whose descent ended in `leaf`, is backed up: all nodes and backups so far belong to it."""
+        self.simulations.append((leaf, len(self.parent), len(self.backups)))
 
     def hold(self, node: int, count: int) -> None:
         """Add `count` simulations in flight (negative: take them back) to `node` and all its ancestors."""
@@ -225,7 +236,9 @@ class Tree:
         """Plain columns, ready for JSON."""
         columns = {name: list(getattr(self, name)) for name in COLUMNS}
         rollouts = [[getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts]
-        return {"format": FORMAT, **columns, "rollouts": rollouts}
+        backups = [[node, reward] if above < 0 else [node, reward, above] for node, reward, above in self.backups]
+        history = {"simulations": [list(one) for one in self.simulations], "backups": backups}
+        return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Tree:
@@ -252,6 +265,9 @@ class Tree:
                 if not 0 <= node < count or len(ids) != len(logprobs):
                     raise DataError(f"tree rollout of node {node} doesn't fit its tree: search it again")
                 tree.rollouts.append(Rollout(node, tuple(ids), tuple(logprobs), *rest))
+            history = raw.get("history", {})  # trees before version 0.4 have none
+            tree.backups = [(node, reward, *(above or (-1,))) for node, reward, *above in history.get("backups", ())]
+            tree.simulations = [(leaf, nodes, backups) for leaf, nodes, backups in history.get("simulations", ())]
         except (KeyError, TypeError, IndexError, ValueError) as error:
             raise DataError(f"tree is not what a journal holds ({error!r}): search it again") from error
         return tree

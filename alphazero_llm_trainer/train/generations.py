@@ -18,8 +18,9 @@ from typing import Any
 from transformers import set_seed
 
 from ..config import Config, validate
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError
 from ..eval.compare import StoppedError
+from ..policy.adapters import ADAPTER_CONFIG
 from ..policy.student import load_student, resolve_name
 from ..policy.value import CARD as VALUE_CARD
 from ..policy.value import policy_fingerprint
@@ -30,7 +31,17 @@ from .arena import Decision, Side, contest, costs, gate, meet, shown
 from .checkpoint import write_json
 from .contamination import Contamination, questions_hash
 from .report import Progress
-from .stages import QUESTIONS, LoopStopped, Stages, emptied, learn_policy, learn_prm, learn_value, write_questions
+from .stages import (
+    QUESTIONS,
+    LoopStopped,
+    Stages,
+    emptied,
+    learn_policy,
+    learn_prm,
+    learn_value,
+    trained,
+    write_questions,
+)
 
 CARD, DEMONSTRATIONS = "loop.json", "demonstrations.jsonl"
 
@@ -60,12 +71,6 @@ class Loop:
     def load(self) -> None:
         """The first student and the data; what is wrong with either shows before a folder is made."""
         config, loop = self.config, self.config.loop
-        spec = config.models[resolve_name(config)]
-        if spec.quantization != "none":
-            raise ConfigError(
-                f"student {resolve_name(config)} is quantised to {spec.quantization}: its trained adapters can't be merged"
-                " into a champion; choose a student without quantization"
-            )
         start = None if config.train.student is None else Path(config.train.student)
         self.first = Side(0, start, None, None, policy_fingerprint(load_student(config, path=start).model))
         self.demonstrations: list[Task] = []
@@ -103,7 +108,7 @@ class Loop:
         folder, policy = self.folder(number), stages.facts["policy"]
         prm, value = (folder / name if stages.facts.get(name, {}).get("trained") else None for name in ("prm", "value"))
         own = stages.facts.get("verifier", {}).get("chosen")
-        return Side(number, folder / "policy" / "student", prm, value, policy["weights"], own)
+        return Side(number, trained(folder / "policy", self.config), prm, value, policy["weights"], own)
 
     # -- the whole loop ------------------------------------------------------------------------------------------------
 
@@ -311,7 +316,11 @@ class Loop:
         loop = self.config.loop
         if champion.generation:
             part = emptied(self.out / "champion.part")
-            for name, source in (("student", champion.student), ("prm", champion.prm), ("value", champion.value)):
+            student, adapter = champion.student, None
+            if student is not None and (student / ADAPTER_CONFIG).is_file():
+                student, adapter = student.parent / "student", student  # the plain folder that was merged beside it
+            sources = {"student": student, "adapter": adapter, "prm": champion.prm, "value": champion.value}
+            for name, source in sources.items():
                 if source is not None:
                     shutil.copytree(source, part / name)
             shutil.rmtree(self.out / "champion", ignore_errors=True)

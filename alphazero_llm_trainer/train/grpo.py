@@ -11,6 +11,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ..train_sections import GrpoConfig
+from .models import Economy, keep_precision, restore_adapter, trained_state
 from .packing import Plan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound
 
@@ -33,6 +34,31 @@ class SearchGRPOTrainer(GRPOTrainer):
     together = False
     importance = True  # the ratio to the log-probabilities at sampling; False: a ratio of 1
     random_share = 1.0  # of the tokens that the loss is over, drawn once a round
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's mean over the tokens of a forward, made one over the tokens of the whole minibatch."""
+        loss = super()._compute_loss(model, inputs)
+        parts = self.minibatch(inputs)
+        if len(parts) == 1:
+            return loss
+        here, total = counted(inputs), sum((counted(part) for part in parts), torch.zeros_like(counted(inputs)))
+        return loss * (here * len(parts) / total.clamp(min=1.0))
+
+    def minibatch(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+        """The forwards of the minibatch under way, of which `inputs` is one."""
+        arguments: Any = self.args
+        parts: int = arguments.gradient_accumulation_steps
+        buffered: Any = self._buffered_inputs
+        if parts == 1:
+            return [inputs]
+        first = self._step % arguments.steps_per_generation // parts * parts
+        return buffered[first : first + parts]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if hasattr(self.model, "peft_config"):
+            restore_adapter(self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -118,16 +144,23 @@ class SearchGRPOTrainer(GRPOTrainer):
         if not self.together or fresh is before or fresh is None or self.pack == "off":
             return inputs
         steps = len(fresh)
+        minibatches = steps // self.args.gradient_accumulation_steps
         joined = {
             key: torch.cat([part[key] for part in fresh]) if torch.is_tensor(value) and value.ndim else value
             for key, value in fresh[0].items()
         }
-        order = torch.tensor(together(joined["group"].tolist(), steps), device=joined["group"].device)
+        order = torch.tensor(together(joined["group"].tolist(), minibatches), device=joined["group"].device)
         self._buffered_inputs = [
             {key: value[rows] if torch.is_tensor(value) and value.ndim else value for key, value in joined.items()}
             for rows in order.chunk(steps)
         ]
         return self._buffered_inputs[self._step % steps]
+
+
+def counted(inputs: dict[str, Any]) -> torch.Tensor:
+    """How many tokens the loss of a batch is over."""
+    mask = inputs["completion_mask"]
+    return (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).sum().float()
 
 
 def plan_padded(input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int, work: Work) -> Plan:
@@ -152,12 +185,14 @@ def make_grpo_trainer(
     max_completion: int,
     callbacks: Sequence[Any] = (),
     trainer_class: type[Trainer] = SearchGRPOTrainer,  # type: ignore[assignment]
+    economy: Economy = Economy(),  # noqa: B008
 ) -> Trainer:
     """A trainer whose generation step k asks `rows_of_round(k)` for exactly `rows_per_round` rows.
 
     `rows_per_round` must be a multiple of the batch size. One round is `epochs * rows_per_round / batch_size` updates.
     """
     updates = settings.epochs * rows_per_round // settings.batch_size
+    size, parts = economy.split(settings.batch_size, "the method's batch_size")
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         # Every prompt of a generation batch is its round's number, so a resumed run asks for the right round.
@@ -181,9 +216,9 @@ def make_grpo_trainer(
     arguments = GRPOConfig(
         output_dir=str(output_dir),
         max_steps=rounds * updates,
-        per_device_train_batch_size=settings.batch_size,
-        gradient_accumulation_steps=1,
-        steps_per_generation=rows_per_round // settings.batch_size,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=parts,
+        steps_per_generation=rows_per_round // size,
         num_iterations=settings.epochs,
         num_generations=rows_per_round,
         max_completion_length=max_completion,
@@ -204,8 +239,7 @@ def make_grpo_trainer(
         max_grad_norm=settings.max_grad_norm,
         seed=seed,
         data_seed=seed,
-        bf16=False,
-        gradient_checkpointing=False,
+        **economy.arguments(),
         remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="steps",
@@ -216,6 +250,7 @@ def make_grpo_trainer(
         report_to="none",
         disable_tqdm=True,
     )
+    before = trained_state(model) if hasattr(model, "peft_config") else {}
     trainer = trainer_class(
         model=model,
         reward_funcs=row_reward,
@@ -225,6 +260,7 @@ def make_grpo_trainer(
         rollout_func=rollout,
         callbacks=list(callbacks),
     )
+    keep_precision(model, before)
     trainer.pack, trainer.together = settings.pack, settings.together
     trainer.random_share = settings.loss_share if settings.loss_tokens == "random" else 1.0
     trainer.importance = settings.importance

@@ -15,6 +15,7 @@ from datasets import Dataset
 from trl import SFTConfig
 
 from ..train_sections import LegacyConfig
+from .models import Economy, keep_precision, restore_adapter, trained_state
 from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer
 
@@ -37,8 +38,16 @@ class RoundSFTTrainer(WeightedSFTTrainer):
         if update == 0:
             self._rows = [weighted_row(row) for row in self.rows_of_round(round_number)]
         size = self.args.per_device_train_batch_size
-        batch = self.data_collator(self._rows[update * size : (update + 1) * size])
-        return [batch], self._get_num_items_in_batch([batch], device)
+        first = update * num_batches
+        parts = [self._rows[i * size : (i + 1) * size] for i in range(first, first + num_batches)]
+        batches = [self.data_collator(part) for part in parts]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if hasattr(self.model, "peft_config"):
+            restore_adapter(self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
 def weighted_row(row: TrainRow) -> dict[str, Any]:
@@ -58,14 +67,18 @@ def make_legacy_trainer(
     save_every_rounds: int,
     seed: int,
     callbacks: Sequence[Any] = (),
+    economy: Economy = Economy(),  # noqa: B008
 ) -> RoundSFTTrainer:
     """A trainer whose round k trains on `rows_of_round(k)`: `updates_per_round * batch_size` rows in order."""
     updates = settings.updates_per_round
+    size, parts = economy.split(settings.batch_size, "train.legacy.batch_size")
+    before = trained_state(model) if hasattr(model, "peft_config") else {}
     count = rounds * updates * settings.batch_size
     arguments = SFTConfig(
         output_dir=str(output_dir),
         max_steps=rounds * updates,
-        per_device_train_batch_size=settings.batch_size,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=parts,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": 0.05},
@@ -78,8 +91,7 @@ def make_legacy_trainer(
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
-        bf16=False,
-        gradient_checkpointing=False,
+        **economy.arguments(),
         dataloader_pin_memory=torch.cuda.is_available(),
         # The loader only counts: a resumed run has nothing to skip.
         ignore_data_skip=True,
@@ -91,7 +103,7 @@ def make_legacy_trainer(
         report_to="none",
         disable_tqdm=True,
     )
-    return RoundSFTTrainer(
+    trainer = RoundSFTTrainer(
         updates_per_round=updates,
         rows_of_round=rows_of_round,
         model=model,
@@ -101,3 +113,5 @@ def make_legacy_trainer(
         data_collator=WeightedCollator(tokenizer.pad_token_id),
         callbacks=list(callbacks),
     )
+    keep_precision(model, before)
+    return trainer

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +21,25 @@ from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import paired_bootstrap, wilson
 from ..policy.protocol import Verifier
-from ..policy.student import load_student, make_student, resolve_name
+from ..policy.student import frozen_student, load_student, resolve_name
 from ..policy.value import EngineValue
 from ..problems.load import load_tasks
-from ..problems.prompts import SYSTEM_PROMPT
+from ..problems.prompts import system_prompt
+from ..report.folder import write_report
 from ..search.journal import Journal
 from ..types import Cost, Task
 from .checkpoint import newest, read_manifest, write_manifest
 from .grpo import make_grpo_trainer
+from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
-from .models import load_trained_state, make_trainable, trained_state
+from .models import Economy, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
 from .report import Progress, draw_report
 from .run import RunFolder
 from .source import Interrupted, RoundSource, RoundStats
+from .track import check_tracker, open_tracker
+
+UNTRACKED = ("models", "teacher_tiers")  # lists of what could be used, not parameters of a run
 
 
 class Run:
@@ -66,6 +69,7 @@ class Run:
 
     def load(self) -> None:
         """Data and models; what is wrong with either shows before a folder is made."""
+        check_tracker(self.config.train.track)
         self.load_data()
         self.load_models()
         self.collector = Collector(self.student, self.config, self.perplexity, self.stop)
@@ -92,8 +96,18 @@ class Run:
     def execute(self, folder: RunFolder, resume: bool = False) -> dict[str, Any] | None:
         """Train and report in `folder`. Returns the run card, or None when the user stopped it first."""
         quiet_libraries()
+        self.folder, self.tracker, status = folder, open_tracker(self.config.train.track, folder.path), "failed"
+        try:
+            card = self.train_and_report(resume)
+            status = "finished" if card is not None else "stopped"
+            return card
+        finally:
+            self.tracker.finish(status)
+            self.student.engine.close()
+
+    def train_and_report(self, resume: bool) -> dict[str, Any] | None:
+        """`execute` under its tracker."""
         began = time.perf_counter()
-        self.folder = folder
         # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the same.
         set_seed(self.config.seed)
         self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
@@ -101,17 +115,22 @@ class Run:
         facts = read_manifest(checkpoint) if checkpoint is not None else {}
         start = int(facts.get("rounds_done", 0))
         card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
+        self.tracker.parameters({key: value for key, value in card["config"].items() if key not in UNTRACKED})
         before = self.before(card)
         self.folder.forget_metrics_from(start)
         self.restore_best(facts)
         self.train_seconds = facts.get("training_seconds", 0.0)
         journal = Journal(self.folder.journal)
+        self.collector.keep_books(self.folder.path)
         try:
             self.train(journal, checkpoint, start)
         except Interrupted:
             return None
         finally:
             journal.close()
+            # However the run ends, its card says what the teachers did and took.
+            card |= self.collector.ledgers()
+            self.folder.write_card(card)
         if self.stop():
             return None
         card["seconds"] = {"total": round(time.perf_counter() - began, 1), "training": round(self.train_seconds, 1)}
@@ -140,20 +159,24 @@ class Run:
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""
         config = self.config
+        if config.train.push_to_hub is not None:
+            check_hub(config.train.push_to_hub)
+        method = config.train.method
+        rows = getattr(config.train, method).batch_size
+        Economy.of(config.train, config.models[resolve_name(config)]).split(rows, f"train.{method}.batch_size")
         start = config.train.student
-        self.student = load_student(config, path=None if start is None else Path(start), system_prompt=SYSTEM_PROMPT)
+        prompt = system_prompt(config.problems.source)
+        self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
         self.adapter = config.train.adapter or self.student.spec.adapter
+        if not self.student.engine.capabilities.trainable:
+            self.student.engine.close()
+            raise ConfigError(
+                f"engine.backend is {config.engine.backend}, whose server takes no new weights: set train.adapter=lora and"
+                " start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set engine.backend=vllm"
+            )
         self.perplexity: Perplexity | None = None
         if config.rewards.use_student_model and config.rewards.pre_weight > 0:
-            student = self.student
-            frozen = make_student(
-                student.name,
-                copy.deepcopy(student.model).eval(),
-                student.tokenizer,
-                student.spec,
-                config,
-                student.system_prompt,
-            )
+            frozen = frozen_student(self.student, config, shared=self.adapter == "lora")
             self.perplexity = Perplexity(frozen, config.search.max_tokens)
 
     def load_verifier(self) -> Verifier | None:
@@ -182,6 +205,7 @@ class Run:
             "rounds": self.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
+            "engine": getattr(self.student.engine, "facts", {"backend": "inprocess"}),
         }
 
     # -- evaluation --------------------------------------------------------------------------------------------------
@@ -193,7 +217,8 @@ class Run:
         model.eval()
         self.student.engine.set_policy(None, self.student.engine.version)
         answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens)
-        self.student.engine.set_policy(None, self.student.engine.version)
+        self.student.engine.forget()
+        self.student.engine.rest()
         model.train(training)
         return answers
 
@@ -259,6 +284,7 @@ class Run:
             "save_every_rounds": self.save_every_rounds,
             "seed": config.seed,
             "callbacks": [watch],
+            "economy": Economy.of(train, self.student.spec),
         }
         self.progress.start(self.rounds * self.questions_per_round, start * self.questions_per_round)
         tokenizer, rows = self.student.tokenizer, source.round_rows
@@ -271,7 +297,13 @@ class Run:
             trainer = make_grpo_trainer(self.trainable, tokenizer, train.grpo, rows_of_round=source.grpo, **common)
         elif train.method == "ppo":
             trainer = make_ppo_trainer(
-                self.trainable, tokenizer, train.ppo, policy=self.student.model, rows_of_round=source.ppo, **common
+                self.trainable,
+                tokenizer,
+                train.ppo,
+                policy=self.student.model,
+                lora=self.student.spec.lora if self.adapter == "lora" else None,
+                rows_of_round=source.ppo,
+                **common,
             )
         else:
             watch.updates_per_round = train.legacy.updates_per_round
@@ -294,6 +326,11 @@ class Run:
 
     def on_tree(self, tree: GradedTree) -> None:
         self.progress.tree(tree)
+
+    def record(self, line: dict[str, Any]) -> None:
+        """Write a line of metrics, and tell the tracker."""
+        self.folder.append_metrics(line)
+        self.tracker.log(line, (line["round"] + 1) * self.questions_per_round)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -321,27 +358,28 @@ class Run:
                 total.add(Cost(**line["cost"]))
         card["after"] = summary(after)
         card["gain"] = interval(paired_bootstrap(after.first, before)) if self.test else None
-        checker = self.collector.checker
-        card["terminal_checker"] = (
-            None if checker is None else {**asdict(checker.ledger), "disagreements": checker.disagreements}
-        )
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
-        teachers = self.collector.teachers
-        card["teachers"] = {} if teachers is None else {name: asdict(one) for name, one in teachers.ledgers.items()}
         self.save_student()
         self.folder.write_card(card)
         draw_report(self.folder.report, card, metrics)
+        page = write_report(self.folder.path)
+        test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
+        self.tracker.log({"test": test, "total": card["search_cost"]}, self.rounds * self.questions_per_round)
+        folder = self.folder
+        self.tracker.artifacts([folder.card, folder.metrics, folder.report, page, folder.adapter])
+        if self.config.train.push_to_hub is not None:
+            parts = {".": folder.student} | ({"adapter": folder.adapter} if self.adapter == "lora" else {})
+            card["uploaded"] = upload(self.config.train.push_to_hub, parts)
+            self.folder.write_card(card)
         return card
 
     def save_student(self) -> None:
-        """`student/` is a plain folder; adapters go to `adapter/`, and are merged where the base is not quantised."""
-        model: Any = self.trainable
+        """`student/` is a plain folder that transformers loads; adapters go to `adapter/` too, as they were trained."""
+        model: Any = self.student.model
         if self.adapter == "lora":
-            model.save_pretrained(str(self.folder.adapter))
-            if self.student.spec.quantization != "none":
-                return
-            model = model.merge_and_unload()
+            save_adapter(model, self.student.spec.lora, self.folder.adapter)
+            model = merged(model, self.config.train.merge_dtype)
         model.save_pretrained(str(self.folder.student))
         self.student.tokenizer.save_pretrained(self.folder.student)
 
@@ -377,7 +415,7 @@ class _Watch(TrainerCallback):
             return
         keep = {k.removeprefix("train/"): v for k, v in logs.items() if isinstance(v, int | float)}
         line = {**self.pending, "update": state.global_step, **{k: v for k, v in keep.items() if k not in self.pending}}
-        self.run.folder.append_metrics(line)
+        self.run.record(line)
         done = line["round"] + 1
         if done % self.run.config.train.log_interval == 0 or done == self.run.rounds:
             self.run.progress.round(line, self.run.rounds)
@@ -388,7 +426,7 @@ class _Watch(TrainerCallback):
         rounds_done = state.global_step // self.updates_per_round
         accuracy = run.validate(rounds_done)
         if accuracy is not None:
-            run.folder.append_metrics({"round": rounds_done - 1, "validation_accuracy": accuracy})
+            run.record({"round": rounds_done - 1, "validation_accuracy": accuracy})
             run.progress.validated(rounds_done, accuracy)
         folder = run.folder.path / f"checkpoint-{state.global_step}"
         write_manifest(

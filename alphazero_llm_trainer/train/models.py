@@ -1,34 +1,132 @@
-"""Making a loaded model trainable: full weights, or LoRA adapters through peft."""
+"""Making a loaded model trainable: full weights, or LoRA adapters through peft; and folding adapters into the weights."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig as PeftLora
-from peft import PeftModel, get_peft_model, prepare_model_for_kbit_training
-from transformers import PreTrainedModel
+from peft import PeftModel, get_peft_model, inject_adapter_in_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import ConfigError
+from ..policy.adapters import (
+    ADAPTER_FILE,
+    BASE,
+    POLICY,
+    fingerprint,
+    freeze_base,
+    is_adapted,
+    layers,
+    own_parameters,
+    recomputing,
+)
 from ..sections import LoraConfig, StudentModel
+from ..train_sections import TrainConfig
+
+SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT"  # peft, on several adapters
+PREFIX = "base_model.model."  # of the names in an adapter's file
+
+
+@dataclass(frozen=True, slots=True)
+class Economy:
+    """How a training saves memory. `micro_batch` is the rows of one forward (None: a whole minibatch)."""
+
+    micro_batch: int | None = None
+    checkpointing: bool = False
+    eight_bit: bool = False
+    autocast: bool = False
+
+    @classmethod
+    def of(cls, train: TrainConfig, spec: StudentModel) -> Economy:
+        """`auto` resolved: checkpointing on CUDA or over 4-bit weights, 8-bit AdamW where both are so."""
+        cuda, quantised = torch.cuda.is_available(), spec.quantization != "none"
+        return cls(
+            train.micro_batch,
+            train.gradient_checkpointing == "on" or (train.gradient_checkpointing == "auto" and (cuda or quantised)),
+            train.optimizer == "adamw_8bit" or (train.optimizer == "auto" and cuda and quantised),
+            cuda and spec.dtype == "bfloat16",
+        )
+
+    def arguments(self) -> dict[str, Any]:
+        """The training arguments of transformers that say so."""
+        found: dict[str, Any] = {
+            # LoRA's own weights are fp32; autocast computes with them in the base's bf16.
+            "bf16": self.autocast,
+            "gradient_checkpointing": self.checkpointing,
+            "gradient_checkpointing_kwargs": RECOMPUTE if self.checkpointing else None,
+        }
+        return found | ({"optim": "paged_adamw_8bit"} if self.eight_bit else {})
+
+    def split(self, rows: int, field: str) -> tuple[int, int]:
+        """Rows a forward, and forwards a minibatch. Raises ConfigError where they don't make `rows`."""
+        size = rows if self.micro_batch is None else min(self.micro_batch, rows)
+        if rows % size:
+            raise ConfigError(f"train.micro_batch is {size} and {field} {rows}: give a divisor of {rows}")
+        return size, rows // size
+
+
+RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
 
 
 def make_trainable(
     model: PreTrainedModel, spec: StudentModel, adapter: str, task: str = "CAUSAL_LM"
 ) -> PreTrainedModel | PeftModel:
-    """The model with the parameters that training changes: all of them ("full") or new adapters ("lora").
+    """The model with the parameters that training changes: all of them ("full") or the policy's adapter ("lora").
 
-    The adapters live inside `model`'s own modules, so an engine over `model` sees them at once. `task` is peft's name of
-    the model's task; for "TOKEN_CLS" the last layer is trained with the adapters.
+    The adapter lives inside `model`'s own modules, so an engine over `model` sees it at once; one that is there goes on.
+    `task` is peft's name of the model's task; for "TOKEN_CLS" the last layer is trained with the adapter.
     """
     if adapter == "full":
         if spec.quantization != "none":
             raise ConfigError(f"train.adapter is 'full' but the student is quantised ({spec.quantization}): use 'lora'")
         model.requires_grad_(True)
         return model
-    if spec.quantization != "none":
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return get_peft_model(model, peft_config(spec.lora, task))
+    # peft's preparation of a quantised model isn't used: it casts embeddings and norms to fp32, another base.
+    begun = {name: p.detach().clone() for name, p in own_parameters(model, POLICY).items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", SEVERAL)
+        made: Any = get_peft_model(model, peft_config(spec.lora, task))
+    if begun:
+        freeze_base(model)  # peft leaves it as it was where there are adapters already
+    # The other adapters in these layers are not this wrapper's to save and load.
+    made.base_model.peft_config = {POLICY: made.peft_config[POLICY]}
+    with torch.no_grad():
+        for name, parameter in own_parameters(model, POLICY).items():
+            parameter.requires_grad_(True)
+            if name in begun:
+                parameter.copy_(begun[name])
+    return made
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Have the layers' activations computed again in the backward pass, whoever trains over them."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTE)
+
+
+def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
+    """A new adapter beside the ones in `model`; it starts as the policy's own and is trainable, what is active stays."""
+    before = {id(layer): layer._active_adapter for layer in layers(model)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", SEVERAL)
+        inject_adapter_in_model(peft_config(lora), model, adapter_name=name)
+    freeze_base(model)
+    policy = own_parameters(model, POLICY)
+    with torch.no_grad():
+        for key, parameter in own_parameters(model, name).items():
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_(True)
+            begun = policy.get(key.replace(f".{name}.", f".{POLICY}."))
+            if begun is not None:
+                parameter.copy_(begun)
+    for layer in layers(model):
+        layer._active_adapter = before.get(id(layer), [])
 
 
 def peft_config(lora: LoraConfig, task: str = "CAUSAL_LM") -> PeftLora:
@@ -43,6 +141,29 @@ def peft_config(lora: LoraConfig, task: str = "CAUSAL_LM") -> PeftLora:
     )
 
 
+def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: str = POLICY) -> list[str]:
+    """Write one adapter as peft's own files, and what base it belongs to. Returns the files' names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        PREFIX + key.replace(f".{name}.", "."): p.detach().cpu().contiguous()
+        for key, p in own_parameters(model, name).items()
+    }
+    save_file(state, folder / ADAPTER_FILE, metadata={"format": "pt"})
+    config = peft_config(lora)
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    (folder / BASE).write_text(json.dumps({"weights": fingerprint(model, None)}) + "\n", encoding="utf-8")
+    return [ADAPTER_FILE, "adapter_config.json", BASE]
+
+
+def restore_adapter(model: Any, folder: Path) -> None:
+    """Put a checkpoint's policy adapter back. transformers loads none of it where a reference adapter lies beside it."""
+    state = load_file(folder / ADAPTER_FILE)
+    with torch.no_grad():
+        for key, parameter in own_parameters(model, POLICY).items():
+            parameter.copy_(state[PREFIX + key.removeprefix(PREFIX).replace(f".{POLICY}.", ".")])
+
+
 def trained_state(model: Any) -> dict[str, torch.Tensor]:
     """A copy of the parameters that training changes."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
@@ -54,3 +175,62 @@ def load_trained_state(model: Any, state: dict[str, torch.Tensor]) -> None:
         for name, parameter in model.named_parameters():
             if name in state:
                 parameter.copy_(state[name])
+
+
+def keep_precision(model: Any, state: dict[str, torch.Tensor]) -> None:
+    """Undo TRL's rounding of a 4-bit model's adapters to bf16, in which small updates are lost; `state` is of before."""
+    for name, parameter in model.named_parameters():
+        if name in state and parameter.dtype != state[name].dtype:
+            parameter.data = state[name]
+
+
+# -- merging -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def merged(
+    model: PreTrainedModel, dtype: Literal["auto", "float32", "bfloat16"] = "auto", adapter: str = POLICY
+) -> PreTrainedModel:
+    """A plain model (on the CPU) of the base's weights with one adapter added; `model` stays as it is.
+
+    4-bit weights are taken as the numbers that the forward computes with, and the sum is rounded once, to `dtype`: the
+    unquantised base, or a sum in 4 bits, would be another model. `auto` is the precision of the unquantised weights.
+    """
+    bare: Any = model
+    config = copy.deepcopy(bare.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    chosen = bare.get_input_embeddings().weight.dtype if dtype == "auto" else getattr(torch, dtype)
+    adapted = set(layers(bare))
+    added = {f"{name}.weight": layer for name, layer in bare.named_modules() if layer in adapted}
+    state = {}
+    for name, parameter in bare.named_parameters():
+        if is_adapted(name):
+            continue
+        plain = name.replace(".base_layer.", ".")
+        weight = dense(parameter)
+        if plain in added and adapter in added[plain].lora_A:
+            weight = weight.float() + added[plain].get_delta_weight(adapter).float()
+        state[plain] = weight.to(device="cpu", dtype=chosen)
+    with torch.device("meta"):
+        shell: Any = AutoModelForCausalLM.from_config(config)
+    shell.load_state_dict(state, strict=False, assign=True)
+    shell.tie_weights()
+    shell.eval()
+    for name, buffer in list(shell.named_buffers()):
+        owner, _, own = name.rpartition(".")
+        if buffer.is_meta:  # tables that aren't saved, of positions say
+            shell.get_submodule(owner).register_buffer(own, bare.get_buffer(name).cpu(), persistent=False)
+    shell.config.dtype = chosen
+    shell.generation_config = bare.generation_config
+    return shell
+
+
+def dense(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's numbers, out of 4 bits where it is stored so."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return parameter.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(parameter.data, state)

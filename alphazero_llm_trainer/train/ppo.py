@@ -17,29 +17,39 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from ..errors import ConfigError
+from ..policy.adapters import CRITIC as CRITIC_ADAPTER
+from ..policy.adapters import bind, own_parameters
+from ..sections import LoraConfig
 from ..train_sections import GrpoConfig, PpoConfig
 from .credit import gae
 from .grpo import SearchGRPOTrainer, make_grpo_trainer, plan_padded
-from .models import load_trained_state, trained_state
+from .models import attach
 from .packing import Work, spread, tensors
 
+EXTRA_LAYERS = 1  # of the critic, where it is trained whole
 CRITIC = "critic.safetensors"  # the critic's trained weights in a checkpoint
 
 
 class Critic(torch.nn.Module):
     """V of the state before each token: a copy of the policy's backbone under a linear layer that starts at V = 0.5.
 
-    What is trained in the policy (all weights, or adapters) is trained in the copy. `extra_layers` more go on top, each
-    an identity at first: a policy's last layer knows what it expects of the next token, and only layers above can hold
-    that against the token that came.
+    With `lora` it is no copy but an adapter of its own in the policy's layers, beside the policy's. `extra_layers` more
+    go on top of a copy, each an identity at first: a policy's last layer knows what it expects of the next token, and
+    only layers above can hold that against the token that came.
     """
 
-    def __init__(self, policy: PreTrainedModel, extra_layers: int = 0) -> None:
+    def __init__(self, policy: PreTrainedModel, extra_layers: int = 0, lora: LoraConfig | None = None) -> None:
         super().__init__()
-        backbone: Any = copy.deepcopy(policy.base_model)
-        shape = backbone.config
-        if extra_layers and getattr(policy, "is_quantized", False):
-            raise ConfigError(f"train.ppo.extra_layers is {extra_layers} and the student is quantised: use 0")
+        if extra_layers and lora is not None:
+            raise ConfigError(
+                f"train.ppo.extra_layers is {extra_layers} and the student trains adapters: use null or 0"
+            )
+        backbone: Any = policy.base_model if lora is not None else copy.deepcopy(policy.base_model)
+        shape = copy.deepcopy(backbone.config) if lora is not None else backbone.config
+        if lora is not None:
+            attach(policy, lora, CRITIC_ADAPTER)
+            bind(self, policy, CRITIC_ADAPTER)
+        self.shared = lora is not None
         for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
             layer = copy.deepcopy(backbone.layers[-1])
             layer.self_attn.layer_idx = index
@@ -49,13 +59,21 @@ class Critic(torch.nn.Module):
             layer.requires_grad_(True)
             backbone.layers.append(layer)
         shape.num_hidden_layers += extra_layers
-        if shape._attn_implementation != "eager":
-            shape._attn_implementation = "sdpa"  # it always computes packed rows: a mask of our own
+        if backbone.config._attn_implementation != "eager":
+            # It always computes packed rows: a mask of our own.
+            backbone.config._attn_implementation = "sdpa"
         device = next(policy.parameters()).device
         self.backbone, self.config = backbone, shape
         self.score = torch.nn.Linear(shape.hidden_size, 1, device=device)
         torch.nn.init.zeros_(self.score.weight)
         torch.nn.init.constant_(self.score.bias, 0.5)
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that training changes, by name: none of the policy's own."""
+        if not self.shared:
+            return {name: p for name, p in self.named_parameters() if p.requires_grad}
+        score = {f"score.{name}": p for name, p in self.score.named_parameters()}
+        return own_parameters(self.backbone, CRITIC_ADAPTER) | score
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int) -> torch.Tensor:
         """`[B, T]` for rows `[B, P + T]`; the last `keep` columns are completions. Padding is 0."""
@@ -80,17 +98,22 @@ class SearchPPOTrainer(SearchGRPOTrainer):
     updates_per_round = 1
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        critic = self.critic_parameters()
+        for parameter in critic:
+            parameter.requires_grad_(False)  # a critic in the policy's own layers is no part of the policy's group
         optimiser = super().create_optimizer(*args, **kwargs)
-        optimiser.add_param_group(
-            {"params": self.critic_parameters(), "lr": self.ppo.critic_learning_rate, "weight_decay": 0.0}
-        )
+        for parameter in critic:
+            parameter.requires_grad_(True)
+        optimiser.add_param_group({"params": critic, "lr": self.ppo.critic_learning_rate, "weight_decay": 0.0})
         return optimiser
 
     def critic_parameters(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.critic.parameters() if p.requires_grad]
+        return list(self.critic.trained().values())
 
     def values(self, inputs: dict[str, Any]) -> torch.Tensor:
         """The critic's `[B, T]` for a batch of TRL's."""
+        for parameter in self.critic_parameters():
+            parameter.requires_grad_(True)  # peft, switching to a reference adapter and back, freezes all others
         ids = torch.cat((inputs["prompt_ids"], inputs["completion_ids"]), dim=1)
         mask = torch.cat((inputs["prompt_mask"], inputs["completion_mask"]), dim=1)
         return self.critic(ids, mask, inputs["completion_ids"].size(1))
@@ -147,40 +170,70 @@ class SearchPPOTrainer(SearchGRPOTrainer):
         beta, self.beta = self.beta, 0.0  # the KL penalty is in the reward
         loss = super()._compute_loss(model, inputs)
         self.beta = beta
-        ours = (inputs["completion_mask"].bool() & inputs["of_policy"]).float()
-        count = ours.sum().clamp(min=1.0)
+        ours = of_policy(inputs).float()
+        count = sum((of_policy(part).float().sum() for part in self.minibatch(inputs)), ours.new_zeros(())).clamp(
+            min=1.0
+        )
         values, old, returns = self.values(inputs), inputs["old_values"], inputs["returns"]
         limit = self.ppo.value_clip
         held = old + (values - old).clamp(-limit, limit)
         free, bound = (values - returns) ** 2, (held - returns) ** 2
         critic_loss = 0.5 * (torch.max(free, bound) * ours).sum() / count
         metrics = self._metrics["train"]
-        metrics["critic_loss"].append(critic_loss.item())
-        metrics["value_clip_fraction"].append((((bound > free) * ours).sum() / count).item())
+        parts = self.args.gradient_accumulation_steps  # the log takes a mean over them
+        metrics["critic_loss"].append(parts * critic_loss.item())
+        metrics["value_clip_fraction"].append(parts * (((bound > free) * ours).sum() / count).item())
         return loss + self.ppo.value_coefficient * critic_loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        # transformers clears and clips the gradients of the model alone.
-        self.critic.zero_grad(set_to_none=True)
-        loss = super().training_step(*args, **kwargs)
-        norm = torch.nn.utils.clip_grad_norm_(self.critic_parameters(), self.ppo.max_grad_norm)
+        # transformers clears the gradients of the model alone.
+        if self._step % self.args.gradient_accumulation_steps == 0:
+            for parameter in self.critic_parameters():
+                parameter.grad = None
+        return super().training_step(*args, **kwargs)
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """The policy's gradients and the critic's, each by a norm of its own."""
+        critic = self.critic_parameters()
+        norm = torch.nn.utils.clip_grad_norm_(critic, self.ppo.max_grad_norm)
         self._metrics["train"]["critic_grad_norm"].append(norm.item())
-        return loss
+        others = {id(parameter) for parameter in critic}
+        policy = [p for p in model.parameters() if p.requires_grad and id(p) not in others]
+        return self.accelerator.clip_grad_norm_(policy, self.args.max_grad_norm)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        save_file({k: v.contiguous() for k, v in trained_state(self.critic).items()}, folder / CRITIC)
+        state = {name: p.detach().clone().contiguous() for name, p in self.critic.trained().items()}
+        save_file(state, folder / CRITIC)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        load_trained_state(self.critic, load_file(Path(resume_from_checkpoint) / CRITIC))
+        state = load_file(Path(resume_from_checkpoint) / CRITIC)
+        with torch.no_grad():
+            for name, parameter in self.critic.trained().items():
+                parameter.copy_(state[name])
+
+
+def of_policy(inputs: dict[str, Any]) -> torch.Tensor:
+    """Which tokens `[B, T]` the policy sampled: the critic's data."""
+    return inputs["completion_mask"].bool() & inputs["of_policy"]
 
 
 def make_ppo_trainer(
-    model: Any, tokenizer: Any, settings: PpoConfig, *, policy: PreTrainedModel, rows_per_round: int, **common: Any
+    model: Any,
+    tokenizer: Any,
+    settings: PpoConfig,
+    *,
+    policy: PreTrainedModel,
+    rows_per_round: int,
+    lora: LoraConfig | None = None,
+    **common: Any,
 ) -> SearchPPOTrainer:
-    """As `make_grpo_trainer`; `policy` is the plain model inside `model`, which the critic starts as a copy of."""
+    """As `make_grpo_trainer`; `policy` is the plain model inside `model`, which the critic starts as a copy of.
+
+    Where adapters are trained, the critic is one too: `lora`.
+    """
     shared = GrpoConfig(
         learning_rate=settings.learning_rate,
         batch_size=settings.batch_size,
@@ -192,7 +245,10 @@ def make_ppo_trainer(
         max_grad_norm=settings.max_grad_norm,
         weight_decay=settings.weight_decay,
     )
-    critic = Critic(policy, settings.extra_layers)
+    extra = settings.extra_layers
+    if extra is None:
+        extra = EXTRA_LAYERS if lora is None else 0
+    critic = Critic(policy, extra, lora)
     trainer = make_grpo_trainer(
         model, tokenizer, shared, rows_per_round=rows_per_round, trainer_class=SearchPPOTrainer, **common
     )

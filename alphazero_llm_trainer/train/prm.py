@@ -28,7 +28,10 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers import TrainingArguments as Arguments
 
 from ..errors import DataError, TrainingError
+from ..policy.adapters import PRM, bind
+from ..sections import LoraConfig
 from ..train_sections import PrmConfig
+from .models import attach
 from .rows import ValueRow, pack_values
 from .value import LikeLengths, Score, ValueCollator, batches, cross_entropy, deepen, platt
 
@@ -179,7 +182,11 @@ class StepScorer(torch.nn.Module):
     Args:
         head: have the linear layer; it begins as 0.
         logprob: have the log-probability.
+
+    `adapter` names the adapter of `lm` that it computes with, where that is shared.
     """
+
+    adapter: str | None = None
 
     def __init__(self, lm: Any, head: bool, logprob: bool) -> None:
         super().__init__()
@@ -224,6 +231,17 @@ class StepScorer(torch.nn.Module):
             logprob = (own.to(tokens.dtype) @ tokens[..., None])[..., 0]
             score = score + self.mix * logprob.clamp(min=FLOOR)
         return score, logprob
+
+
+def adapter_scorer(policy: PreTrainedModel, kind: str, settings: PrmConfig, lora: LoraConfig) -> StepScorer:
+    """As `new_scorer`, but over the policy's own layers: what is trained is an adapter of its own and the last numbers."""
+    name = f"{PRM}-{kind}"
+    attach(policy, lora, name)
+    implicit = kind == "implicit"
+    scorer = StepScorer(policy, head=not implicit, logprob=implicit or settings.logprob)
+    scorer.adapter = name
+    bind(scorer, policy, name)
+    return scorer
 
 
 def new_scorer(policy: PreTrainedModel, kind: str, settings: PrmConfig, extra_layers: int) -> StepScorer:

@@ -20,13 +20,14 @@ from ..config import Config
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.prm import JudgedSteps, best_total, follows_plan, measure
+from ..policy.adapters import fingerprint as base_fingerprint
 from ..policy.prm import CARD, FLOOR, SCORE, squash
 from ..policy.student import Student, load_student
 from ..policy.value import policy_fingerprint
 from ..problems.embedded import SOURCE, from_id
 from .checkpoint import fingerprint, write_json
-from .models import make_trainable
-from .prm import FittedPrm, StepRow, StepScorer, balanced, new_scorer, step_scores, train_scorer
+from .models import Economy, checkpoint_layers, make_trainable
+from .prm import FittedPrm, StepRow, StepScorer, adapter_scorer, balanced, new_scorer, step_scores, train_scorer
 from .prm_data import StepSet
 from .value import platt
 from .value_run import EXTRA_LAYERS, save_network
@@ -94,8 +95,18 @@ def train_prm(
     base = student.model if settings.base is None else other_model(student, config, Path(settings.base))
     fits: dict[str, FittedPrm] = {}
     for kind in KINDS if settings.kind == "all" else (settings.kind,):
-        scorer = new_scorer(base, kind, settings, extra)
-        scorer.lm = make_trainable(scorer.lm, student.spec, adapter)
+        if student.spec.quantization != "none":
+            if adapter == "full" or extra or settings.base is not None:
+                raise ConfigError(
+                    f"student {student.name} is quantised: its PRM is an adapter over its own base; leave"
+                    " train.adapter=lora, train.prm.extra_layers=null and train.prm.base=null"
+                )
+            scorer = adapter_scorer(base, kind, settings, student.spec.lora)
+            if Economy.of(config.train, student.spec).checkpointing:
+                checkpoint_layers(base)
+        else:
+            scorer = new_scorer(base, kind, settings, extra)
+            scorer.lm = make_trainable(scorer.lm, student.spec, adapter)
         tell = partial(watch, kind)
         if settings.trainer == "trl":
             from .prm_trl import pair_rows, train_reward
@@ -109,6 +120,8 @@ def train_prm(
             )
         else:
             fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, out_dir=out, seed=config.seed, watch=tell)
+        if scorer.adapter is not None:
+            scorer.lm.requires_grad_(False)  # the next kind's adapter is trained alone
         scores[kind] = scores_of(scorer, reported, WHOLE_TREES)
     kept = max(fits, key=lambda kind: fits[kind].best["held_out_pairs"])
     fitted = fits[kept]
@@ -271,10 +284,11 @@ def save_prm(folder: Path, trained: TrainedPrm, student: Student, config: Config
     if scorer.head is not None:
         tensors["weight"] = (scorer.head.weight.detach()[0].float() * scale).contiguous().cpu()
     save_file(tensors, folder / SCORE)
-    files = [SCORE, *save_network(folder, scorer.lm, student)]
+    files = [SCORE, *save_network(folder, scorer.lm, student, scorer.adapter)]
     card = {
         "kind": trained.fitted.kind,
         "policy": policy_fingerprint(student.model),
+        "base": base_fingerprint(student.model, None),
         "student": student.name,
         "vocabulary": student.model.config.vocab_size,
         "total": trained.total,

@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from trl import RewardConfig, RewardTrainer
 
 from ..errors import DataError
+from ..policy.adapters import bind
 from ..train_sections import PrmConfig
 from .prm import FittedPrm, StepPair, StepRow, StepScorer, Watcher, check, pair_accuracy, step_scores
 
@@ -107,4 +108,6 @@ def sequence_model(scorer: StepScorer, pad_token_id: int | None) -> Any:
         model: Any = AutoModelForSequenceClassification.from_config(shape)
     setattr(model, model.base_model_prefix, bare.base_model)
     model.score = scorer.head
+    if scorer.adapter is not None:
+        bind(model, bare, scorer.adapter)
     return model

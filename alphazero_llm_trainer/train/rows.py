@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..types import STUDENT
+
 
 @dataclass(frozen=True, slots=True)
 class TrainRow:
     """A prompt `[P]` and its response: `completion_ids`, `old_logprobs` (nats, the student's own at ingest) and
     `advantages` are `[T]`. `weight` is the row's weight in the legacy loss, `reward` the outcome that PPO's critic and
-    advantages are made from. `kind` is "policy" or "demonstration".
+    advantages are made from. `kind` is "policy" or "demonstration", `source` who wrote the response ("student", or the
+    teachers that wrote one of its steps).
     """
 
     prompt_ids: tuple[int, ...]
@@ -20,6 +23,7 @@ class TrainRow:
     weight: float = 1.0
     kind: str = "policy"
     reward: float = 0.0
+    source: str = STUDENT
 
 
 # The rows of round k, asked for with the weights of the moment.

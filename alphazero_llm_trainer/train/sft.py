@@ -33,6 +33,7 @@ from trl import SFTConfig, SFTTrainer
 
 from ..errors import DataError, TrainingError
 from ..types import Task
+from .models import Economy
 
 Row = dict[str, list[Any]]
 Evaluate = Callable[[torch.nn.Module], float]
@@ -236,6 +237,7 @@ def train_student(
     *,
     out_dir: Path,
     evaluate: Evaluate | None = None,
+    economy: Economy = Economy(),  # noqa: B008
 ) -> dict[str, Any]:
     """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best evaluated weights.
 
@@ -248,7 +250,7 @@ def train_student(
         settings,
         evaluate,
         model=model,
-        args=_trainer_arguments(settings, out_dir),
+        args=_trainer_arguments(settings, out_dir, economy),
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=tokenizer,
         data_collator=WeightedCollator(tokenizer.pad_token_id),
@@ -282,6 +284,7 @@ def run_sft(
     measure: Callable[[torch.nn.Module], Mapping[str, Any]] | None = None,
     model: PreTrainedModel | None = None,
     facts: Mapping[str, Any] | None = None,
+    economy: Economy = Economy(),  # noqa: B008
 ) -> dict[str, Any]:
     """Train a student (a new one where `model` is None) and write weights, tokenizer and `manifest.json` to `out_dir`.
 
@@ -289,7 +292,7 @@ def run_sft(
     tasks the rows are). Returns the manifest.
     """
     model = new_student(tokenizer, settings.shape, settings.seed) if model is None else model
-    result = train_student(model, rows, tokenizer, settings, out_dir=out_dir, evaluate=evaluate)
+    result = train_student(model, rows, tokenizer, settings, out_dir=out_dir, evaluate=evaluate, economy=economy)
     evaluations = result.pop("evaluations")
     manifest = {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -319,11 +322,13 @@ def run_sft(
     return manifest
 
 
-def _trainer_arguments(settings: SftSettings, out_dir: Path) -> SFTConfig:
+def _trainer_arguments(settings: SftSettings, out_dir: Path, economy: Economy) -> SFTConfig:
+    size, parts = economy.split(settings.batch_size, "train.sft.batch_size")
     return SFTConfig(
         output_dir=str(out_dir),
         max_steps=settings.steps,
-        per_device_train_batch_size=settings.batch_size,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=parts,
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         adam_beta2=settings.adam_beta2,
@@ -333,8 +338,7 @@ def _trainer_arguments(settings: SftSettings, out_dir: Path) -> SFTConfig:
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
         # TRL's defaults suit large models: fp32 is faster on a CPU, and there is nothing to checkpoint in a small one.
-        bf16=False,
-        gradient_checkpointing=False,
+        **economy.arguments(),
         dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="no",
         report_to="none",

@@ -16,10 +16,10 @@ from ..policy.protocol import Verifier
 from ..policy.student import Student
 from ..policy.tokens import EngineTokens
 from ..search.driver import derive_seed
-from ..search.extract import OUTSIDE, Trajectory, step_values, trajectories
+from ..search.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
 from ..search.journal import Journal
 from ..search.tree import ROOT, Tree
-from ..types import Cost, Problem, Step, Task
+from ..types import STUDENT, Cost, Problem, Step, Task
 from .credit import (
     asymmetric,
     clamp,
@@ -39,7 +39,10 @@ class Interrupted(Exception):
 
 @dataclass(slots=True)
 class RoundStats:
-    """What a round's searches gave. Shares are of its questions."""
+    """What a round's searches gave. Shares are of its questions; `depth` is the mean of the trees' deepest nodes.
+
+    `taught` counts the distinct responses with a step of a teacher's.
+    """
 
     round: int
     questions: int = 0
@@ -47,6 +50,7 @@ class RoundStats:
     flat: int = 0
     extensions: int = 0
     extended: int = 0
+    taught: int = 0
     all_right: int = 0
     all_wrong: int = 0
     mixed: int = 0
@@ -58,6 +62,11 @@ class RoundStats:
     rows_unused: int = 0
     rows_filled: int = 0
     failed: int = 0
+    simulations: int = 0
+    nodes_per_tree: float = 0.0
+    tokens_per_tree: float = 0.0
+    depth: float = 0.0
+    simulations_per_second: float = 0.0
     search_seconds: float = 0.0
     reused_trees: int = 0
     cost: Cost = field(default_factory=Cost)
@@ -71,6 +80,14 @@ def outcome(tree: Tree) -> str | None:
     """What a graded tree's responses came out as: all right "solved", all wrong "hopeless", "mixed"; None without any."""
     right = {found.hre == 1.0 for found in trajectories(tree)}
     return None if not right else "mixed" if len(right) == 2 else "solved" if right == {True} else "hopeless"
+
+
+def deepest(tree: Tree) -> int:
+    """The depth of a tree's deepest node; the root's is 0. Parents come before their children."""
+    depths = [0] * len(tree)
+    for node in range(1, len(tree)):
+        depths[node] = depths[tree.parent[node]] + 1
+    return max(depths)
 
 
 class RoundSource:
@@ -155,9 +172,10 @@ class RoundSource:
             shuffled.sort(key=lambda tree: self.collector.flat(tree.tree))
         for tree in shuffled:
             prompt = self.student.prompt_ids(tree.task.problem.question)
-            for found in trajectories(tree.tree):
+            for found in self.of_policy(tree.tree):
                 reward, silent = self.collector.reward(found), (0.0,) * len(found.token_ids)
-                row = TrainRow(prompt, found.token_ids, found.logprobs, silent, reward=reward)
+                source = source_of(tree.tree, found)
+                row = TrainRow(prompt, found.token_ids, found.logprobs, silent, reward=reward, source=source)
                 rows += [row] * found.samples
         return self.filled(number, trees, rows, stats)
 
@@ -224,6 +242,8 @@ class RoundSource:
         trees = [found[key] for key in tasks]
         stats.search_seconds = time.perf_counter() - began
         self._count(trees, stats)
+        if not stats.reused_trees:
+            stats.simulations_per_second = stats.simulations / max(stats.search_seconds, 1e-9)
         # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
         stats.cost.seconds = stats.search_seconds
         if self.collector.perplexity is not None:
@@ -265,13 +285,19 @@ class RoundSource:
             stats.all_wrong += kind == "hopeless"
             stats.mixed += kind == "mixed"
             stats.trajectories += len(found)
+            stats.taught += sum(not t.student for t in found)
             stats.samples += sum(t.samples for t in found)
             stats.solved += any(t.hre == 1.0 for t in found)
             total += sum(self.collector.reward(t) * t.samples for t in found)
             stats.cost.add(tree.cost)
+            stats.simulations += tree.tree.N[ROOT]
+            stats.nodes_per_tree += (len(tree.tree) - 1) / len(trees)
+            stats.tokens_per_tree += tree.cost.sampled_tokens / len(trees)
+            stats.depth += deepest(tree.tree) / len(trees)
         stats.mean_reward = total / max(stats.samples, 1)
 
     def finish(self, stats: RoundStats) -> None:
+        self.student.engine.rest()
         self.on_round(stats)
 
     # -- rows --------------------------------------------------------------------------------------------------------
@@ -279,7 +305,7 @@ class RoundSource:
     def credited(self, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
         grpo = self.config.train.grpo
-        groups = [(tree, trajectories(tree.tree)) for tree in trees]
+        groups = [(tree, self.of_policy(tree.tree)) for tree in trees]
         groups = [(tree, found) for tree, found in groups if not is_flat([self.collector.reward(t) for t in found])]
         scale = self._step_scale(groups) if grpo.credit == "step" else 1.0
         processes = self._processes(groups, stats) if grpo.credit == "process" else [[] for _ in groups]
@@ -287,7 +313,13 @@ class RoundSource:
         for (tree, found), process in zip(groups, processes, strict=True):
             prompt = self.student.prompt_ids(tree.task.problem.question)
             rows = [
-                TrainRow(prompt, t.token_ids, t.logprobs, tuple(asymmetric(a, grpo.negative_weight)))
+                TrainRow(
+                    prompt,
+                    t.token_ids,
+                    t.logprobs,
+                    tuple(asymmetric(a, grpo.negative_weight)),
+                    source=source_of(tree.tree, t),
+                )
                 for t, a in zip(found, self._advantages(tree, found, scale, process), strict=True)
             ]
             rows = [row for row in rows if any(row.advantages)]
@@ -295,6 +327,12 @@ class RoundSource:
             queues.append(rows)
         turns = max((len(rows) for rows in queues), default=0)
         return [rows[turn] for turn in range(turns) for rows in queues if turn < len(rows)]
+
+    def of_policy(self, tree: Tree) -> list[Trajectory]:
+        """The responses that GRPO and PPO may learn from: a teacher's tokens are off-policy, and without
+        `train.grpo.teacher_rows` such responses are neither rows nor members of their group's baseline."""
+        found = trajectories(tree)
+        return found if self.config.train.grpo.teacher_rows else [t for t in found if t.student]
 
     def _advantages(
         self, tree: GradedTree, found: list[Trajectory], scale: float, process: list[list[float]]
@@ -325,7 +363,11 @@ class RoundSource:
                 outside += length
                 continue
             # A node that was never visited has no value; the response's own nodes always count.
-            around = [child for child in grown.children[parent] if grown.N[child] or child == node]
+            around = [
+                child
+                for child in grown.children[parent]
+                if (grown.N[child] or child == node) and (grpo.teacher_rows or grown.source[child] == STUDENT)
+            ]
             siblings.append(around)
             chosen.append(around.index(node))
             lengths.append(length)
@@ -397,7 +439,8 @@ class RoundSource:
 
     def _row(self, tree: GradedTree, found: Trajectory, weight: float) -> TrainRow:
         prompt = self.student.prompt_ids(tree.task.problem.question)
-        return TrainRow(prompt, found.token_ids, found.logprobs, (0.0,) * len(found.token_ids), weight)
+        silent, source = (0.0,) * len(found.token_ids), source_of(tree.tree, found)
+        return TrainRow(prompt, found.token_ids, found.logprobs, silent, weight, source=source)
 
     def replayed(self, number: int, count: int, *, scored: bool = True) -> list[TrainRow]:
         """`count` demonstrations drawn by `number`; `scored` ones carry the student's log-probabilities of now.
@@ -443,7 +486,7 @@ class RoundSource:
     def silent(self, trees: list[GradedTree]) -> TrainRow:
         """A row without advantage (only a KL penalty, where one is on, sees it): it fills a batch that the trees could not."""
         for tree in trees:
-            for found in trajectories(tree.tree):
+            for found in self.of_policy(tree.tree):
                 return self._row(tree, found, 0.0)
         prompt = self.student.prompt_ids(self.tasks[0].problem.question)
         return TrainRow(prompt, (self.student.engine.eos_id,), (0.0,), (0.0,), 0.0)

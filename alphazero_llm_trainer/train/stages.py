@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config import Config
 from ..errors import CheckpointError, DataError, TrainingError
-from ..policy.student import load_student
+from ..policy.student import load_student, resolve_name
 from ..policy.value import policy_fingerprint
 from ..search.journal import read
 from ..search.tree import Tree
@@ -101,7 +101,7 @@ def learn_policy(
             card = done
     facts: dict[str, Any] = {"weights": None, "kept": failed, "cost": Cost().as_dict()}
     if failed is None:
-        student = load_student(config, path=folder.student)
+        student = load_student(config, path=trained(path, config))
         facts = {
             "weights": policy_fingerprint(student.model),
             "kept": card["kept"],
@@ -112,6 +112,14 @@ def learn_policy(
     counts = {kind: sum(found == kind for found in outcomes.values()) for kind in ("solved", "hopeless", "mixed")}
     counts["extended"] = sum(record["extensions"] > 0 for record in read(folder.journal))
     return facts | {"counts": counts, "outcomes": outcomes}
+
+
+def trained(run: Path, config: Config) -> Path:
+    """The folder that a run's student is loaded from again: of a quantised one its adapter, because weights that are
+    merged and rounded to 4 bits again have lost most of what training added."""
+    folder = RunFolder(run)
+    quantised = config.models[resolve_name(config)].quantization != "none"
+    return folder.adapter if quantised else folder.student
 
 
 def learn_value(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, Any]:

@@ -23,7 +23,10 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel, Print
 from transformers import TrainingArguments as Arguments
 
 from ..errors import ConfigError, DataError, TrainingError
+from ..policy.adapters import VALUE, bind
+from ..sections import LoraConfig
 from ..train_sections import ValueConfig
+from .models import attach
 from .rows import ValueRow
 
 Watcher = Callable[[dict[str, float]], None]
@@ -267,6 +270,14 @@ class Score(torch.nn.Linear):
         return super().forward(input.to(self.weight.dtype))
 
 
+def adapter_network(policy: PreTrainedModel, lora: LoraConfig) -> Any:
+    """As `new_network`, but over the policy's own layers: what is trained is an adapter of its own and the score layer."""
+    attach(policy, lora, VALUE)
+    network = headed(policy, copy.deepcopy(policy.config), policy.base_model)
+    bind(network, policy, VALUE)
+    return network
+
+
 def new_network(policy: PreTrainedModel, extra_layers: int = 0) -> Any:
     """A token-classification model with one label over a copy of the policy's backbone; its score layer starts at 0.
 
@@ -277,11 +288,16 @@ def new_network(policy: PreTrainedModel, extra_layers: int = 0) -> Any:
     Raises ConfigError for extra layers over a quantised policy, or one whose layers are of different kinds.
     """
     shape = copy.deepcopy(policy.config)
-    shape.num_labels, shape.classifier_dropout = 1, 0.0
-    shape.architectures = None
     backbone: Any = copy.deepcopy(policy.base_model)
     if extra_layers:
         deepen(backbone, shape, extra_layers)
+    return headed(policy, shape, backbone).requires_grad_(True)
+
+
+def headed(policy: PreTrainedModel, shape: Any, backbone: Any) -> Any:
+    """A token-classification model with one label over a backbone of configuration `shape`; its score layer is 0."""
+    shape.num_labels, shape.classifier_dropout = 1, 0.0
+    shape.architectures = None
     with torch.device("meta"):
         network: Any = AutoModelForTokenClassification.from_config(shape)
     setattr(network, network.base_model_prefix, backbone)
@@ -290,7 +306,7 @@ def new_network(policy: PreTrainedModel, extra_layers: int = 0) -> Any:
     torch.nn.init.zeros_(score.bias)
     weight: Any = policy.get_input_embeddings().weight
     network.score = score.to(weight.device)
-    return network.requires_grad_(True)
+    return network
 
 
 def deepen(backbone: Any, shape: Any, extra_layers: int) -> None:

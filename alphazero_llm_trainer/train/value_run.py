@@ -16,9 +16,11 @@ from safetensors.torch import save_file
 
 from ..collect import Collector
 from ..config import Config
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.value import States, Verdict, blend, measure, reliability, verdict
+from ..policy.adapters import VALUE, own_parameters
+from ..policy.adapters import fingerprint as base_fingerprint
 from ..policy.student import Student
 from ..policy.value import ADAPTER, CARD, LAST_LAYER, policy_fingerprint
 from ..problems.load import check_train_split
@@ -27,9 +29,9 @@ from ..search.targets import endings, value_targets
 from ..search.tree import Tree
 from ..types import Task
 from .checkpoint import fingerprint, write_json
-from .models import make_trainable
+from .models import Economy, checkpoint_layers, make_trainable, save_adapter
 from .rows import ValueRow, pack_values
-from .value import Fitted, hidden_states, network_logits, new_network, train_head, train_network
+from .value import Fitted, adapter_network, hidden_states, network_logits, new_network, train_head, train_network
 
 EXTRA_LAYERS = 2  # of a small network that is trained whole, where train.value.extra_layers is null
 JOURNAL = "journal.jsonl"
@@ -236,7 +238,17 @@ def train_value(
         extra = settings.extra_layers
         if extra is None:
             extra = EXTRA_LAYERS if adapter == "full" else 0
-        network = make_trainable(new_network(student.model, extra), student.spec, adapter, task="TOKEN_CLS")
+        if student.spec.quantization != "none":
+            if adapter == "full" or extra:
+                raise ConfigError(
+                    f"student {student.name} is quantised: its value is an adapter; leave train.adapter=lora and"
+                    " train.value.extra_layers=null"
+                )
+            network = adapter_network(student.model, student.spec.lora)
+            if Economy.of(config.train, student.spec).checkpointing:
+                checkpoint_layers(student.model)
+        else:
+            network = make_trainable(new_network(student.model, extra), student.spec, adapter, task="TOKEN_CLS")
         fitted = train_network(network, rows, held_out, settings, out_dir=out, seed=config.seed, watch=watch)
     size, least = settings.batch_size, settings.least_outcomes
     states, packed = held_out_states(validation, student)
@@ -287,10 +299,12 @@ def save_value(folder: Path, valued: Valued, student: Student, config: Config, f
     save_file({"weight": fitted.weight.contiguous(), "bias": torch.tensor([fitted.bias])}, folder / LAST_LAYER)
     files = [LAST_LAYER]
     if fitted.network is not None:
-        files += save_network(folder, fitted.network, student)
+        shared = own_parameters(student.model, VALUE)
+        files += save_network(folder, fitted.network, student, VALUE if shared else None)
     card = {
         "kind": "network" if fitted.network is not None else "head",
         "policy": policy_fingerprint(student.model),
+        "base": base_fingerprint(student.model, None),
         "student": student.name,
         "hidden_size": int(fitted.weight.numel()),
         "vocabulary": student.model.config.vocab_size,
@@ -299,6 +313,7 @@ def save_value(folder: Path, valued: Valued, student: Student, config: Config, f
         "why": valued.verdict.why,
         "base_rate": valued.base_rate,
         "test": {name: [i.value, i.low, i.high] for name, i in valued.figures.items()},
+        "reliability": [list(point) for point in valued.reliability],
         "best": fitted.best,
         "calibration": {"scale": fitted.scale, "shift": fitted.shift},
         "questions": valued.questions,
@@ -311,12 +326,12 @@ def save_value(folder: Path, valued: Valued, student: Student, config: Config, f
     write_json(folder / CARD, card)
 
 
-def save_network(folder: Path, network: Any, student: Student) -> list[str]:
-    """The network as a token-classification folder; over a quantised base as an adapter, which a merge would harm."""
+def save_network(folder: Path, network: Any, student: Student, adapter: str | None) -> list[str]:
+    """The network as a folder of its own kind; one that is an adapter in the student's layers as that."""
+    if adapter is not None:
+        files = save_adapter(student.model, student.spec.lora, folder / ADAPTER, adapter)
+        return [f"{ADAPTER}/{name}" for name in files]
     if hasattr(network, "merge_and_unload"):
-        if student.spec.quantization != "none":
-            network.save_pretrained(str(folder / ADAPTER))
-            return [f"{ADAPTER}/{file.name}" for file in sorted((folder / ADAPTER).iterdir()) if file.is_file()]
         network = network.merge_and_unload()
     network.save_pretrained(folder)
     student.tokenizer.save_pretrained(folder)

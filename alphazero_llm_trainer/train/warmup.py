@@ -13,6 +13,7 @@ from ..policy.student import limit_threads, make_student
 from ..problems.embedded import DEFAULT_LEVELS
 from ..problems.load import load_tasks
 from ..problems.tokenizer import build_tokenizer
+from .models import Economy
 from .sft import SftSettings, run_sft, sft_rows
 
 SAMPLES = 8
@@ -61,6 +62,7 @@ def warm_up(config: Config, out: Path, eval_size: int) -> dict[str, Any]:
         tokenizer=tokenizer,
         evaluate=accuracy,
         measure=measure,
+        economy=Economy.of(config.train, config.models["embedded"]),
         facts={
             "demonstrations": f"embedded train 0..{len(demonstrations) - 1}",
             "levels": list(DEFAULT_LEVELS if levels is None else levels),

@@ -1,0 +1,141 @@
+"""One base, many adapters: which LoRA adapter of a shared model a forward computes with.
+
+Policy, reference (no adapter), value network, critic and process reward model of a student that trains adapters are
+adapters inside the modules of one model; peft and transformers put them there. Outside of `under` the policy's own
+adapter is active, where there is one. Forwards are not concurrent: engines and trainers share one thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CheckpointError
+
+POLICY, VALUE, PRM, CRITIC, START = "default", "value", "prm", "critic", "start"  # names of adapters
+PARTS = ("lora_A", "lora_B")
+ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+BASE = "base.json"  # beside them: the fingerprint of the base that the adapter was trained over
+
+_current: list[tuple[Any, str | None]] = []  # what `under` was entered with and not left yet
+
+
+def layers(model: Any) -> list[Any]:
+    """The modules of `model` that hold adapters."""
+    return [module for module in model.modules() if hasattr(module, "lora_A") and hasattr(module, "_active_adapter")]
+
+
+@contextmanager
+def under(model: Any, adapter: str | None) -> Iterator[None]:
+    """Forwards of `model` compute with `adapter` (None: with the base alone); what was active before is restored."""
+    # The name alone is switched: peft's own `set_adapter` also decides what is trained.
+    before = [(layer, layer._active_adapter) for layer in layers(model)]
+    for layer, _ in before:
+        layer._active_adapter = [] if adapter is None else [adapter]
+    _current.append((model, adapter))
+    try:
+        yield
+    finally:
+        _current.pop()
+        for layer, active in before:
+            layer._active_adapter = active
+
+
+def recomputing() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """`context_fn` of gradient checkpointing: the backward pass recomputes a layer under the forward's adapter."""
+    return nullcontext(), under(*_current[-1]) if _current else nullcontext()
+
+
+def bind(module: nn.Module, model: Any, adapter: str) -> None:
+    """Every forward of `module`, which shares `model`'s layers, runs `under` this adapter."""
+    entered: list[AbstractContextManager[None]] = []
+
+    def enter(*_: Any) -> None:
+        entered.append(under(model, adapter))
+        entered[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    module.register_forward_pre_hook(enter)
+    module.register_forward_hook(leave, always_call=True)
+
+
+class AdapterView:
+    """`model` as an engine reads it, always under `adapter` (None: the base alone). Its weights are the model's own."""
+
+    def __init__(self, model: Any, adapter: str | None) -> None:
+        self.model, self.adapter, self.config = model, adapter, model.config
+        self.get_input_embeddings: Callable[[], Any] = model.get_input_embeddings
+        self.get_output_embeddings: Callable[[], Any] = model.get_output_embeddings
+
+    def base_model(self, **inputs: Any) -> Any:
+        """The backbone's forward."""
+        with under(self.model, self.adapter):
+            return self.model.base_model(**inputs)
+
+
+def own_parameters(model: Any, adapter: str) -> dict[str, nn.Parameter]:
+    """The parameters of one adapter, by their names in `model`."""
+    return {name: p for name, p in model.named_parameters() if f".{adapter}." in name and is_adapted(name)}
+
+
+def is_adapted(name: str) -> bool:
+    """True for the name of an adapter's parameter."""
+    return any(f".{part}." in name for part in PARTS)
+
+
+def freeze_base(model: Any) -> None:
+    """Nothing but adapters is trained."""
+    for name, parameter in model.named_parameters():
+        if not is_adapted(name):
+            parameter.requires_grad_(False)
+
+
+def load_adapter(model: Any, folder: Path, name: str) -> None:
+    """Put a saved adapter into `model` as `name`, for inference; what is active stays. One that is there stays too.
+
+    Raises CheckpointError where the folder holds no adapter that fits.
+    """
+    if name in getattr(model, "peft_config", {}):
+        return
+    before = {id(layer): layer._active_adapter for layer in layers(model)}
+    trained = [p for name, p in model.named_parameters() if p.requires_grad and is_adapted(name)]
+    try:
+        model.load_adapter(str(folder), adapter_name=name)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"adapter {folder} can't be loaded over this student: train it again") from error
+    freeze_base(model)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    for layer in layers(model):
+        layer._active_adapter = before.get(id(layer), [])
+
+
+def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
+    """SHA-256 over names, shapes and numbers of a model's parameters and of one of its adapters, if it has that."""
+    digest = hashlib.sha256()
+    found = {}
+    for name, parameter in model.named_parameters():
+        if not is_adapted(name):
+            found[name.replace(".base_layer.", ".")] = parameter
+        elif adapter is not None and f".{adapter}." in name:
+            found[name] = parameter
+    for name, parameter in sorted(found.items()):
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+        digest.update(raw(parameter))
+        state = getattr(parameter, "quant_state", None)
+        if state is not None:  # of 4-bit weights, which are numbers of a block's scale
+            digest.update(raw(state.absmax))
+    return digest.hexdigest()
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """A tensor's bytes."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()

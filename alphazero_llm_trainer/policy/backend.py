@@ -1,0 +1,94 @@
+"""Which engine serves a student (`engine.backend`), and whether what it says agrees with the trainer's own forward."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..config import Config
+from ..errors import EngineError
+from ..sections import StudentModel, VllmConfig
+from .completions import CompletionEngine
+from .protocol import GenerateRequest
+from .vllm_weights import has_adapter
+
+if TYPE_CHECKING:
+    from .student import Student
+
+QUESTION = "How many apples are in 3 boxes of 14 apples?"
+SAMPLES, TOKENS = 8, 64  # that the check at the start draws, and the most of each
+
+
+def start_engine(
+    model: Any, source: str, spec: StudentModel, config: Config, tokenizer: Any, **ends: Any
+) -> CompletionEngine:
+    """The vLLM engine that `engine.backend` names, over the weights of `source` (a folder or hub id, `model`'s own).
+
+    `ends` are the tokens that end responses and lines, as the engine's class takes them.
+
+    Raises:
+        ConfigError: vLLM is not installed, or can't do on this machine what the configuration wants.
+        EngineError: vLLM can't start, or the server isn't one for this student.
+    """
+    settings, adapter = config.engine, config.train.adapter or spec.adapter
+    if settings.backend == "vllm":
+        from .vllm_engine import VllmEngine
+        from .vllm_launch import launch_for
+
+        engine: CompletionEngine = VllmEngine(model, launch=launch_for(model, source, spec, adapter, settings), **ends)
+    else:
+        from .vllm_server import ServerEngine
+
+        engine = ServerEngine(model, tokenizer, settings=settings, adapter=adapter, **ends)
+    if has_adapter(model):
+        engine.set_policy(None, 0)
+    return engine
+
+
+def check_numerics(student: Student, limits: VllmConfig) -> dict[str, Any]:
+    """Differences (nats) between the engine's log-probabilities and the trainer's own forward, as run.json keeps them.
+
+    `sampled` is of the tokens as they were drawn, `scored` of the same tokens when the engine scores them.
+
+    Raises EngineError where a mean is above `limits.gap_mean` or a token's is above `limits.gap_max`.
+    """
+    prompt = student.prompt_ids(QUESTION)
+    engine: Any = student.engine
+
+    async def ask() -> tuple[list[Any], list[list[float]]]:
+        [drawn] = await engine.generate([GenerateRequest(prompt, n=SAMPLES, max_new_tokens=TOKENS)])
+        return drawn, await engine.score([(prompt, one.token_ids) for one in drawn])
+
+    drawn, scored = asyncio.run(ask())
+    sampled_gaps, scored_gaps = [], []
+    for one, scores in zip(drawn, scored, strict=True):
+        own = trainer_logprobs(student.model, prompt, one.token_ids)
+        sampled_gaps += [abs(a - b) for a, b in zip(own, one.logprobs, strict=True)]
+        scored_gaps += [abs(a - b) for a, b in zip(own, scores, strict=True)]
+    facts: dict[str, Any] = {"tokens": len(sampled_gaps)}
+    for name, gaps in (("sampled", sampled_gaps), ("scored", scored_gaps)):
+        mean, most = sum(gaps) / len(gaps), max(gaps)
+        facts |= {f"{name}_mean": mean, f"{name}_max": most}
+        # Written so that a NaN is refused too.
+        if not (mean <= limits.gap_mean and most <= limits.gap_max):
+            raise EngineError(
+                f"log-probabilities that {engine.facts['backend']} {name} differ from the trainer's forward by {mean:.3g}"
+                f" nats in the mean and {most:.3g} at most over {len(gaps)} tokens: serve the student's own weights in its"
+                " own precision, or raise engine.vllm.gap_mean and engine.vllm.gap_max"
+            )
+    return facts
+
+
+def trainer_logprobs(model: Any, prompt: tuple[int, ...], response: tuple[int, ...]) -> list[float]:
+    """Log-probabilities `[T]` of `response` after `prompt` by the model's own forward."""
+    device = model.get_input_embeddings().weight.device
+    ids = torch.tensor([prompt + response], device=device)
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+    model.train(training)
+    rows = torch.log_softmax(logits, dim=-1)
+    return rows.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()

@@ -1,0 +1,168 @@
+"""What a chat endpoint said, or why it said nothing: bodies and statuses as text, usage and failures. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ..errors import TeacherError
+
+RETRIED_STATUS = {408, 409, 429}  # and everything from 500 on
+MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake, and is estimated instead
+
+_THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
+# Some templates open the thinking in the prompt, so that only its end is in the answer.
+_OPEN_THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
+
+
+class Failure(StrEnum):
+    """Why a call failed; the keys of `TeacherLedger.failures`."""
+
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    RATE_LIMIT = "rate_limit"
+    SERVER = "server"
+    REFUSED_KEY = "refused_key"
+    NOT_FOUND = "not_found"
+    BAD_REQUEST = "bad_request"
+    BAD_JSON = "bad_json"
+    TOO_LARGE = "too_large"
+    EMPTY_CHOICES = "empty_choices"
+    NO_CONTENT = "no_content"
+    LENGTH = "length"  # thinking took all of max_tokens
+    REFUSAL = "refusal"
+    UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
+    BUDGET = "budget"  # not sent: it could have gone over `teachers.budget`
+    OTHER = "other"
+
+
+class CallError(TeacherError):
+    """A call that failed for good, after its retries where they make sense. `kind` says why.
+
+    `wait` is the seconds that the provider asked for, if it did; `unknown` tells that the provider may have answered and
+    charged although its answer never came.
+    """
+
+    def __init__(self, kind: Failure, message: str, wait: float | None = None, *, unknown: bool = False) -> None:
+        super().__init__(message)
+        self.kind, self.wait, self.unknown = kind, wait, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a provider reports: tokens, of them prompt tokens out of its cache, and its price where it names one."""
+
+    prompt: int
+    sampled: int
+    cached: int = 0
+    dollars: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A chat completion.
+
+    `text` is its content without thinking, `finish` the reason it ended, `characters` everything that was written,
+    thinking included; `failure` tells why `text` can't be used, or is None.
+    """
+
+    text: str
+    finish: str
+    characters: int
+    usage: Usage | None
+    failure: Failure | None = None
+
+
+def without_thinking(text: str) -> str:
+    """`text` without what stands between `<think>` tags; an unclosed one takes the rest."""
+    return _OPEN_THINKING.sub("", _THINKING.sub("", text))
+
+
+def read_answer(body: bytes, name: str, base_url: str) -> Answer:
+    """The body of a 200 response.
+
+    Raises:
+        CallError: it is no JSON object, or an error of the provider inside a 200 response.
+    """
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise CallError(Failure.BAD_JSON, f"{name} answered with something that is not JSON", unknown=True) from error
+    if not isinstance(answer, dict):
+        raise CallError(Failure.BAD_JSON, f"{name} answered with JSON that is not a chat completion", unknown=True)
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    # OpenRouter reports a provider's failure inside a 200 response.
+    failure = answer.get("error") or choice.get("error")
+    if failure:
+        code = failure.get("code") if isinstance(failure, dict) else None
+        raise status_error(code if isinstance(code, int) else 500, name, base_url, body=failure)
+    found = choice.get("message")
+    message: dict[str, Any] = found if isinstance(found, dict) else {}
+    content = _text(message.get("content"))
+    # DeepSeek and vLLM call it reasoning_content, OpenRouter reasoning.
+    thought = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
+    text, finish = without_thinking(content), _text(choice.get("finish_reason"))
+    why = None
+    if not choice:
+        why = Failure.EMPTY_CHOICES
+    elif message.get("refusal") or finish == "content_filter":
+        why = Failure.REFUSAL
+    elif not text.strip():
+        why = Failure.LENGTH if finish == "length" else Failure.NO_CONTENT
+    return Answer(text, finish, len(content) + len(thought), _usage(answer.get("usage")), why)
+
+
+def failed(why: Failure, name: str) -> CallError:
+    """The error of an `Answer` that has a failure."""
+    said = {
+        Failure.EMPTY_CHOICES: "answered with no choices",
+        Failure.REFUSAL: "refused to answer",
+        Failure.LENGTH: "spent all of its tokens on thinking: raise teachers.max_tokens",
+    }
+    return CallError(why, f"{name} {said.get(why, 'answered without content')}")
+
+
+def status_error(status: int, name: str, base_url: str, wait: float | None = None, *, body: object = None) -> CallError:
+    """An HTTP status as an error. A provider's own words are left out: they may repeat a part of the key."""
+    if status == 429:
+        return CallError(Failure.RATE_LIMIT, f"{name} limits the rate (429): lower teachers.max_concurrent", wait)
+    if status in RETRIED_STATUS or status >= 500:
+        return CallError(Failure.SERVER, f"{name} failed with HTTP {status}: try again later", wait)
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    if status == 403 and isinstance(metadata, dict) and "flagged_input" in metadata:
+        return CallError(Failure.REFUSAL, f"{name} refused to answer: its moderation flagged the question")
+    if status in (401, 402, 403):
+        return CallError(
+            Failure.REFUSED_KEY, f"{name} refused the key (HTTP {status}): check the key, its rights and its credit"
+        )
+    if status == 404:
+        return CallError(Failure.NOT_FOUND, f"{name} doesn't exist at {base_url} (404): name another")
+    return CallError(Failure.BAD_REQUEST, f"{name} refused the request (HTTP {status}): check its id and context")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _usage(reported: Any) -> Usage | None:
+    """What a response's `usage` says, or None where it says nothing usable."""
+    if not isinstance(reported, dict):
+        return None
+    prompt, sampled = _tokens(reported.get("prompt_tokens")), _tokens(reported.get("completion_tokens"))
+    if prompt is None or sampled is None:
+        return None
+    details = reported.get("prompt_tokens_details")
+    cached = _tokens(details.get("cached_tokens")) if isinstance(details, dict) else None
+    price = reported.get("cost")  # OpenRouter's, in dollars
+    dollars = None
+    if isinstance(price, int | float) and not isinstance(price, bool) and 0 <= price < MOST_TOKENS:
+        dollars = float(price)
+    return Usage(prompt, sampled, min(prompt, cached or 0), dollars)
+
+
+def _tokens(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None

@@ -1,0 +1,236 @@
+"""How one choice of a request is found: a plain sample, or a search whose best so far counts when the time is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..answers import extract
+from ..collect import Perplexity, answer_search, finished_earns_one
+from ..config import Config
+from ..policy.protocol import ValueFunction, Verifier
+from ..policy.steps import EngineSteps
+from ..search.choose import Choice, choose, most_visited
+from ..search.driver import Evaluate, Search
+from ..search.tree import ROOT, Tree
+from ..types import Direction, Problem, RewardParts, Step
+from .conversation import Conversation, MeteredVerifier
+from .failures import ApiError
+from .names import MCTS, SAMPLE
+from .outcomes import DEADLINE, WHOLE, Outcome, chosen
+from .sampling import Tell, sampled
+from .text import ShortTexts
+from .wanted import Prompt, Wanted
+
+
+@dataclass(slots=True)
+class Stepwise:
+    """What a method outside `search` is given: it draws with `student` within `budget` tokens and grows `tree`.
+
+    `response` and its `node` are the best so far, which counts when the time is over before the method returns.
+    """
+
+    student: Conversation
+    verifier: Verifier
+    config: Config
+    problem: Problem
+    seed: int
+    budget: int
+    tree: Tree
+    response: str | None = None
+    node: int | None = None
+
+
+# Returns the response (None: it has none) and what ended it.
+StepwiseMethod = Callable[[Stepwise], Awaitable[tuple[str | None, str]]]
+
+
+@dataclass(slots=True)
+class Answerer:
+    """Answers prompts with one student; `verifier` judges searches (None: they vote), `value` guides those without one."""
+
+    student: Any
+    config: Config
+    verifier: Verifier | None = None
+    value: ValueFunction | None = None
+    stepwise: Mapping[str, StepwiseMethod] = field(default_factory=dict)
+    decode: ShortTexts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.decode = ShortTexts(self.student.decode)
+
+    async def __call__(
+        self, wanted: Wanted, prompt: Prompt, index: int, seed: int, due: float | None, tell: Tell, name: str
+    ) -> Outcome:
+        """One choice. `due` is when it has to be there, by the event loop's clock; `tell` takes text and progress.
+
+        Raises RequestError or ApiError for what can't be served, EngineError when the engine failed.
+        """
+        conversation = Conversation(self.student, prompt.token_ids)
+        if wanted.method.name == SAMPLE:
+            longest = self.config.serve.max_tokens
+            return await sampled(conversation, wanted, index, seed, due, longest, self.decode, tell)
+        problem = Problem(name, prompt.question, "user")
+        watching = None
+        tree = Tree()
+        if wanted.stream:
+            watching = asyncio.ensure_future(self.progress(tree, conversation, index, tell))
+        try:
+            if wanted.method.name in self.stepwise:
+                return await self.by_steps(conversation, wanted, problem, seed, due, tree)
+            return await self.searched(conversation, wanted, problem, seed, due, tree)
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    async def searched(
+        self,
+        conversation: Conversation,
+        wanted: Wanted,
+        problem: Problem,
+        seed: int,
+        due: float | None,
+        tree: Tree,
+    ) -> Outcome:
+        """The search's choice, or at the deadline the best of what the tree has by then."""
+        search = self.search(conversation, wanted, problem)
+        late = False
+        try:
+            async with asyncio.timeout_at(due) as timer:
+                result = await search.run(problem, seed, tree)
+        except TimeoutError:
+            late = timer.expired()
+            if not late:
+                raise
+        if late:
+            choice, ended_by, saved = choose(tree, search.settings.choose, None, search.text), DEADLINE, 0
+        else:
+            choice, ended_by, saved = result.choice, result.ended_by, result.saved
+        outcome = chosen(conversation, wanted, seed, tree, choice, ended_by, search.text, self.decode)
+        outcome.deadline_hit, outcome.saved = late, saved
+        return outcome
+
+    def search(self, conversation: Conversation, wanted: Wanted, problem: Problem) -> Search:
+        """The search that a request asks for, within its budget."""
+        student: Any = conversation
+        context = conversation.engine.capabilities.max_context - len(conversation.prompt)
+        settings = self.config.search
+        changes: dict[str, Any] = {
+            "budget_seconds": None,
+            "max_tokens": min(settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens, context),
+            "temperature": settings.temperature if wanted.temperature is None else wanted.temperature,
+        }
+        method, verifier = wanted.method, self.verifier
+        if verifier is not None:
+            verifier = MeteredVerifier(verifier, problem, conversation)
+        steps = {"mode": "step", "rollout": "sample", "rollout_weight": None, "value": None}
+        if method.name != MCTS:
+            # One simulation of the root: that many whole responses at once, sharing their prompt.
+            changes |= steps | {"iterations": 1, "samples": method.samples, "budget_tokens": wanted.budget_tokens}
+            changes |= {"choose": "value" if method.name == "best-of" else "vote", "stop_agreed": 0}
+            settings = settings.model_copy(update=changes)
+            evaluate = states_an_answer if method.name == "majority" else judged_by(verifier, method.name)
+            return Search(EngineSteps(student, settings.temperature), evaluate, settings)
+        budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
+        changes["budget_tokens"] = budget
+        if verifier is not None:
+            changes |= steps | {"iterations": wanted.simulations or self.config.serve.max_simulations}
+            settings = settings.model_copy(update=changes)
+            policy = EngineSteps(student, settings.temperature)
+            return Search(policy, finished_earns_one, settings, verifier=verifier)
+        changes["iterations"] = wanted.simulations or settings.iterations
+        config = self.config.model_copy(update={"search": settings.model_copy(update=changes)})
+        perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
+        return answer_search(student, config, perplexity, value=self.value)
+
+    async def by_steps(
+        self,
+        conversation: Conversation,
+        wanted: Wanted,
+        problem: Problem,
+        seed: int,
+        due: float | None,
+        tree: Tree,
+    ) -> Outcome:
+        """A method that draws and repairs one chain at a time, under the verifier."""
+        if self.verifier is None:
+            raise no_verifier(str(wanted.method))
+        search = self.config.search
+        changes: dict[str, Any] = {
+            "mode": "step",
+            "max_tokens": search.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
+            "temperature": search.temperature if wanted.temperature is None else wanted.temperature,
+        }
+        config = self.config.model_copy(update={"search": search.model_copy(update=changes)})
+        verifier = MeteredVerifier(self.verifier, problem, conversation)
+        budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
+        given = Stepwise(conversation, verifier, config, problem, seed, budget, tree)
+        late, response, ended_by = False, None, DEADLINE
+        try:
+            async with asyncio.timeout_at(due) as timer:
+                response, ended_by = await self.stepwise[wanted.method.name](given)
+        except TimeoutError:
+            late = timer.expired()
+            if not late:
+                raise
+            response = given.response
+        found = None
+        if response is not None:
+            node = given.node
+            if node is None or response != given.response:
+                ends = [leaf for leaf in tree.leaves() if tree.response(leaf) == response]
+                node = ends[0] if ends else most_visited(tree)
+            found = Choice(node, response, extract(response), max(tree.N[node], 1), tree.reward[node] or 0.0, ended_by)
+        outcome = chosen(conversation, wanted, seed, tree, found, ended_by, None, self.decode)
+        outcome.deadline_hit = late
+        return outcome
+
+    async def progress(self, tree: Tree, conversation: Conversation, index: int, tell: Tell) -> None:
+        """Tell how far a search is, now and then."""
+        told = -1
+        while True:
+            await asyncio.sleep(self.config.serve.progress_seconds)
+            sampled = conversation.engine.sampled_tokens
+            if sampled != told:
+                told = sampled
+                best = choose(tree, "vote") if self.config.search.mode == "step" else None
+                event = {
+                    "simulations": tree.N[ROOT],
+                    "nodes": len(tree),
+                    "sampled_tokens": sampled,
+                    "answer": None if best is None else best.answer,
+                }
+                tell({"index": index, "progress": event})
+
+
+async def states_an_answer(
+    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+) -> RewardParts:
+    """A vote for each whole response that an answer is found in."""
+    stated = verdict in WHOLE and extract("".join(step.text for step in steps)) is not None
+    return RewardParts(total=1.0 if stated else 0.0)
+
+
+def judged_by(verifier: Verifier | None, method: str) -> Evaluate:
+    """A terminal reward without gold: the verifier's total of a whole response; 0 where a limit cut it."""
+    if verifier is None:
+        raise no_verifier(method)
+
+    async def evaluate(
+        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+    ) -> RewardParts:
+        if verdict not in WHOLE:
+            return RewardParts(total=0.0)
+        return RewardParts(total=(await verifier(problem, steps)).total)
+
+    return evaluate
+
+
+def no_verifier(method: str) -> ApiError:
+    return ApiError(
+        f"{method} needs a verifier and this server has none: use majority-N or mcts",
+        param="model",
+        code="unsupported_parameter",
+    )

@@ -1,0 +1,145 @@
+"""One request's own view of the student: its prompt, and an engine that counts what this request takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from ..policy.protocol import Engine, Generated, GenerateRequest, Judgement, Verifier, Watch
+from ..search.verified import Judge
+from ..types import Cost, Problem, Step
+
+if TYPE_CHECKING:
+    from ..policy.chat import Chat
+
+# The prompt of the request that runs: a verifier that is shared by all of them asks for it.
+_PROMPT: ContextVar[tuple[int, ...]] = ContextVar("prompt")
+
+
+def prompt_of(problem: Problem) -> tuple[int, ...]:
+    """The tokens of the request that runs, whatever its chat was."""
+    return _PROMPT.get()
+
+
+class Prompted:
+    """A student for verifiers that are shared by all requests: `prompt_ids` is the prompt of the one that runs."""
+
+    def __init__(self, student: Chat) -> None:
+        self.student = student
+
+    def prompt_ids(self, question: str) -> tuple[int, ...]:
+        return _PROMPT.get()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.student, name)
+
+
+class Meter:
+    """The student's engine as one choice of one request sees it; `cost` adds up its part.
+
+    `partial` is the longest response that was under way when a call was cancelled: its tokens after the prompt.
+    """
+
+    def __init__(self, engine: Engine, prompt: int) -> None:
+        self.engine, self.prompt, self.cost = engine, prompt, Cost()
+        self.partial: tuple[int, ...] = ()
+        self._open: set[Watch] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that were drawn so far, those under way too."""
+        under_way = sum(len(sample.tokens) for watch in self._open for sample in watch.samples)
+        return self.cost.sampled_tokens + under_way
+
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """See `Engine.generate`. Where the engine streams, tokens of a call that is cancelled count too."""
+        if not self.engine.capabilities.streams:
+            found = await self.engine.generate(requests)
+            self.cost.sampled_tokens += sum(len(one.token_ids) for row in found for one in row)
+        else:
+            engine: Any = self.engine
+            watch = Watch() if watch is None else watch
+            self._open.add(watch)
+            try:
+                found = await engine.generate(requests, watch)
+            except asyncio.CancelledError:
+                self._keep(requests, watch)
+                raise
+            finally:
+                self._open.discard(watch)
+                self.cost.sampled_tokens += sum(len(sample.tokens) for sample in watch.samples)
+        for request, row in zip(requests, found, strict=True):
+            cached = row[0].cached_tokens
+            self.cost.cached_tokens += cached
+            self.cost.prompt_tokens += len(request.prompt_ids) - cached
+            self.cost.calls += 1
+        return found
+
+    def _keep(self, requests: Sequence[GenerateRequest], watch: Watch) -> None:
+        drawn = iter(watch.samples)
+        for request in requests:
+            for _ in range(request.n):
+                sample = next(drawn, None)
+                if sample is None:
+                    return
+                ids = (*request.prompt_ids[self.prompt :], *sample.tokens)
+                if len(ids) > len(self.partial):
+                    self.partial = ids
+
+    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
+        """See `Engine.score`."""
+        found = await self.engine.score(sequences)
+        self.cost.scored_tokens += sum(len(continuation) for _, continuation in sequences)
+        self.cost.calls += len(sequences)
+        return found
+
+    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+        """See `Engine.next_token_topk`; one sampled token each, as token-level search counts it."""
+        found = await self.engine.next_token_topk(prefixes, k)
+        self.cost.sampled_tokens += len(prefixes)
+        self.cost.calls += len(prefixes)
+        return found
+
+
+class Conversation:
+    """A student (`policy.chat.Chat` with an engine) whose one prompt is this request's."""
+
+    def __init__(self, student: Any, prompt: tuple[int, ...]) -> None:
+        self.student, self.prompt = student, prompt
+        self.engine = Meter(student.engine, len(prompt))
+        _PROMPT.set(prompt)
+
+    def prompt_ids(self, question: str) -> tuple[int, ...]:
+        """This request's prompt, whatever its last question was."""
+        return self.prompt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.student, name)
+
+
+class MeteredVerifier:
+    """A verifier that counts what it computes for one request in that request's cost."""
+
+    def __init__(self, verifier: Verifier, problem: Problem, conversation: Conversation) -> None:
+        self.verifier = verifier
+        self.judge = Judge(verifier, problem, len(conversation.prompt), conversation.engine.cost)
+
+    @property
+    def name(self) -> str:
+        return self.verifier.name
+
+    @property
+    def computes(self) -> bool:
+        return self.verifier.computes
+
+    @property
+    def scored_tokens(self) -> int:
+        return self.verifier.scored_tokens
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        return await self.judge(steps)

@@ -1,0 +1,94 @@
+"""The process: one address, one event loop, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from ..errors import ConfigError
+from ..policy.protocol import GenerateRequest
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; a signal asks it to end, a second Ctrl-C at once. `interrupted` tells that it was Ctrl-C."""
+
+    interrupted = False
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but the process isn't ended by the signal afterwards: it returns its own exit code."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.asked, number)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def asked(self, number: int) -> None:
+        self.interrupted |= number == signal.SIGINT
+        self.handle_exit(number, None)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises ConfigError where the address can't be had."""
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--host is {host!r}, which is no address of this machine: use 127.0.0.1") from error
+    # With the protocol in so many words, or asyncio leaves Nagle's delay on: 40 ms an answer.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            f"--port is {port}: {host} can't be listened on there ({error.strerror}); name another, or 0 for a free one"
+        ) from error
+    return bound
+
+
+def serve(app: Any, bound: socket.socket, engine: Any, grace: float, ready: Callable[[], None]) -> bool:
+    """Serve until a signal comes, then let requests under way end within `grace` seconds; True when it was Ctrl-C."""
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        loop="asyncio",
+        timeout_graceful_shutdown=math.ceil(grace),
+        timeout_keep_alive=75,
+        backlog=1024,
+    )
+    server = Server(settings)
+
+    async def main() -> None:
+        # The first call compiles and pages in what the others find ready.
+        await engine.generate([GenerateRequest((engine.eos_id,), max_new_tokens=1)])
+        announcing = asyncio.ensure_future(announce(server, ready))
+        await server.serve(sockets=[bound])
+        announcing.cancel()
+
+    asyncio.run(main())
+    return server.interrupted
+
+
+async def announce(server: Server, ready: Callable[[], None]) -> None:
+    """Call `ready` as soon as the server accepts requests."""
+    while not server.started:
+        await asyncio.sleep(0.01)
+    ready()

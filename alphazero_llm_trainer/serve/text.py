@@ -1,0 +1,134 @@
+"""Token ids into text as they come: deltas that join to the whole, cut exactly at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+TEXTS_KEPT = 100_000
+UNFINISHED = "\ufffd"  # what the beginning of a character of several tokens decodes to
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a response: the text that it added, its log-probability (nats) and its likeliest alternatives."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class ShortTexts:
+    """A student's `decode` that keeps the text of one and two tokens, which reading token by token asks for all the time."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self.decode = decode
+        self._texts: dict[tuple[int, ...], str] = {}
+
+    def __call__(self, token_ids: Sequence[int]) -> str:
+        if len(token_ids) > 2:
+            return self.decode(token_ids)
+        key = tuple(token_ids)
+        text = self._texts.get(key)
+        if text is None:
+            if len(self._texts) >= TEXTS_KEPT:
+                self._texts.clear()
+            text = self._texts[key] = self.decode(key)
+        return text
+
+
+class TextReader:
+    """Reads one response. `text` is what is known of it, `stop` the stop string that ended it, if one did.
+
+    A token's text may depend on the tokens before it (spaces, characters of several tokens), so each is decoded behind
+    those that the last one was.
+
+    Args:
+        decode: the student's.
+        stops: strings that end the response; they are no part of it. The first one in the text counts.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Iterable[str] = ()) -> None:
+        self.decode, self.stops = decode, tuple(stops)
+        self.text = ""
+        self.stop: str | None = None
+        self.ids: list[int] = []
+        self.pieces: list[str] = []  # what each token added
+        self._told = 0
+        self._before, self._at = 0, 0  # decoded behind _before; _at is the first token whose text is not known yet
+        self._known = ""  # the text of ids[_before:_at]
+
+    def feed(self, token_ids: Iterable[int]) -> None:
+        """The next tokens. What comes after a stop string is left out."""
+        for token in token_ids:
+            if self.stop is not None:
+                return
+            self.ids.append(token)
+            behind = self.decode(self.ids[self._before :])
+            if behind.endswith(UNFINISHED):
+                self.pieces.append("")
+                continue
+            self._add(behind[len(self._known) :])
+            self._before, self._at = self._at, len(self.ids)
+            self._known = self.decode(self.ids[self._before :])
+
+    def whole(self, token_ids: Sequence[int]) -> None:
+        """A finished response of which nobody asks for the tokens: decoded at once."""
+        assert not self.stops and not self.ids
+        self.ids = list(token_ids)
+        self.text = self.decode(self.ids)
+        self.pieces = [self.text, *[""] * (len(self.ids) - 1)] if self.ids else []
+        self._before = self._at = len(self.ids)
+
+    def end(self) -> None:
+        """Nothing follows: a character that was never finished is taken as it is."""
+        if self.stop is None and self._at < len(self.ids):
+            self.pieces.pop()
+            self._add(self.decode(self.ids[self._before :])[len(self._known) :])
+            self._before = self._at = len(self.ids)
+
+    def _add(self, piece: str) -> None:
+        start = max(0, len(self.text) - max((len(stop) for stop in self.stops), default=0) + 1)
+        self.text += piece
+        self.pieces.append(piece)
+        found = [(at, stop) for stop in self.stops if (at := self.text.find(stop, start)) >= 0]
+        if found:
+            at, self.stop = min(found, key=lambda one: one[0])
+            self.text = self.text[:at]
+
+    def delta(self, final: bool = False) -> str:
+        """What can be told now and was not told before; the rest might yet become a stop string, unless this is `final`."""
+        end = len(self.text)
+        if not final and self.stop is None:
+            end -= max((held(self.text, stop) for stop in self.stops), default=0)
+        told, self._told = self._told, max(self._told, end)
+        return self.text[told : self._told]
+
+    def settled(self) -> int:
+        """How many tokens' text was told to its end."""
+        length, count = 0, 0
+        for piece in self.pieces:
+            length += len(piece)
+            if length > self._told:
+                break
+            count += 1
+        return count
+
+    def kept(self) -> int:
+        """How many tokens the text is made of: those that begin before its end."""
+        length, count = 0, 0
+        for piece in self.pieces:
+            if length >= len(self.text) and piece:
+                break
+            length += len(piece)
+            count += 1
+        return count
+
+
+def held(text: str, stop: str) -> int:
+    """How many characters at the end of `text` are the beginning of `stop`."""
+    for length in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,131 @@
+"""The trees of answers: the newest ones in memory, bounded by number, size and age; on disk only where that is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..collect import GradedTree
+from ..search.journal import Journal
+from ..types import Problem, Task
+from .outcomes import Outcome
+
+NODE_BYTES, TOKEN_BYTES, ENTRY_BYTES = 900, 60, 150  # of a node's columns, of a token in them, of the history's entries
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """An answer with its tree, and what its record says beside that. It becomes JSON when somebody asks for it."""
+
+    name: str
+    question: str
+    prompt_ids: tuple[int, ...]
+    outcome: Outcome
+    method: str
+    policy_version: int
+
+    @property
+    def size(self) -> int:
+        """About so many bytes of memory."""
+        tree = self.outcome.tree
+        assert tree is not None
+        tokens = sum(map(len, tree.token_ids)) + sum(len(rollout.token_ids) for rollout in tree.rollouts)
+        entries = len(tree) * NODE_BYTES + (len(tree.backups) + len(tree.simulations)) * ENTRY_BYTES
+        return entries + tokens * TOKEN_BYTES + len(tree.rollouts) * NODE_BYTES + 8 * len(self.prompt_ids)
+
+    def record(self) -> dict[str, Any]:
+        """The journal line, as `collect` writes those of training: nobody knows the gold answer here."""
+        outcome = self.outcome
+        assert outcome.tree is not None
+        ungraded = GradedTree(
+            self.name,
+            Task(Problem(self.name, self.question, "user"), ""),
+            outcome.tree,
+            outcome.cost,
+            outcome.ended_by,
+            flat_at_first=True,
+            extensions=0,
+            prompt_ids=self.prompt_ids,
+            policy_version=self.policy_version,
+            saved=outcome.saved,
+        )
+        served = {
+            "method": self.method,
+            "response": outcome.text,
+            "answer": outcome.answer,
+            "node": outcome.node,
+            "why": outcome.why,
+            "deadline_hit": outcome.deadline_hit,
+            "seed": outcome.seed,
+        }
+        # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a benchmark's too.
+        return ungraded.record(split="served", served=served)
+
+
+class TraceStore:
+    """Traces by name, the least recently used ones dropped first.
+
+    Args:
+        count, size, seconds: how many, about how many bytes of memory, and how long each is kept.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, count: int, size: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count, self.size, self.seconds, self.clock = count, size, seconds, clock
+        self.bytes = 0
+        self._kept: OrderedDict[str, tuple[Trace, int, float]] = OrderedDict()  # with its size and when it came
+        self._ages: deque[tuple[str, float]] = deque()
+
+    def __len__(self) -> int:
+        self._forget_old()
+        return len(self._kept)
+
+    def put(self, trace: Trace) -> None:
+        """Keep a trace, and drop what is too old or too much; one that is too large alone isn't kept."""
+        self._forget_old()
+        size, now = trace.size, self.clock()
+        if size > self.size or not self.count:
+            return
+        self._kept[trace.name] = trace, size, now
+        self._ages.append((trace.name, now))
+        self.bytes += size
+        while len(self._kept) > self.count or self.bytes > self.size:
+            self._remove(next(iter(self._kept)))
+
+    def get(self, name: str) -> Trace | None:
+        """A trace that is still there."""
+        self._forget_old()
+        if name not in self._kept:
+            return None
+        self._kept.move_to_end(name)
+        return self._kept[name][0]
+
+    def _remove(self, name: str) -> None:
+        self.bytes -= self._kept.pop(name)[1]
+
+    def _forget_old(self) -> None:
+        oldest = self.clock() - self.seconds
+        # The line of ages also forgets those that were dropped for other reasons, as it gets to them.
+        while self._ages and (self._ages[0][1] < oldest or self._ages[0][0] not in self._kept):
+            name, _ = self._ages.popleft()
+            if name in self._kept:
+                self._remove(name)
+
+
+class KeptJournal:
+    """The opt-in journal of served trees, `journal.jsonl` in a folder, as `export` and `view` read it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._journal = Journal(folder / "journal.jsonl")
+        self._journal.records.clear()  # served ids never come twice, and a server runs for long
+
+    def append(self, record: dict[str, Any]) -> None:
+        self._journal.append(record)
+        self._journal.records.clear()
+
+    def close(self) -> None:
+        self._journal.close()

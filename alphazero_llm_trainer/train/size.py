@@ -1,0 +1,94 @@
+"""How large a run is, from its configuration alone: rounds, rows, updates, and bounds on what is sampled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..config import Config
+from ..sections import StudentModel
+
+
+@dataclass(frozen=True, slots=True)
+class RunSize:
+    """Counts of a run; what is sampled is an upper bound: trees that end early, and steps in common, make it less.
+
+    `responses` are those to a question, `teacher_calls` and `sampled_tokens` those of all rounds.
+    """
+
+    config: Config
+    rounds: int
+    questions_per_round: int
+    rows_per_round: int
+    updates_per_round: int
+    responses: int
+    sampled_tokens: int
+    evaluated_tokens: int
+    teacher_calls: int
+
+    @classmethod
+    def of(cls, config: Config) -> RunSize:
+        train, search = config.train, config.search
+        parts = math.ceil(train.save_every / train.questions_per_round)
+        size = min(math.ceil(train.save_every / parts), train.num_examples)
+        rounds = math.ceil(train.num_examples / size)
+        if train.method == "legacy":
+            updates = train.legacy.updates_per_round
+            rows = updates * train.legacy.batch_size
+        else:
+            settings = train.ppo if train.method == "ppo" else train.grpo
+            own = train.ppo.rows_per_round if train.method == "ppo" else train.rows_per_round
+            rows = math.ceil(round(own / (1 - replayed(config)), 6) / settings.batch_size) * settings.batch_size
+            rows = max(settings.batch_size, rows)
+            updates = settings.epochs * rows // settings.batch_size
+        expansions, responses = searched(config)
+        tokens = responses * search.max_tokens
+        if search.budget_tokens is not None:
+            tokens = min(tokens, search.budget_tokens)
+        validations = math.ceil(rounds / parts) + 1
+        evaluated = (2 * train.eval_size + validations * train.validation_size) * search.max_tokens
+        asked = 0 if config.teachers.tier == "none" else expansions * (config.teachers.right + config.teachers.wrong)
+        return cls(
+            config,
+            rounds,
+            size,
+            rows,
+            updates,
+            responses,
+            train.num_examples * tokens,
+            evaluated,
+            train.num_examples * asked,
+        )
+
+    @property
+    def updates(self) -> int:
+        return self.rounds * self.updates_per_round
+
+    def adapter(self, spec: StudentModel) -> str:
+        """What is trained of a student, in words."""
+        lora = (self.config.train.adapter or spec.adapter) == "lora"
+        return f"LoRA adapters of rank {spec.lora.rank}" if lora else "all weights"
+
+
+def replayed(config: Config) -> float:
+    """The share of a minibatch that replays demonstrations."""
+    train, embedded = config.train, config.problems.source == "embedded"
+    share = train.demonstration_share
+    if not train.demonstrations or (not embedded and not share):
+        return 0.0
+    return share if share is not None else 0.2
+
+
+def searched(config: Config) -> tuple[int, int]:
+    """Expansions and responses of a training tree, at most."""
+    train, search = config.train, config.search
+    if train.method == "ppo":
+        return 1, train.ppo.samples
+    if search.mode == "token":
+        # A simulation rolls out once; a beam once for each of its paths.
+        return search.iterations, search.iterations * (search.beam if search.rollout == "beam" else 1)
+    again = train.requeue_limit if train.requeue_iterations and train.extend != "none" else 0
+    if train.groups == "chain":
+        return 1 + again, (1 + again) * train.chain_samples
+    expansions = train.iterations + again * train.requeue_iterations
+    return expansions, expansions * train.samples

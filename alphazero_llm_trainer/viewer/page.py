@@ -1,0 +1,93 @@
+"""Trees as one self-contained HTML file: no network, no library, data that can't become markup.
+
+The page's own content-security policy lets exactly its script and style run, by their hashes, and nothing be fetched.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import heapq
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .record import Row, payload, row
+
+SCRIPTS = ("model.js", "layout.js", "canvas.js", "panel.js", "steps.js", "tree.js", "list.js", "app.js")
+MOST_BYTES = 30_000_000  # of embedded trees in one file; a browser opens that in seconds
+OUTCOMES = ("mixed", "wrong", "ungraded", "right", "none", "failed")  # most interesting first
+
+
+def tree_page(record: Mapping[str, Any], *, title: str) -> str:
+    """The page of one search tree (see `viewer.record` for what a record holds).
+
+    Raises DataError where the record holds no tree.
+    """
+    return _page(
+        title,
+        {"title": title, "rows": [asdict(row(record))], "left_out": 0, "single": True},
+        {0: _json(payload(record))},
+    )
+
+
+def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) -> str:
+    """The page of many searches: a list of all of them, and the trees of at most `limit`.
+
+    Where not all trees fit, those with mixed outcomes come first, then the wrong ones, larger trees before smaller ones.
+    Memory is bounded by the embedded trees (`MOST_BYTES`), one record and one row a record.
+    """
+    rows: list[Row] = []
+    kept: list[tuple[tuple[int, int, int], str]] = []  # a heap: the least interesting first
+    size = 0
+    for number, record in enumerate(records):
+        one = row(record)
+        rows.append(one)
+        rank = (-OUTCOMES.index(one.outcome), one.nodes, -number)
+        if limit < 1 or (len(kept) >= limit and rank < kept[0][0]):
+            continue
+        text = _json(payload(record))
+        heapq.heappush(kept, (rank, text))
+        size += len(text)
+        while len(kept) > limit or (size > MOST_BYTES and len(kept) > 1):
+            size -= len(heapq.heappop(kept)[1])
+    trees = {-rank[2]: text for rank, text in kept}
+    facts = {"title": title, "rows": [asdict(one) for one in rows], "left_out": len(rows) - len(trees), "single": False}
+    return _page(title, facts, dict(sorted(trees.items())))
+
+
+def _page(title: str, facts: dict[str, Any], trees: Mapping[int, str]) -> str:
+    folder = Path(__file__).parent / "assets"
+    # One function around all scripts: they share names with each other and nothing with the page.
+    parts = [(folder / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    data = [f'<script type="application/json" id="facts">{_json(facts)}</script>']
+    data += [f'<script type="application/json" id="tree-{n}">{text}</script>' for n, text in trees.items()]
+    filled = {
+        "title": html.escape(title.encode(errors="replace").decode()),  # half a character can't be written
+        "policy": (
+            f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none';"
+            " form-action 'none'"
+        ),
+        "style": style,
+        "data": "\n".join(data),
+        "script": script,
+    }
+    template = (folder / "page.html").read_text(encoding="utf-8")
+    # In one pass, so that what is filled in is never looked through for marks.
+    return re.sub(r"%%(\w+)%%", lambda mark: filled[mark[1]], template)
+
+
+def _json(value: Any) -> str:
+    """JSON in ASCII that can stand inside a script element: nothing in it ends or opens one."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(text: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"

@@ -1,0 +1,204 @@
+"""A journal record as the page reads it: the row of a list, and one tree's data. Plain JSON in, plain JSON out.
+
+A record is a mapping with `tree` (`search.tree.Tree.to_dict`) and whatever else is known: `key`, `problem` (`id`,
+`question`, `source`) or `question`, `ended_by`, `cost`, `prompt_ids`, `policy_version`; of the choice `chosen` (its last
+node), `answer`, `why` and `response`; `search` (`rule`: ucb1, puct or open_puct; `exploration`: its constant); `pieces`
+(token id -> its text).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..answers import extract, normalize
+from ..errors import DataError
+
+# What the page draws, under the names it uses. `expanded` is left out: it is the search's own business.
+DRAWN = (
+    "parent", "token_ids", "logprobs", "text", "source", "direction", "N", "W", "V", "prior", "prm", "samples",
+    "verdict", "reward", "hre", "pre",
+)  # fmt: skip
+ROLLOUT = ("node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples")
+REJECTED = "rejected"
+LOGPROB_DIGITS = 6  # of a nat; the page shows three
+QUESTION_LETTERS = 200  # of a question in the list
+
+
+@dataclass(slots=True)
+class Row:
+    """One question of the list.
+
+    outcome: "right" or "wrong" (every sampled response is), "mixed", "ungraded", "none" (no response), "failed".
+    right, samples: sampled responses. nodes, simulations (None: not recorded), tokens (sampled; None: not recorded).
+    answer: what a search without gold answered, else the answer of most samples; answer_right: by gold, None where it is
+    not known; share: of the samples that state it.
+    reward: mean reward of those samples without its gold part (PRE), None where it has no other part.
+    """
+
+    key: str
+    id: str
+    question: str
+    outcome: str
+    right: int
+    samples: int
+    nodes: int
+    simulations: int | None
+    tokens: int | None
+    answer: str | None
+    answer_right: bool | None
+    share: float | None
+    reward: float | None
+    ended_by: str
+
+
+@dataclass(slots=True)
+class _Said:
+    samples: int = 0
+    visits: int = 0
+    right: bool | None = None
+    rewards: list[tuple[int, float]] = field(default_factory=list)
+
+
+def tree_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record's tree columns. Raises DataError where they are missing or don't fit each other."""
+    tree = record.get("tree")
+    if not isinstance(tree, dict) or any(not isinstance(tree.get(name), list) for name in DRAWN):
+        raise DataError(f"record {name_of(record)!r} holds no search tree: name a journal that a search wrote")
+    count = len(tree["parent"])
+    if count == 0 or any(len(tree[name]) != count for name in DRAWN):
+        raise DataError(f"tree columns of record {name_of(record)!r} differ in length: search it again")
+    if any(
+        not isinstance(up, int) or not -1 <= up < node or (up < 0) != (node == 0)
+        for node, up in enumerate(tree["parent"])
+    ):
+        raise DataError(f"tree of record {name_of(record)!r} has a node before its parent: search it again")
+    return tree
+
+
+def name_of(record: Mapping[str, Any]) -> str:
+    """The record's key, else its question's id."""
+    return str(record.get("key") or problem_of(record)["id"])
+
+
+def problem_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """`id`, `question` and `source`, wherever the record has them; "" where it hasn't."""
+    problem = record.get("problem") or {}
+    return {
+        "id": str(problem.get("id", "question")),
+        "question": str(problem.get("question", record.get("question", ""))),
+        "source": str(problem.get("source", "")),
+    }
+
+
+def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(text, grade) of every finished response: visited terminal nodes that no verifier rejected, then rollouts."""
+    parent, text = tree["parent"], tree["text"]
+
+    def down_to(node: int) -> str:
+        parts = []
+        while node >= 0:
+            parts.append(text[node])
+            node = parent[node]
+        return "".join(reversed(parts))
+
+    for node, verdict in enumerate(tree["verdict"]):
+        if verdict is not None and verdict != REJECTED and tree["N"][node] > 0:
+            grade = {name: tree[name][node] for name in ("hre", "pre", "reward", "samples")}
+            yield down_to(node), {**grade, "visits": tree["N"][node]}
+    for rollout in rollouts(tree):
+        grade = {name: rollout[name] for name in ("hre", "pre", "reward", "samples")}
+        yield down_to(rollout["node"]) + rollout["text"], {**grade, "visits": rollout["count"]}
+
+
+def rollouts(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tree's rollouts by name; those of format 1 are none."""
+    return [dict(zip(ROLLOUT, row, strict=False)) for row in tree.get("rollouts", ())]
+
+
+def row(record: Mapping[str, Any]) -> Row:
+    """The record's line in the list."""
+    tree, problem = tree_of(record), problem_of(record)
+    right = samples = graded = 0
+    answers: dict[str, _Said] = {}
+    for text, grade in responses(tree):
+        samples += grade["samples"]
+        graded += grade["hre"] is not None
+        right += grade["samples"] if grade["hre"] == 1.0 else 0
+        stated = extract(text)
+        if stated is not None:
+            said = answers.setdefault(normalize(stated), _Said())
+            said.samples += grade["samples"]
+            said.visits += grade["visits"]
+            said.right = said.right if grade["hre"] is None else grade["hre"] == 1.0
+            reward = grade["pre"] if grade["hre"] is not None or grade["pre"] is not None else grade["reward"]
+            if reward is not None:
+                said.rewards.append((max(grade["samples"], 1), reward))
+    answer = max(answers, key=lambda a: (answers[a].samples, answers[a].visits), default=None)
+    if not graded and record.get("answer") is not None:
+        # A graded tree's rewards know the gold answer, and so does what they chose.
+        answer = normalize(str(record["answer"]))
+    said = answers.get(answer or "", _Said())
+    weight = sum(count for count, _ in said.rewards)
+    ended_by = str(record.get("ended_by", ""))
+    return Row(
+        key=name_of(record),
+        id=problem["id"],
+        question=short(problem["question"]),
+        outcome=outcome(ended_by, right, samples, graded),
+        right=right,
+        samples=samples,
+        nodes=len(tree["parent"]),
+        simulations=len((tree.get("history") or {}).get("simulations", ())) or None,
+        tokens=(record.get("cost") or {}).get("sampled_tokens"),
+        answer=answer,
+        answer_right=said.right,
+        share=said.samples / samples if samples and answer is not None else None,
+        reward=sum(count * reward for count, reward in said.rewards) / weight if weight else None,
+        ended_by=ended_by,
+    )
+
+
+def short(question: str) -> str:
+    """A question's beginning, in one line."""
+    line = " ".join(question.split())
+    return line if len(line) <= QUESTION_LETTERS else line[: QUESTION_LETTERS - 1].rstrip() + "…"
+
+
+def outcome(ended_by: str, right: int, samples: int, graded: int) -> str:
+    """The outcome that `Row` describes."""
+    if ended_by.startswith("failed"):
+        return "failed"
+    if not samples:
+        return "none"
+    if not graded:
+        return "ungraded"
+    return "right" if right == samples else "mixed" if right else "wrong"
+
+
+def payload(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page draws of one record: its columns with log-probabilities rounded, the choice, the cost."""
+    tree = tree_of(record)
+    drawn: dict[str, Any] = {name: tree[name] for name in DRAWN}
+    drawn["logprobs"] = [_rounded(values) for values in tree["logprobs"]]
+    drawn["rollouts"] = [{**one, "logprobs": _rounded(one["logprobs"])} for one in rollouts(tree)]
+    drawn["history"] = tree.get("history") or {"simulations": [], "backups": []}
+    more = (
+        "chosen",
+        "answer",
+        "why",
+        "response",
+        "ended_by",
+        "cost",
+        "search",
+        "policy_version",
+        "pieces",
+        "prompt_ids",
+    )
+    known = {name: record[name] for name in more if record.get(name) is not None}
+    return {"key": name_of(record), **problem_of(record), **known, "tree": drawn}
+
+
+def _rounded(logprobs: list[float]) -> list[float]:
+    return [round(value, LOGPROB_DIGITS) for value in logprobs]

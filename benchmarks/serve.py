@@ -1,0 +1,319 @@
+"""The server beside its bare engine: latency and throughput over 1 to 64 clients, and a minute of 64 clients.
+
+    uv run python benchmarks/serve.py                   # about three minutes; benchmarks/results/serve.json
+    uv run python benchmarks/serve.py --seconds 1 --soak 5
+
+Starts `alphazero-llm-trainer serve` in a process of its own, with the embedded student, and asks it as the openai client
+does (httpx, keep-alive). Each client asks one question after another; every question is new to the cache. Prints, for
+plain samples, best-of-8, MCTS under the calculator and a long MCTS that the deadline ends:
+
+- p50, p95 and p99 of a request's latency, requests and sampled tokens a second;
+- the same requests put straight into the answering code and engine, in one process without HTTP: what HTTP costs;
+- how many deadlines were hit, and how late the answers then came.
+
+The soak: so many seconds of 64 clients with all methods mixed and deadlines of 2 s; errors, answers later than 100 ms
+after their deadline (by the server's clock), how long the machine itself left an idle process waiting meanwhile, and the
+server's memory, live rows and traces before and after. Clients, server and whatever else this machine does share its
+cores: ratios hold, absolute times are this machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+
+CLIENTS = (1, 4, 16, 64)
+LATE = 0.1  # seconds after a deadline
+# Small enough to be full within the soak, so that what grows after that would be a leak.
+SMALL = ("--set", "engine.cache_tokens=60000", "--set", "serve.traces=200")
+QUESTIONS = 4000
+MIXES: dict[str, dict[str, Any]] = {
+    "sample": {"model": "student"},
+    "best-of-8": {"model": "student@best-of-8"},
+    "mcts": {"model": "student@mcts", "temperature": 1.0},
+    "beam, deadline 500 ms": {"model": "student@beam", "budget_tokens": 20_000, "deadline_ms": 500},
+}
+
+
+@dataclass
+class Load:
+    """What came back: seconds a request, sampled tokens, and for those with a deadline how late the server had the answer."""
+
+    seconds: list[float] = field(default_factory=list)
+    inside: list[float] = field(default_factory=list)  # by the server's own clock: from its reading the request
+    tokens: int = 0
+    hit: int = 0
+    late: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)  # by status or exception
+    wall: float = 0.0
+
+    def add(self, seconds: float, body: dict[str, Any], deadline_ms: int | None) -> None:
+        self.seconds.append(seconds)
+        self.inside.append(body["alphazero"].get("seconds", seconds))
+        self.tokens += body["usage"]["completion_tokens"]
+        self.hit += body["alphazero"]["deadline_hit"]
+        if deadline_ms is not None:
+            self.late.append(self.inside[-1] - deadline_ms / 1000)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "requests": len(self.seconds),
+            "p50_ms": 1000 * quantile(self.seconds, 0.5),
+            "p95_ms": 1000 * quantile(self.seconds, 0.95),
+            "p99_ms": 1000 * quantile(self.seconds, 0.99),
+            "inside_p50_ms": 1000 * quantile(self.inside, 0.5),
+            "inside_p99_ms": 1000 * quantile(self.inside, 0.99),
+            "requests_per_second": len(self.seconds) / self.wall,
+            "sampled_tokens_per_second": self.tokens / self.wall,
+            "deadlines_hit": self.hit,
+            "late_p50_ms": 1000 * quantile(self.late, 0.5) if self.late else None,
+            "late_p99_ms": 1000 * quantile(self.late, 0.99) if self.late else None,
+            "late_max_ms": 1000 * max(self.late) if self.late else None,
+            "over_100_ms_late": sum(late > LATE for late in self.late),
+            "errors": dict(self.errors),
+        }
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value that so large a share of `values` is at or below; NaN of nothing."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
+
+
+class Questions:
+    """Questions that come once each, as long as they last."""
+
+    def __init__(self) -> None:
+        self.texts = [task.problem.question for task in load_tasks("embedded", "test", QUESTIONS, start=1000)]
+        self.turn = count()
+
+    def body(self, mix: dict[str, Any]) -> dict[str, Any]:
+        number = next(self.turn)
+        messages = [{"role": "user", "content": self.texts[number % QUESTIONS]}]
+        return {"messages": messages, "seed": number, **mix}
+
+
+async def put(clients: int, seconds: float, ask: Any, mixes: list[dict[str, Any]], questions: Questions) -> Load:
+    """`clients` clients, each asking one question after another for so many seconds. `ask` returns a body, or what failed."""
+    load, end = Load(), time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        turn = number
+        while time.perf_counter() < end:
+            body = questions.body(mixes[turn % len(mixes)])
+            turn += 1
+            began = time.perf_counter()
+            answer = await ask(body)
+            if isinstance(answer, str):
+                load.errors[answer] += 1
+            else:
+                load.add(time.perf_counter() - began, answer, body.get("deadline_ms"))
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    load.wall = time.perf_counter() - began
+    return load
+
+
+def poster(http: httpx.AsyncClient) -> Any:
+    async def ask(body: dict[str, Any]) -> dict[str, Any] | str:
+        try:
+            response = await http.post("/v1/chat/completions", json=body)
+        except httpx.HTTPError as error:
+            return type(error).__name__
+        return response.json() if response.status_code == 200 else str(response.status_code)
+
+    return ask
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """The server's process."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment.pop("ALPHAZERO_API_KEY", None)
+        code = "import sys; from alphazero_llm_trainer.cli import main; sys.exit(main())"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, "serve", "--student", "embedded", "--port", "0", *SMALL],
+            env=environment, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().split("answers at ")[1].split("/v1")[0]
+
+    def client(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
+        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits)
+
+    def state(self) -> dict[str, float]:
+        """Memory in MiB, and what is live by the server's own metrics."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = {"rss_mib": round(int(status.split("VmRSS:")[1].split()[0]) / 1024, 1)}
+        names = ("live_requests", "queue_depth", "live_searches", "engine_live_rows", "engine_waiting_rows", "traces")
+        names += ("trace_bytes", "cache_tokens")
+        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+            name, _, value = line.partition(" ")
+            if name.removeprefix("alphazero_") in names:
+                found[name.removeprefix("alphazero_")] = float(value)
+        return found
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate()
+        return self.process.wait(timeout=60)
+
+
+class Stalls:
+    """How long this machine leaves an idle process waiting: deadlines can't be kept better than that."""
+
+    CODE = """
+import sys, threading, time
+worst, over = 0.0, 0
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+while not stop.is_set():
+    began = time.perf_counter()
+    time.sleep(0.01)
+    late = time.perf_counter() - began - 0.01
+    worst, over = max(worst, late), over + (late > 0.1)
+print(worst, over)
+"""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def end(self) -> dict[str, float]:
+        worst, over = self.process.communicate()[0].split()
+        return {"machine_stall_max_ms": 1000 * float(worst), "machine_stalls_over_100_ms": int(over)}
+
+
+async def through_http(served: Served, seconds: float, questions: Questions) -> dict[str, dict[str, Any]]:
+    rows = {}
+    async with served.client() as http:
+        for name, mix in MIXES.items():
+            for clients in CLIENTS:
+                load = await put(clients, seconds, poster(http), [mix], questions)
+                rows[f"{name}/{clients}"] = load.row()
+    return rows
+
+
+async def soak(served: Served, seconds: float, questions: Questions) -> dict[str, Any]:
+    """64 clients with all methods, each request with a deadline of 2 s; memory is read ten times on the way."""
+    mixes = [mix | {"deadline_ms": mix.get("deadline_ms", 2000)} for mix in MIXES.values()]
+    memory: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(seconds / 10)
+            memory.append(served.state()["rss_mib"])
+
+    async with served.client() as http:
+        before, watching, stalls = served.state(), asyncio.ensure_future(watch()), Stalls()
+        load = await put(64, seconds, poster(http), mixes, questions)
+        watching.cancel()
+        machine = stalls.end()
+    await asyncio.sleep(0.5)
+    return {"seconds": load.wall, **load.row(), **machine, "before": before, "after": served.state(), "rss_mib": memory}
+
+
+# -- the bare engine ---------------------------------------------------------------------------------------------------
+
+
+async def bare(seconds: float, questions: Questions) -> dict[str, dict[str, Any]]:
+    """The same requests straight into the answering code of the server, in this process."""
+    import argparse as arguments
+
+    from alphazero_llm_trainer.config import load_config
+    from alphazero_llm_trainer.policy.student import load_student
+    from alphazero_llm_trainer.problems.prompts import system_prompt
+    from alphazero_llm_trainer.serve.answering import Answerer
+    from alphazero_llm_trainer.serve.names import Names
+    from alphazero_llm_trainer.serve.wanted import chat_request
+    from alphazero_llm_trainer.serve_run import STEPWISE, by_eval, load_verifier
+
+    config = load_config(overrides=[{"student": "embedded"}])
+    student = load_student(config, system_prompt=system_prompt("embedded"))
+    verifier = load_verifier("calculator", student, config, arguments.Namespace(prm=None, value=None))
+    stepwise = {name: (lambda given, name=name: by_eval(name, given)) for name in STEPWISE}
+    answerer, names = Answerer(student, config, verifier, None, stepwise), Names("sample", STEPWISE, 64)
+    loop = asyncio.get_running_loop()
+    context = student.engine.capabilities.max_context
+
+    async def ask(body: dict[str, Any]) -> dict[str, Any]:
+        began = loop.time()
+        wanted = chat_request(json.dumps(body).encode(), student, context, names, config.serve)
+        due = None if wanted.deadline is None else began + wanted.deadline
+        # A task of its own, as in the server: a request's prompt belongs to its context.
+        found = await asyncio.ensure_future(
+            answerer(wanted, wanted.prompts[0], 0, wanted.seed, due, lambda told: None, "bare")
+        )
+        return {
+            "usage": {"completion_tokens": found.cost.sampled_tokens},
+            "alphazero": {"deadline_hit": found.deadline_hit},
+        }
+
+    rows = {}
+    for name, mix in MIXES.items():
+        for clients in CLIENTS:
+            student.engine.tree.clear()  # it asks so fast that the questions come again
+            rows[f"{name}/{clients}"] = (await put(clients, seconds, ask, [mix], questions)).row()
+    return rows
+
+
+def table(http: dict[str, Any], engine: dict[str, Any]) -> str:
+    head = f"{'method / clients':30}{'p50':>8}{'p95':>8}{'p99':>8}{'req/s':>8}{'tok/s':>8}{'late max':>10}{'errors':>8}"
+    lines = [head + f"{'bare p50':>10}{'bare req/s':>12}", ""]
+    for name, row in http.items():
+        late = "" if row["late_max_ms"] is None else f"{row['late_max_ms']:.0f}"
+        lines.append(
+            f"{name:30}{row['p50_ms']:8.1f}{row['p95_ms']:8.1f}{row['p99_ms']:8.1f}{row['requests_per_second']:8.1f}"
+            f"{row['sampled_tokens_per_second']:8.0f}{late:>10}{sum(row['errors'].values()):8}"
+            f"{engine[name]['p50_ms']:10.1f}{engine[name]['requests_per_second']:12.1f}"
+        )
+    return "\n".join([*lines, "", "times in ms; late: after the deadline"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
+    parser.add_argument("--soak", type=float, default=60.0, help="seconds of 64 clients")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "serve.json")
+    args = parser.parse_args()
+    questions = Questions()
+    engine = asyncio.run(bare(args.seconds, questions))
+    served = Served()
+    try:
+        http = asyncio.run(through_http(served, args.seconds, questions))
+        print(table(http, engine))
+        minute = asyncio.run(soak(served, args.soak, questions))
+    finally:
+        code = served.stop()
+    print(f"\n{minute['seconds']:.0f} s of 64 clients: {json.dumps(minute, indent=2)}\nexit code {code}")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    found = {"http": http, "bare": engine, "soak": minute, "exit_code": code, "cores": os.cpu_count()}
+    args.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

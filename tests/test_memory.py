@@ -1,0 +1,269 @@
+"""The memory planner's arithmetic against real models, engines and autograd; `benchmarks/memory.py` holds whole runs to it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import LINE_ENDS, VOCABULARY
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.plan_command import memory_plan, read_shape, suggestions
+from alphazero_llm_trainer.policy import inprocess, prefix_tree, slots
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy.student import PACKAGED, load_student
+from alphazero_llm_trainer.sections import LoraConfig, ModelShape
+from alphazero_llm_trainer.train import memory
+from alphazero_llm_trainer.train.memory import AFTER_LOAD, GIB, PHASES, Counts, Forecast, doubled, nf4_bytes
+from alphazero_llm_trainer.train.models import make_trainable
+
+SHAPE = ModelShape(
+    layers=3,
+    hidden=128,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    intermediate=256,
+    vocabulary=VOCABULARY,
+    tied=True,
+    plain=True,
+)
+
+
+def llama(shape: ModelShape = SHAPE, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocabulary,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=512,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def configured(*overrides: Any) -> Config:
+    """A configuration with a student `tiny`, trained whole in fp32 unless overridden."""
+    student = {"path": "nowhere", "adapter": "full", "dtype": "float32", "cpu": True, "shape": SHAPE.model_dump()}
+    base = {"models": {"tiny": student}, "student": "tiny", "rewards": {"use_student_model": False}}
+    return load_config(overrides=[base, "engine.native=off", "engine.max_context=256", *overrides])
+
+
+def forecast(config: Config, device: str = "cpu", **more: Any) -> Forecast:
+    return Forecast(config, config.models["tiny"], SHAPE, device, **more)
+
+
+def part(forecast: Forecast, name: str, phase: str) -> float:
+    parts = forecast.plan(1 << 40).parts
+    return sum(one.size for one in parts if one.name == name and phase in one.phases)
+
+
+def bytes_of(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def test_constants_are_the_engine_s() -> None:
+    assert memory.MEMO_BYTES == inprocess.MEMO_BYTES
+    assert memory.PREFILL_TOKENS == slots.PREFILL_TOKENS
+    assert memory.TOP_TOKENS == prefix_tree.TOP_TOKENS
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_full_weights_are_counted_to_the_byte(tied: bool) -> None:
+    shape = SHAPE.model_copy(update={"tied": tied})
+    assert Counts.of(shape, LoraConfig()).whole == sum(p.numel() for p in llama(shape).parameters())
+    config = configured({"models": {"tiny": {"shape": {"tied": tied}}}})
+    made = Forecast(config, config.models["tiny"], shape, "cuda")
+    assert part(made, "weights", "load") == bytes_of(llama(shape).parameters())
+
+
+def test_the_engine_holds_what_is_forecast() -> None:
+    config = configured("engine.cache_tokens=2000", "engine.max_batch=48", "search.max_tokens=100")
+    engine = InProcessEngine(llama().eval(), eos_id=1, line_end_ids=LINE_ENDS, settings=config.engine)
+    made = forecast(config, prompt=50)
+    assert part(made, "prefix cache", "search") == bytes_of([engine.tree.states])
+    assert engine.tree.next_logprobs is not None
+    assert part(made, "next-token table", "search") == bytes_of([engine.tree.next_logprobs])
+    held: Any = engine.forward
+    assert part(made, "decoding slots", "load") == bytes_of([held.slots.states])
+    # 48 rows of 150 tokens: both grow by doubling.
+    held.slots.ensure(48, 150)
+    assert part(made, "decoding slots", "search") == bytes_of([held.slots.states])
+    joined = [weight for layer in held.layers for weight in (layer[1], layer[4])]
+    assert part(made, "engine's copy", "search") == bytes_of(joined)
+
+
+def test_a_cache_too_small_for_whole_distributions_keeps_none() -> None:
+    config = configured("engine.cache_tokens=400000", "engine.cache_bytes=4294967296")
+    shape = SHAPE.model_copy(update={"vocabulary": 128_256})
+    made = Forecast(config, config.models["tiny"], shape, "cuda").plan(1 << 40)
+    assert not any(one.name == "next-token table" for one in made.parts)
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A real NF4 student with LoRA, and its configuration."""
+    pytest.importorskip("bitsandbytes")
+    folder = tmp_path_factory.mktemp("nf4")
+    llama(SHAPE, torch.bfloat16).save_pretrained(folder)
+    for file in PACKAGED.iterdir():
+        if "token" in file.name or file.suffix == ".jinja":
+            shutil.copy(file, folder)
+    given = {"path": str(folder), "adapter": "lora", "quantization": "nf4", "dtype": "bfloat16"}
+    config = configured({"models": {"tiny": given}}, "engine.cache_tokens=1024")
+    student = load_student(config)
+    return config, student, make_trainable(student.model, student.spec, "lora")
+
+
+def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
+    config, _, model = quantised
+    counts, packed, other, trained = Counts.of(SHAPE, LoraConfig()), 0, 0, 0
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        if parameter.requires_grad:
+            trained += bytes_of([parameter])
+        elif state is not None:
+            packed += bytes_of(
+                [parameter, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
+            )
+        else:
+            other += bytes_of([parameter])
+    # Blocks of 256 scales are rounded up, which shows at this size.
+    assert nf4_bytes(counts) == pytest.approx(packed, rel=0.01)
+    made = forecast(config, "cuda")
+    assert part(made, "weights, rest", "train") == other
+    assert part(made, "adapters", "train") == trained
+
+
+class Saved:
+    """Bytes of the storages that autograd keeps for the backward pass, parameters left out."""
+
+    def __init__(self, model: Any) -> None:
+        owned = [*model.parameters(), *model.buffers()]
+        self.known = {p.untyped_storage().data_ptr() for p in owned}
+        self.found: dict[int, int] = {}
+        self.kept: list[torch.Tensor] = []
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        at = tensor.untyped_storage().data_ptr()
+        if at not in self.known and at not in self.found:
+            self.found[at] = tensor.untyped_storage().nbytes()
+            self.kept.append(tensor)  # so that no other tensor gets this address
+        return tensor
+
+    def of(self, model: Any, tokens: torch.Tensor, mask: torch.Tensor) -> int:
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda tensor: tensor):
+            model(input_ids=tokens, attention_mask=mask, use_cache=False)
+        return sum(self.found.values())
+
+
+def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
+    """Bytes that the backbone keeps of a token, a layer; embedding and last norm are in it, a few in a hundred."""
+    tokens = torch.randint(2, VOCABULARY, (rows, length))
+    mask = torch.ones_like(tokens)
+    mask[0, :7] = 0  # padding, as in a minibatch of unequal prompts
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return Saved(model).of(base.model, tokens, mask) / (rows * length * SHAPE.layers)
+
+
+def test_activations_of_full_weights_are_those_autograd_keeps() -> None:
+    model = llama().train().requires_grad_(True)
+    assert forecast(configured()).layer_bytes() == pytest.approx(kept_a_token(model), rel=0.08)
+
+
+def test_activations_of_adapters_over_four_bits_are_those_autograd_keeps(quantised: Any) -> None:
+    config, _, model = quantised
+    model.train()
+    found = kept_a_token(model)
+    model.eval()
+    assert forecast(config).layer_bytes() == pytest.approx(found, rel=0.15)
+
+
+def test_less_is_forecast_for_what_saves_memory() -> None:
+    def peak(*overrides: Any, device: str = "cuda") -> float:
+        plan = forecast(configured("train.grpo.batch_size=64", "train.gradient_checkpointing=off", *overrides), device)
+        return plan.plan(1 << 40).at("train")
+
+    assert peak("train.micro_batch=1") < peak("train.micro_batch=8") < peak()
+    assert peak("train.gradient_checkpointing=on") < peak()
+    assert peak("train.optimizer=adamw_8bit") < peak("train.optimizer=adamw")
+    assert peak("engine.cache_tokens=1024") < peak()
+    assert peak("search.max_tokens=20") < peak()
+    assert peak("engine.backend=vllm-server") < peak()
+    assert peak("train.method=ppo", "train.ppo.batch_size=64") > peak()
+    assert peak("rewards.use_student_model=true") > peak()
+
+
+def test_vllm_takes_its_share_unless_it_sleeps() -> None:
+    def share(sleep: str, phase: str) -> float:
+        made = forecast(
+            configured("engine.backend=vllm", "engine.vllm.gpu_memory=0.5", f"engine.vllm.sleep={sleep}"), "cuda"
+        )
+        return sum(one.size for one in made.plan(8 * GIB, 10 * GIB).parts if one.name == "vLLM" and phase in one.phases)
+
+    assert [share("off", phase) for phase in PHASES] == [5 * GIB] * 3
+    assert [share("on", phase) for phase in PHASES] == [5 * GIB, 5 * GIB, 0]
+
+
+@pytest.mark.parametrize(("wanted", "size"), [(1, 32), (32, 32), (33, 64), (200, 256)])
+def test_slots_double(wanted: int, size: int) -> None:
+    assert doubled(32, wanted) == size
+
+
+def test_a_row_is_no_longer_than_the_context() -> None:
+    made = forecast(configured("search.max_tokens=160"), prompt=5000)
+    assert made.prompt == 255 and made.length == 256
+
+
+def test_what_does_not_fit_gets_suggestions_that_save_what_they_say() -> None:
+    config = load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k"])
+    made = memory_plan(config, "llama-3.2-3b", 16.0)
+    assert made is not None
+    plan, source = made
+    assert source == "models.yaml" and not plan.fits
+    lines = suggestions(config, "llama-3.2-3b", plan, 16.0, None)
+    fitting = [line for line in lines if line.endswith(", fits")]
+    assert fitting
+    flags = fitting[0].partition(":")[0].replace("--set ", "").split()
+    again = memory_plan(
+        load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k", *flags]), "llama-3.2-3b", 16.0
+    )
+    assert again is not None and again[0].fits
+    assert f"{again[0].peak / GIB:.1f} GiB" in fitting[0]
+
+
+def test_the_defaults_fit_the_3b_into_24_gib() -> None:
+    made = memory_plan(load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k"]), "llama-3.2-3b", 24.0)
+    assert made is not None and made[0].fits
+
+
+def test_a_smaller_student_is_named_where_no_setting_helps() -> None:
+    config = load_config(overrides=["student=llama-3.1-8b", "problems.source=gsm8k"])
+    made = memory_plan(config, "llama-3.1-8b", 6.0)
+    assert made is not None and not made[0].fits
+    named = [line for line in suggestions(config, "llama-3.1-8b", made[0], 6.0, None) if line.startswith("--student")]
+    assert named and all(line.endswith(", fits") for line in named)
+
+
+def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    assert read_shape(tmp_path / "config.json") == SHAPE
+    (tmp_path / "config.json").write_text("[1]")
+    assert read_shape(tmp_path / "config.json") is None
+    assert read_shape(tmp_path / "absent.json") is None
+
+
+def test_phases_hold_what_they_add_up_to() -> None:
+    plan = forecast(configured()).plan(1 << 40)
+    for phase in PHASES:
+        assert plan.at(phase) == sum(one.size for one in plan.parts if phase in one.phases)
+        assert plan.allocated(phase) <= plan.at(phase)
+    assert plan.peak == max(plan.at(phase) for phase in PHASES) and set(AFTER_LOAD) < set(PHASES)

@@ -1,0 +1,183 @@
+"""`info --plan` and `train --dry-run`: what a run would do and take, and why it can't start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alphazero_llm_trainer import plan_command
+from alphazero_llm_trainer.cli import main, train_main
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.train.loop import Run
+from alphazero_llm_trainer.train.memory import Counts
+from alphazero_llm_trainer.train.size import RunSize
+from alphazero_llm_trainer.train.source import RoundSource
+
+NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+REAL = ["--student", "llama-3.2-3b", "--set", "problems.source=gsm8k"]
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, an empty hub cache and no token."""
+    from huggingface_hub import constants
+
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    return work
+
+
+def one_sentence(text: str) -> str:
+    assert text.startswith("error: ") and text.count("\n") == 1, text
+    return text
+
+
+@NO_CUDA
+def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path, capsys: Any) -> None:
+    assert train_main([*REAL, "--dry-run", "--set", "teachers.tier=production"]) == 2
+    said = capsys.readouterr()
+    for what in (
+        "60 rounds",
+        "tokens sampled",
+        "6.4 GB",
+        "HF_TOKEN is not set",
+        "OPENROUTER_API_KEY",
+        "budget a run",
+        "peak",
+    ):
+        assert what in said.out, what
+    assert "no" not in one_sentence(said.err).split()[:1] and "CUDA" in said.err
+    assert list(nowhere.iterdir()) == []
+    # The run itself ends with the same words, before it makes a folder.
+    assert train_main(REAL) == 2
+    assert capsys.readouterr().err == said.err
+    assert list(nowhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_a_gated_model_without_a_token_is_one_sentence(flags: list[str], nowhere: Path, capsys: Any) -> None:
+    assert train_main([*REAL, "--set", "models.llama-3.2-3b.cpu=true", *flags]) == 2
+    said = one_sentence(capsys.readouterr().err)
+    assert "gated" in said and "HF_TOKEN" in said and "unsloth/Llama-3.2-3B-Instruct" in said
+    assert list(nowhere.iterdir()) == []
+
+
+def test_a_mirror_and_a_token_open_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_ways: list[tuple[list[str], str | None]] = [
+        (["models.llama-3.2-3b.path=unsloth/Llama-3.2-3B-Instruct"], None),
+        ([], "hf_" + "x" * 30),
+    ]
+    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cuda", 80 << 30, 80 << 30))
+    for overrides, token in open_ways:
+        if token is not None:
+            monkeypatch.setenv("HF_TOKEN", token)
+        config = load_config(overrides=["student=llama-3.2-3b", "models.llama-3.2-3b.cpu=true", *overrides])
+        plan_command.check_start(config)
+
+
+def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Path, capsys: Any) -> None:
+    assert main(["train", "--student", "embedded", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "nothing; the student's weights are here" in said.out and "teachers: none" in said.out
+    assert "peak" in said.out and "fits" in said.out
+    assert list(nowhere.iterdir()) == []
+
+
+def test_info_plans_for_another_device(capsys: Any) -> None:
+    assert main(["info", "--plan", *REAL, "--memory", "16"]) == 0
+    said = capsys.readouterr().out
+    assert "of 16.00 free: does NOT fit" in said and "saves" in said and said.rstrip().endswith(("fits", "too much"))
+    assert main(["info", "--plan", *REAL, "--memory", "80"]) == 0
+    assert "of 80.00 free: fits" in capsys.readouterr().out
+    assert main(["info", "--plan", "--memory", "0"]) == 2
+    assert "--memory" in one_sentence(capsys.readouterr().err)
+
+
+def test_a_student_without_a_shape_is_one_sentence(capsys: Any) -> None:
+    student = ["--set", "models.other={path: some/model}", "--student", "other"]
+    assert main(["info", "--plan", *student, "--memory", "8"]) == 2
+    assert "models.other.shape" in one_sentence(capsys.readouterr().err)
+
+
+def test_weights_beyond_memory_are_refused_and_less_is_warned_of(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    config = load_config(overrides=["student=embedded"])
+    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cpu", 1 << 20, 1 << 20))
+    with pytest.raises(ConfigError, match="weights"):
+        plan_command.check_start(config)
+    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cpu", 64 << 20, 64 << 20))
+    plan_command.check_start(config)
+    assert capsys.readouterr().err.startswith("warning: this run may need")
+    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cpu", 1 << 40, 1 << 40))
+    plan_command.check_start(config)
+    assert capsys.readouterr().err == ""
+
+
+def test_every_hub_student_has_a_shape_of_its_size() -> None:
+    config = load_config()
+    for name, spec in config.models.items():
+        if spec.path == "package":
+            continue
+        assert spec.shape is not None, name
+        # Some folders hold a tied output layer twice.
+        stored = Counts.of(spec.shape, spec.lora).whole * 2 / 1e9
+        assert 0.78 * spec.shape.download_gb < stored < 1.03 * spec.shape.download_gb, name
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["train.num_examples=100", "train.questions_per_round=30", "train.save_every=50"],
+        ["train.demonstration_share=0.5", "train.grpo.batch_size=7"],
+        ["train.demonstrations=0"],
+        ["train.method=ppo"],
+        ["train.method=legacy"],
+    ],
+)
+def test_the_size_of_a_run_is_the_run_s_own(overrides: list[str]) -> None:
+    config = load_config(overrides=["student=embedded", *overrides])
+    size, run = RunSize.of(config), Run(config)
+    assert (size.rounds, size.questions_per_round) == (run.rounds, run.questions_per_round)
+    known: Any = [None] * config.train.demonstrations
+    source = RoundSource(
+        None, run.config, None, [], known, None,  # type: ignore[arg-type]
+        questions_per_round=1, on_tree=print, on_round=print, stop=lambda: False,
+    )  # fmt: skip
+    if config.train.method == "legacy":
+        assert size.updates_per_round == config.train.legacy.updates_per_round
+    else:
+        assert size.rows_per_round == source.round_rows
+
+
+def test_no_more_is_sampled_than_was_said(tmp_path: Path) -> None:
+    from alphazero_llm_trainer.train.run import RunFolder
+
+    overrides = ["train.num_examples=8", "train.questions_per_round=4", "train.save_every=8", "train.eval_size=2"]
+    config = load_config(overrides=["student=embedded", "train.validation_size=2", *overrides])
+    size = RunSize.of(config)
+    run = Run(config)
+    run.load()
+    run.execute(RunFolder(tmp_path))
+    lines = [line for line in RunFolder(tmp_path).read_metrics() if "samples" in line]
+    assert sum(line["questions"] for line in lines) == 8
+    assert max(line["samples"] / line["questions"] for line in lines) <= size.responses
+    # The frozen student's greedy baselines are PRE's, a response a question.
+    baselines = 8 * config.search.max_tokens
+    assert sum(line["cost"]["sampled_tokens"] for line in lines) <= size.sampled_tokens + baselines
+
+
+def test_a_student_s_name_may_hold_dots() -> None:
+    config = load_config(
+        overrides=["models.llama-3.2-3b.lora.rank=8", "models.v1.5={path: here}", "models.embedded.cpu=true"]
+    )
+    assert config.models["llama-3.2-3b"].lora.rank == 8 and config.models["v1.5"].path == "here"
+    assert config.models["embedded"].cpu

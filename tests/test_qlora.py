@@ -1,0 +1,514 @@
+"""A 4-bit student on the CPU, for real: one base with many adapters, exact gradients, merging, training and resuming."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from alphazero_llm_trainer.cli import main, train_main
+from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+from alphazero_llm_trainer.policy import adapters
+from alphazero_llm_trainer.policy.student import (
+    PACKAGED,
+    Student,
+    check_device,
+    frozen_student,
+    load_model,
+    load_student,
+)
+from alphazero_llm_trainer.search.journal import read
+from alphazero_llm_trainer.train.arena import Side, meet
+from alphazero_llm_trainer.train.generations import Loop
+from alphazero_llm_trainer.train.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
+from alphazero_llm_trainer.train.ppo import Critic
+from alphazero_llm_trainer.train.stages import learn_policy, learn_value, trained
+from alphazero_llm_trainer.train.value import adapter_network
+
+ROOT = Path(__file__).resolve().parent.parent
+FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
+FLAGS = [
+    "--student", "embedded", "--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora",
+]  # fmt: skip
+SMALL = [
+    *FLAGS, "--num-examples", "16", "--save-every", "8", "--eval-size", "8",
+    "--set", "train.questions_per_round=8",
+    "--set", "train.validation_size=8",
+    "--set", "train.keep_best=false",
+    "--set", "train.rows_per_round=8",
+    "--set", "train.demonstrations=20",
+    "--set", "train.grpo.batch_size=5",
+    "--set", "train.grpo.epochs=2",
+    "--set", "train.ppo.batch_size=5",
+    "--set", "train.ppo.epochs=2",
+    "--set", "train.ppo.samples=2",
+    "--set", "train.ppo.rows_per_round=8",
+    "--set", "train.ppo.critic_rounds=1",
+    "--set", "train.legacy.batch_size=5",
+    "--set", "train.legacy.updates_per_round=4",
+    "--set", "models.embedded.lora.dropout=0",
+]  # fmt: skip
+QUESTION, ANSWER = "Ana has 3 pens. She buys 4 more pens.", "3 + 4 = 7"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Sums in one order, so that runs can be compared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def config() -> Config:
+    return load_config(overrides=FOUR_BITS)
+
+
+@pytest.fixture
+def student(config: Config) -> Student:
+    return load_student(config)
+
+
+def randomise(model: Any, adapter: str, seed: int, size: float = 0.03) -> None:
+    """An adapter that changes something, at about the size that training gives one."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in adapters.own_parameters(model, adapter).items():
+        if "lora_B" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * size
+
+
+def logprobs(model: Any, student: Student) -> torch.Tensor:
+    """Every next-token log-probability along an answer."""
+    ids = torch.tensor([[*student.prompt_ids(QUESTION), *student.encode(ANSWER)]])
+    with torch.no_grad():
+        return model(ids).logits[0].log_softmax(-1)
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference in nats. Logits span 40 nats here: fp32 sums in another order are 2e-5 apart."""
+    return float((found - expected).abs().max())
+
+
+def in_64_bits(student: Student, adapter: Path) -> Any:
+    """The 4-bit base's own numbers with the adapter beside them, unmerged, computed in fp64."""
+    model: Any = merged(student.model, "float32", adapter="none")
+    adapters.load_adapter(model, adapter, adapters.POLICY)
+    for layer in adapters.layers(model):
+        layer._active_adapter = [adapters.POLICY]
+    return model.double()
+
+
+def engine_scores(student: Student) -> list[float]:
+    [found] = asyncio.run(student.engine.score([(student.prompt_ids(QUESTION), tuple(student.encode(ANSWER)))]))
+    return found
+
+
+def storages(model: Any) -> set[int]:
+    """Where the numbers of a model's base lie."""
+    return {p.data_ptr() for name, p in model.named_parameters() if not adapters.is_adapted(name)}
+
+
+# -- 4 bits ------------------------------------------------------------------------------------------------------------
+
+
+def test_inference_leaves_a_4_bit_model_differentiable_and_as_it_was(student: Student) -> None:
+    """On CPUs with AVX512-BF16 bitsandbytes repacks weights at the first inference, and no gradient passes them then."""
+    before = adapters.fingerprint(student.model)
+    logprobs(student.model, student)
+    assert adapters.fingerprint(student.model) == before
+    plain = merged(student.model)
+    ids = torch.tensor([student.prompt_ids(QUESTION)])
+    gradients = []
+    for model in (student.model, plain):
+        embedded = model.get_input_embeddings()(ids).detach().requires_grad_(True)
+        model(inputs_embeds=embedded).logits.logsumexp(-1).sum().backward()
+        gradients.append(embedded.grad)
+    assert gradients[0].abs().max() > 1e-3
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-5)
+
+
+def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Path) -> None:
+    make_trainable(student.model, student.spec, "lora")
+    randomise(student.model, adapters.POLICY, 0)
+    student.model.eval()
+    trained = logprobs(student.model, student)
+    merged(student.model).save_pretrained(tmp_path)
+    student.tokenizer.save_pretrained(tmp_path)
+    assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert {p.dtype for p in plain.parameters()} == {torch.float32}
+    assert difference(logprobs(plain, student), trained) < 5e-5  # 4-bit kernel and fp32 rounding included
+    save_adapter(student.model, student.spec.lora, tmp_path / "adapter")
+    exact = in_64_bits(student, tmp_path / "adapter")
+    assert difference(logprobs(plain.double(), student), logprobs(exact, student)) < 1e-5
+    torch.testing.assert_close(logprobs(student.model, student), trained)  # and the 4-bit model is as it was
+    # A merge into the weights before quantisation is another model.
+    other = load_student(load_config(overrides=["student=embedded"]))
+    make_trainable(other.model, other.spec, "lora")
+    randomise(other.model, adapters.POLICY, 0)
+    wrong = make_trainable(other.model, other.spec, "lora").eval()
+    assert difference(logprobs(wrong, student), trained) > 0.1
+    rounded = merged(student.model, "bfloat16")
+    assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
+
+
+def test_an_adapter_comes_back_exactly_and_knows_its_base(student: Student, config: Config, tmp_path: Path) -> None:
+    make_trainable(student.model, student.spec, "lora")
+    randomise(student.model, adapters.POLICY, 0)
+    save_adapter(student.model, student.spec.lora, tmp_path)
+    student.model.eval()
+    again = load_student(config, path=tmp_path)
+    assert torch.equal(logprobs(again.model, again), logprobs(student.model, student))
+    assert adapters.fingerprint(again.model) == adapters.fingerprint(student.model)
+    assert adapters.fingerprint(again.model) != adapters.fingerprint(again.model, None)
+    assert engine_scores(again) == pytest.approx(
+        logprobs(student.model, student)[len(student.prompt_ids(QUESTION)) - 1 : -1]
+        .gather(1, torch.tensor(student.encode(ANSWER))[:, None])[:, 0].tolist(), abs=1e-4,
+    )  # fmt: skip
+    # Training goes on from it.
+    trainable = make_trainable(again.model, again.spec, "lora")
+    again.model.eval()
+    assert torch.equal(logprobs(trainable, again), logprobs(student.model, student))
+    assert all("lora_" in name for name, p in trainable.named_parameters() if p.requires_grad)
+    with pytest.raises(CheckpointError, match="trained over other weights"):
+        load_student(load_config(overrides=["student=embedded"]), path=tmp_path)
+
+
+# -- one base ----------------------------------------------------------------------------------------------------------
+
+
+def test_policy_reference_value_and_critic_share_one_base(student: Student, config: Config) -> None:
+    base = storages(student.model)
+    apart = {name: load_student(config) for name in ("policy", "value", "critic")}
+    frozen = frozen_student(student, config, shared=True)
+    reference, before = logprobs(student.model, student), engine_scores(frozen)
+    make_trainable(student.model, student.spec, "lora")
+    network = adapter_network(student.model, student.spec.lora)
+    critic = Critic(student.model, 0, student.spec.lora)
+    assert not [
+        name for name, p in student.model.named_parameters() if p.requires_grad and not adapters.is_adapted(name)
+    ]
+    for model in (student.model, network, critic, frozen.model.model):
+        assert storages(model) - storages(getattr(model, "score", torch.nn.Identity())) == base
+    names = {"policy": adapters.POLICY, "value": adapters.VALUE, "critic": adapters.CRITIC}
+    student.model.eval()
+    for seed, (who, name) in enumerate(names.items()):
+        randomise(student.model, name, seed)
+        make_trainable(apart[who].model, apart[who].spec, "lora")
+        state = {k.replace(f".{name}.", f".{adapters.POLICY}."): p
+                 for k, p in adapters.own_parameters(student.model, name).items()}  # fmt: skip
+        for key, parameter in adapters.own_parameters(apart[who].model, adapters.POLICY).items():
+            parameter.data = state[key].detach().clone()
+        apart[who].model.eval()
+    student.engine.set_policy(None, 1)
+    with adapters.under(student.model, None):
+        assert torch.equal(logprobs(student.model, student), reference)
+    found = {}
+    for who, name in names.items():
+        with adapters.under(student.model, name):
+            found[who] = logprobs(student.model, student)
+        assert torch.equal(found[who], logprobs(apart[who].model, student)), who
+    assert not torch.allclose(found["policy"], found["value"], atol=1e-2)
+    assert torch.equal(logprobs(student.model, student), found["policy"])  # outside, the policy's own is active
+    assert engine_scores(frozen) == pytest.approx(before, abs=1e-6)
+    ids = torch.tensor([student.prompt_ids(QUESTION)])
+    with torch.no_grad():
+        hidden = apart["value"].model.base_model(ids).last_hidden_state
+        network.score.weight.fill_(0.01)
+        assert torch.allclose(network(ids).logits, network.score(hidden), atol=1e-5)
+        hidden = apart["critic"].model.base_model(ids).last_hidden_state
+        critic.score.weight.fill_(0.01)
+        values = critic(ids, torch.ones_like(ids), 4)
+        assert torch.allclose(values[0], critic.score(hidden)[0, -5:-1, 0], atol=1e-4)
+
+
+def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Student) -> None:
+    make_trainable(student.model, student.spec, "lora")
+    attach(student.model, student.spec.lora, adapters.CRITIC)
+    for seed, name in enumerate((adapters.POLICY, adapters.CRITIC)):
+        randomise(student.model, name, seed)
+    for layer in adapters.layers(student.model):
+        layer.lora_dropout = torch.nn.ModuleDict({name: torch.nn.Identity() for name in layer.lora_dropout})
+    ids = torch.tensor([student.prompt_ids(QUESTION)])
+
+    def gradients() -> dict[str, torch.Tensor]:
+        student.model.zero_grad(set_to_none=True)
+        loss = student.model(ids).logits.logsumexp(-1).sum()
+        with adapters.under(student.model, adapters.CRITIC):
+            loss = loss + student.model(ids).logits.square().mean()
+        loss.backward()
+        return {n: p.grad.clone() for n, p in student.model.named_parameters() if p.grad is not None}
+
+    student.model.train()
+    plain = gradients()
+    student.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=RECOMPUTE)
+    again = gradients()
+    assert plain.keys() == again.keys()
+    assert any(f".{adapters.CRITIC}." in name for name in plain) and any(".default." in name for name in plain)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(gradient, again[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+# -- the whole path ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("qlora")
+    assert train_main([*SMALL, "--checkpoint-dir", str(directory)]) == 0
+    return directory / "run-001"
+
+
+def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: Config) -> None:
+    card = json.loads((whole_run / "run.json").read_text())
+    assert card["adapter"] == "lora" and card["after"]["problems"] == 8
+    lines = [json.loads(line) for line in (whole_run / "metrics.jsonl").read_text().splitlines()]
+    gaps = [line["engine_logprob_gap"] for line in lines if "engine_logprob_gap" in line]
+    assert len(gaps) == 2 and max(gaps) < 1e-4
+    state = load_file(whole_run / "adapter" / "adapter_model.safetensors")
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in state.items())
+    trained = load_student(config, path=whole_run / "adapter")
+    plain = AutoModelForCausalLM.from_pretrained(whole_run / "student")
+    assert difference(logprobs(plain, trained), logprobs(trained.model, trained)) < 5e-5
+    assert (
+        difference(logprobs(plain.double(), trained), logprobs(in_64_bits(trained, whole_run / "adapter"), trained))
+        < 1e-5
+    )
+    # The merged folder is a student too, and answers as the trained one did.
+    unquantised = load_student(load_config(overrides=["student=embedded"]), path=whole_run / "student")
+    assert engine_scores(unquantised) == pytest.approx(engine_scores(trained), abs=1e-4)
+
+
+def test_killed_with_sigkill_it_resumes_to_the_same_adapter(whole_run: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "train_vllm.py"), *SMALL, "--checkpoint-dir", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    journal = tmp_path / "run-001" / "journal.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if journal.exists() and journal.read_bytes().count(b"\n") >= 11:  # in the second round, behind a checkpoint
+            break
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
+    assert len(list(read(journal))) == 16
+    whole = load_file(whole_run / "adapter" / "adapter_model.safetensors")
+    resumed = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
+    for name, tensor in whole.items():
+        assert torch.allclose(tensor, resumed[name], atol=1e-5), name
+
+
+@pytest.mark.parametrize("method", ["ppo", "legacy"])
+def test_the_other_methods_train_it_too(method: str, tmp_path: Path) -> None:
+    flags = [*SMALL, "--num-examples", "8", f"--use-{method}", "--checkpoint-dir", str(tmp_path)]
+    assert train_main(flags) == 0
+    state = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
+    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in state.items())
+    if method == "ppo":
+        critic = load_file(next((tmp_path / "run-001").glob("checkpoint-*")) / "critic.safetensors")
+        assert {"score.weight", "score.bias"} < critic.keys()
+        assert all(f".{adapters.CRITIC}." in name for name in critic.keys() - {"score.weight", "score.bias"})
+
+
+# -- what a user trips over --------------------------------------------------------------------------------------------
+
+
+def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    spec = load_config().models["llama-3.2-3b"]
+    with pytest.raises(ConfigError, match=r"llama-3\.2-3b .* CUDA .* --student embedded.*cpu=true"):
+        check_device("llama-3.2-3b", spec.path, spec)
+    check_device("llama-3.2-3b", spec.path, spec.model_copy(update={"cpu": True}))
+    check_device("embedded", str(PACKAGED), spec)
+
+
+def test_gated_and_unreachable_models_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+
+    spec = load_config().models["llama-3.2-3b"]
+    answer = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co/x"))
+    gated = OSError("You are trying to access a gated repo.")
+    gated.__cause__ = GatedRepoError("403 Client Error", response=answer)
+    nowhere = OSError("We couldn't connect to the hub")
+    nowhere.__cause__ = LocalEntryNotFoundError("offline")
+    for error, wanted in (
+        (gated, ["is gated", "https://huggingface.co/meta-llama/Llama-3.2-3B-Instruct", "HF_TOKEN"]),
+        (nowhere, ["can't be fetched", "connect once", "HF_TOKEN", "path=DIR"]),
+    ):
+
+        def refuse(*args: Any, error: OSError = error, **kwargs: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("alphazero_llm_trainer.policy.student.AutoModelForCausalLM.from_pretrained", refuse)
+        with pytest.raises(CheckpointError) as caught:
+            load_model(spec.path, spec, "llama-3.2-3b")
+        message = str(caught.value)
+        assert "\n" not in message and "path=unsloth/Llama-3.2-3B-Instruct" in message
+        assert all(word in message for word in wanted), message
+
+
+# -- merging and uploading ---------------------------------------------------------------------------------------------
+
+
+class Hub:
+    """A hub on the loopback that keeps what is uploaded: the few calls that a small upload makes."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.made: list[dict[str, Any]] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.headers["Authorization"] == "Bearer hf_test"
+                if self.path == "/api/repos/create":
+                    hub.made.append(json.loads(body))
+                    return self.answer({"url": f"http://127.0.0.1:{hub.port}/me/student", "id": "me/student"})
+                if "/preupload/" in self.path:
+                    asked = json.loads(body)["files"]
+                    return self.answer(
+                        {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]}
+                    )
+                if "/commit/" in self.path:
+                    for line in map(json.loads, body.splitlines()):
+                        if line["key"] == "file":
+                            hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                    return self.answer(
+                        {
+                            "commitUrl": f"http://127.0.0.1:{hub.port}/me/student/commit/0",
+                            "commitOid": "0" * 40,
+                            "hookOutput": "",
+                        }
+                    )
+                return self.answer({}, 404)
+
+            def do_GET(self) -> None:
+                self.answer({"id": "me/student", "sha": "0" * 40, "siblings": [], "private": True, "name": "me"})
+
+            def answer(self, value: dict[str, Any], status: int = 200) -> None:
+                found = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(found)))
+                self.end_headers()
+                self.wfile.write(found)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+def test_merge_writes_a_plain_folder_and_uploads_it(
+    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub, out = Hub(), tmp_path / "merged"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{hub.port}")
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    try:
+        given = ["--adapter", str(whole_run / "adapter"), "--out", str(out), "--push-to-hub", "me/student"]
+        assert main(["merge", *FLAGS, *given]) == 0
+    finally:
+        hub.server.shutdown()
+    assert "uploaded to" in capsys.readouterr().out
+    assert hub.made[0]["name"] == "student" and hub.made[0]["visibility"] == "private"
+    weights = (out / "model.safetensors").read_bytes()
+    assert hub.files["model.safetensors"] == weights == (whole_run / "student" / "model.safetensors").read_bytes()
+    assert "quantization_config" not in json.loads(hub.files["config.json"])
+
+
+def test_what_is_wrong_with_an_upload_shows_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("alphazero_llm_trainer.train.hub.get_token", lambda: None)
+    for name, wanted in (("me/student", "set HF_TOKEN"), ("no owner", "OWNER/NAME")):
+        assert train_main([*SMALL, "--push-to-hub", name, "--checkpoint-dir", str(tmp_path / "runs")]) == 2
+        error = capsys.readouterr().err
+        assert wanted in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (["--adapter", "nowhere", "--out", "x"], "has no adapter_config.json"),
+        (["--adapter", "{adapter}", "--out", "{run}"], "is there already"),
+        (
+            ["--adapter", "{adapter}", "--out", "x", "--set", "models.embedded.quantization=none"],
+            "trained over other weights",
+        ),
+    ],
+)
+def test_merge_refuses_what_is_wrong(
+    flags: list[str], wanted: str, whole_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [flag.format(adapter=whole_run / "adapter", run=whole_run) for flag in flags]
+    assert main(["merge", *FLAGS, *given]) == 2
+    assert wanted in capsys.readouterr().err
+
+
+# -- generations -------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_goes_on_from_the_champions_adapter(tmp_path: Path) -> None:
+    """Two generations: the second trains, searches and is measured on top of what the first one's adapter became."""
+    small = {
+        "rewards": {"use_student_model": True},
+        "problems": {"levels": [2, 3]},
+        "loop": {
+            "generations": 2, "questions": 16, "arena_size": 8, "test_size": 4, "budget_tokens": 100, "margin": 1.0,
+            "value": "network", "prm": False,
+        },
+        "train": {
+            "questions_per_round": 8, "save_every": 8, "validation_size": 4, "rows_per_round": 8, "demonstrations": 20,
+            "keep_best": False, "grpo": {"batch_size": 5, "epochs": 2, "learning_rate": 2e-4},
+            "value": {"epochs": 1},
+        },
+    }  # fmt: skip
+    config = load_config(overrides=[*FOUR_BITS, small])
+    loop = Loop(config, tmp_path / "loop")
+    loop.load()
+    # The gate is not what is tested: the first candidate is taken.
+    first = loop.settings(1, 16, 0, loop.first)
+    facts = learn_policy(
+        first, tmp_path / "policy", loop.questions(1, 0, {})[0], loop.first, lambda: False, loop.progress
+    )
+    assert facts["weights"] is not None and facts["weights"] != loop.first.weights
+    champion = Side(1, trained(tmp_path / "policy", config), None, None, facts["weights"])
+    assert learn_value(first, tmp_path / "value", champion, lambda: False)["trained"]
+    champion = replace(champion, value=tmp_path / "value", own="value")
+    again = champion.load(config)  # checks the fingerprint
+    assert champion.verifier(config, again).name
+    second = loop.settings(2, 16, 16, champion)
+    later = learn_policy(
+        second, tmp_path / "second", loop.questions(2, 16, {})[0], champion, lambda: False, loop.progress
+    )
+    assert later["weights"] not in (None, facts["weights"], loop.first.weights)
+    cell = meet(Side(2, trained(tmp_path / "second", config), None, None, later["weights"]), config, loop.arena(1)[:4],
+                "greedy", lambda: False)  # fmt: skip
+    assert len(cell["outcomes"]) == 4

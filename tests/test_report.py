@@ -1,0 +1,179 @@
+"""Report and comparison pages against the JSON files that they are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphazero_llm_trainer import cli
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap
+from alphazero_llm_trainer.report.compare import difference, differing, load_runs
+from alphazero_llm_trainer.train.loop import Run
+from alphazero_llm_trainer.train.run import new_run
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+VOID = {"meta", "br", "img", "link", "input", "hr", "use", "path"}
+
+
+class Page(HTMLParser):
+    """The text and the elements of a page; every element has to be closed in order."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.raw = path.read_text(encoding="utf-8")
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.feed(self.raw)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert name not in ("src", "onclick") and not (name == "href" and "//" in (value or "")), (
+                "nothing is fetched"
+            )
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def __contains__(self, text: str) -> bool:
+        return text in " ".join(self.text)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two finished runs of the embedded student that differ in one key."""
+    folder, found = tmp_path_factory.mktemp("checkpoints"), []
+    for epochs in (1, 2):
+        config = load_config(
+            overrides=[
+                {"student": "embedded", "rewards": {"use_student_model": False}},
+                {"train": {"num_examples": 16, "questions_per_round": 8, "save_every": 8, "eval_size": 12}},
+                {"train": {"validation_size": 10, "demonstrations": 20, "rows_per_round": 16}},
+                {"train": {"grpo": {"epochs": epochs}}},
+            ]
+        )
+        run = Run(config)
+        run.load()
+        assert run.execute(new_run(folder)) is not None
+        found.append(run.folder.path)
+    return found
+
+
+def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
+    page = Page(runs[0] / "report.html")
+    card = json.loads((runs[0] / "run.json").read_text())
+    for name in ("before", "after"):
+        found = card[name]["accuracy"]
+        assert f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" in page
+    assert f"{card['search_cost']['sampled_tokens']:,}" in page
+    assert "learning_rate: 0.0005" in page
+    assert page.counts["svg"] == 4
+    assert page.counts["details"] >= 2  # the configuration, and a tree of each outcome there is
+    first = json.loads((runs[0] / "journal.jsonl").read_text().splitlines()[0])
+    assert first["problem"]["id"] in (runs[0] / "trees.html").read_text()
+    assert 'href="trees.html"' in page.raw
+
+
+def test_figures_follow_the_pages_colours(runs: list[Path]) -> None:
+    raw = (runs[0] / "report.html").read_text()
+    assert "currentColor" in raw and "#010203" not in raw
+    assert "prefers-color-scheme: dark" in raw
+
+
+def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+    cut = tmp_path / "run-001"
+    shutil.copytree(runs[0], cut, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*"))
+    card = json.loads((cut / "run.json").read_text())
+    for key in ("after", "gain", "search_cost", "seconds", "kept", "teachers"):
+        del card[key]
+    (cut / "run.json").write_text(json.dumps(card))
+    with (cut / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 2, "mean_rew')  # a process that is writing
+    assert cli.main(["report", str(cut)]) == 0
+    assert capsys.readouterr().out.strip() == str(cut / "report.html")
+    page = Page(cut / "report.html")
+    assert "This run has no test result" in page
+    assert page.counts["svg"] == 3
+
+
+def test_loop_page(tmp_path: Path) -> None:
+    shutil.copy(RESULTS / "loop.json", tmp_path / "loop.json")
+    assert cli.main(["report", str(tmp_path)]) == 0
+    page, card = Page(tmp_path / "report.html"), json.loads((RESULTS / "loop.json").read_text())
+    for one in card["generations"]:
+        gain = one["arena"]["gain greedy"]
+        assert f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]" in page
+        assert f"Generation {one['generation']}: {one['why']}." in page
+    assert page.counts["svg"] == 1
+
+
+def test_ladder_page(tmp_path: Path) -> None:
+    shutil.copy(RESULTS / "ladder.json", tmp_path / "ladder.json")
+    assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    page, ladder = Page(tmp_path / "out" / "report.html"), json.loads((RESULTS / "ladder.json").read_text())
+    for one in ladder["rungs"]:
+        assert f"{one['accuracy'][0]:.3f} [{one['accuracy'][1]:.3f}, {one['accuracy'][2]:.3f}]" in page
+    for row in ladder["methods"]:
+        if "mcts_gain" in row:
+            assert f"{row['mcts_gain'][0]:+.3f} [" in page
+    assert "not above" in page  # PPO: what wasn't reached is said
+    assert page.counts["svg"] == 1 + len({row["verifier"] for row in ladder["methods"]})
+
+
+def test_compare_pairs_the_runs_by_problem(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["compare", *map(str, runs), "--out", str(tmp_path / "compare.html")]) == 0
+    said = capsys.readouterr().out
+    (_, one, _), (_, other, _) = load_runs(runs)
+    assert differing(one, other) == [("train.grpo.epochs", "1", "2")]
+    assert re.search(r"train\.grpo\.epochs +1 +2", said)
+    found, paired = difference(one, other)
+    assert paired
+    assert found == paired_bootstrap(other["after"]["correct"], one["after"]["correct"])
+    assert f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}], paired over the same problems" in said
+    page = Page(tmp_path / "compare.html")
+    assert "train.grpo.epochs" in page
+    assert page.counts["svg"] == 1
+
+
+def test_runs_on_other_problems_are_not_paired(runs: list[Path]) -> None:
+    (_, one, _), (_, other, _) = load_runs(runs)
+    other = other | {"config": other["config"] | {"problems": other["config"]["problems"] | {"levels": [3]}}}
+    found, paired = difference(one, other)
+    assert not paired
+    assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["report", "nowhere"], "nowhere is not a folder"),
+        (["report", "empty"], "empty has none of run.json"),
+        (["report", "broken"], "results.json can't be read as JSON"),
+        (["compare", "empty", "empty"], "empty has no run.json of a training run"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("broken").mkdir()
+    Path("broken/results.json").write_text("{")
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and sentence in error and error.count("\n") == 1

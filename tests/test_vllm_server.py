@@ -1,0 +1,388 @@
+"""What the vLLM backends do without vLLM: requests and answers, cuts and costs, folders of weights, refusals.
+
+Their contract with the real vLLM is tests/test_vllm.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.policy.backend import check_numerics, trainer_logprobs
+from alphazero_llm_trainer.policy.background import LoopThread
+from alphazero_llm_trainer.policy.completions import (
+    Answer,
+    Ask,
+    BaseModelEngine,
+    CompletionEngine,
+    ranked,
+    sample_seed,
+)
+from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.policy.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.policy.vllm_launch import Launch, launch_for
+from alphazero_llm_trainer.policy.vllm_server import body, parse
+from alphazero_llm_trainer.policy.vllm_weights import Versions, has_adapter, write_adapter, write_model
+from alphazero_llm_trainer.sections import LoraConfig, StudentModel, VllmConfig
+from alphazero_llm_trainer.train.models import make_trainable
+
+from support import EOS, LINE_ENDS, tiny_engine, tiny_llama  # isort: skip
+
+PROMPT = (7, 8, 9, 10)
+TINY = StudentModel(path="tiny", lora=LoraConfig(rank=4, alpha=8, dropout=0.0))
+
+
+class LocalCompletions(CompletionEngine):
+    """A backend that completes prompts with a real in-process engine: what vLLM does, one completion at a time."""
+
+    def __init__(self, inner: InProcessEngine) -> None:
+        context = inner.capabilities.max_context
+        super().__init__(inner.model, eos_id=EOS, eos_ids=frozenset({EOS}), line_end_ids=LINE_ENDS, context=context - 1)
+        self.inner, self.thread, self.facts = inner, LoopThread("local"), {"backend": "local"}
+        self.pushed = 0
+
+    async def _complete(self, ask: Ask, base: bool = False) -> Answer:
+        scores: tuple[float | None, ...] = ()
+        if ask.scored:
+            [own] = await self.inner.score([(ask.prompt_ids[:1], ask.prompt_ids[1:])])
+            scores = (None, *own)
+        request = GenerateRequest(
+            ask.prompt_ids,
+            max_new_tokens=ask.max_new_tokens,
+            temperature=ask.temperature,
+            seed=ask.seed,
+            stop_ids=frozenset(ask.stop_ids),
+            top_k=ask.top_k,
+        )
+        [[one]] = await self.inner.generate([request])
+        return Answer(one.token_ids, one.logprobs, one.top or (), one.cached_tokens, scores)
+
+    async def _push(self) -> None:
+        self.pushed += 1
+
+
+@pytest.fixture
+def local() -> Iterator[LocalCompletions]:
+    engine = LocalCompletions(tiny_engine(tiny_llama()))
+    yield engine
+    engine.thread.close()
+
+
+def generate(engine: Any, *requests: GenerateRequest) -> list[list[Generated]]:
+    return asyncio.run(engine.generate(list(requests)))
+
+
+# -- the engine over completions ------------------------------------------------------------------------------------------
+
+
+def test_it_is_an_engine_that_says_what_the_in_process_one_says(local: LocalCompletions) -> None:
+    own = tiny_engine(tiny_llama())
+    assert isinstance(local, Engine) and isinstance(own, Engine)
+    rng = Random(1)
+    prompts = [tuple(rng.randrange(5, 60) for _ in range(rng.randint(1, 9))) for _ in range(12)]
+    for lines in (None, 1, 2, 4):
+        requests = [
+            GenerateRequest(p, n=2, max_new_tokens=40, temperature=0.0, max_lines=lines, top_k=3) for p in prompts
+        ]
+        mine, theirs = generate(own, *requests), generate(local, *requests)
+        for a, b in zip(chain(*mine), chain(*theirs), strict=True):
+            assert (a.token_ids, a.finish) == (b.token_ids, b.finish)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+            assert a.top is not None and b.top is not None and len(b.top) == len(b.token_ids)
+    pairs = [(p, (9, 10, 11)) for p in prompts]
+    for a, b in zip(*(asyncio.run(engine.score(pairs)) for engine in (own, local)), strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+    mine_top, their_top = (asyncio.run(engine.next_token_topk(prompts, 4)) for engine in (own, local))
+    assert [[token for token, _ in row] for row in mine_top] == [[token for token, _ in row] for row in their_top]
+
+
+def test_samples_depend_on_seed_and_index_and_lines_cut_them(local: LocalCompletions) -> None:
+    def drawn(n: int, seed: int, lines: int | None = None) -> list[Generated]:
+        return generate(local, GenerateRequest(PROMPT, n=n, max_new_tokens=30, seed=seed, max_lines=lines))[0]
+
+    free = drawn(30, 1)
+    assert len({one.token_ids for one in free}) == 30
+    assert [one.token_ids for one in drawn(3, 1)] == [one.token_ids for one in free[:3]]
+    seen = set()
+    for lines in (1, 2, 3):
+        for one, whole in zip(drawn(30, 1, lines), free, strict=True):
+            ends = sum(token in LINE_ENDS for token in one.token_ids)
+            assert whole.token_ids[: len(one.token_ids)] == one.token_ids and len(one.logprobs) == len(one.token_ids)
+            assert ends <= lines and (one.finish == "stop") == (ends == lines)
+            seen.add(one.finish)
+    assert seen == {"eos", "stop", "length"}
+
+
+def test_cost_counts_what_was_drawn(local: LocalCompletions) -> None:
+    [free] = generate(local, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1))
+    before = copy.copy(local.cost)
+    [cut] = generate(local, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1, max_lines=2))
+    # The tokens after the second line were drawn all the same.
+    assert sum(len(one.token_ids) for one in cut) < sum(len(one.token_ids) for one in free)
+    assert local.cost.sampled_tokens - before.sampled_tokens == sum(len(one.token_ids) for one in free)
+    assert local.cost.calls - before.calls == 1 and local.cost.cached_tokens - before.cached_tokens == len(PROMPT)
+    asyncio.run(local.score([(PROMPT, (5, 6)), (PROMPT, ())]))
+    assert local.cost.scored_tokens == 2 and local.cost.calls == before.calls + 3
+
+
+def test_set_policy_waits_for_nothing_and_takes_no_weights_under_way(local: LocalCompletions) -> None:
+    async def both() -> None:
+        under_way = asyncio.ensure_future(
+            local.generate([GenerateRequest(PROMPT, n=64, max_new_tokens=200, temperature=3.0)])
+        )
+        await asyncio.sleep(0.01)
+        with pytest.raises(EngineError, match="under way"):
+            await asyncio.to_thread(local.set_policy, None, 3)
+        under_way.cancel()
+
+    asyncio.run(both())
+    local.set_policy(None, 4)
+    assert (local.version, local.pushed) == (4, 1)
+
+
+def test_the_base_models_engine_pays_for_itself_and_takes_no_weights(local: LocalCompletions) -> None:
+    base = BaseModelEngine(local)
+    request = GenerateRequest(PROMPT, max_new_tokens=9, seed=2)
+    assert generate(base, request)[0][0].token_ids == generate(local, request)[0][0].token_ids
+    assert base.cost.calls == local.cost.calls == 1 and not base.capabilities.trainable
+    with pytest.raises(EngineError, match="takes no weights"):
+        base.set_policy(None, 1)
+
+
+def test_refusals(local: LocalCompletions) -> None:
+    for request, words in ((GenerateRequest(()), "empty"), (GenerateRequest((5,) * 300), "context is 255")):
+        with pytest.raises(EngineError, match=words):
+            generate(local, request)
+    with pytest.raises(EngineError, match="value head"):
+        asyncio.run(local.values([PROMPT]))
+    with pytest.raises(EngineError, match="value head"):
+        local.set_value(torch.zeros(1))
+    local.set_value(None)
+
+
+def test_the_thread_takes_no_interrupts() -> None:
+    thread = LoopThread("test")
+
+    async def mask() -> set[Any]:
+        return set(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    assert signal.SIGINT in thread.wait(mask())
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    thread.close()
+
+
+# -- requests and answers -------------------------------------------------------------------------------------------------
+
+
+def test_the_request_says_everything_that_defaults_could_change() -> None:
+    ask = Ask(PROMPT, 12, 0.7, sample_seed(3, 0), (1, 2), top_k=4)
+    sent = body(ask, "student")
+    assert sent["prompt"] == list(PROMPT) and sent["stop_token_ids"] == [1, 2] and sent["logprobs"] == 4
+    assert (sent["top_p"], sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (1.0, 0, 0.0, 1.0)
+    assert (sent["presence_penalty"], sent["frequency_penalty"], sent["ignore_eos"]) == (0.0, 0.0, True)
+    assert sent["seed"] == ask.seed and "prompt_logprobs" not in sent
+    assert json.loads(json.dumps(sent)) == sent
+    greedy = body(Ask(PROMPT, 1, 0.0, 5, scored=True), "student")
+    assert "seed" not in greedy and greedy["prompt_logprobs"] == 0
+
+
+def test_seeds_are_far_apart_and_fit() -> None:
+    seeds = [sample_seed(seed, index) for seed in range(100) for index in range(20)]
+    assert len(set(seeds)) == 2000 and all(0 <= seed < 1 << 62 for seed in seeds)
+    assert min(abs(a - b) for a, b in zip(sorted(seeds), sorted(seeds)[1:], strict=False)) > 64
+
+
+# As vLLM 0.32 answers; the numbers are made up.
+RECORDED = {
+    "choices": [
+        {
+            "index": 0,
+            "text": "a b",
+            "logprobs": {
+                "tokens": ["token_id:11", "token_id:1"],
+                "token_logprobs": [-0.5, -1.25],
+                "top_logprobs": [
+                    {"token_id:11": -0.5, "token_id:12": -1.5, "token_id:13": -2.5},
+                    {"token_id:1": -1.25, "token_id:12": -0.75, "token_id:9": -0.75},
+                ],
+                "text_offset": [0, 1],
+            },
+            "finish_reason": "stop",
+            "stop_reason": 1,
+            "prompt_logprobs": [
+                None,
+                {"8": {"logprob": -3.0, "rank": 4, "decoded_token": "x"}},
+                {"9": {"logprob": -0.25, "rank": 1, "decoded_token": "y"}},
+                {"10": {"logprob": -1.0, "rank": 1, "decoded_token": "z"}},
+            ],
+            "token_ids": [11, 1],
+        }
+    ],
+    "usage": {"prompt_tokens": 4, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
+}
+
+
+def test_an_answer_is_read() -> None:
+    answer = parse(RECORDED, Ask(PROMPT, 12, 1.0, 0, top_k=2, scored=True))
+    assert (answer.token_ids, answer.logprobs, answer.cached) == ((11, 1), (-0.5, -1.25), 3)
+    # Likeliest first, of equal ones the lower token; the drawn one is not among them where it is less likely.
+    assert answer.top == (((11, -0.5), (12, -1.5)), ((9, -0.75), (12, -0.75)))
+    assert answer.scores == (None, -3.0, -0.25, -1.0)
+    assert ranked({3: -1.0, 2: -1.0, 5: -0.5}, 2) == ((5, -0.5), (2, -1.0))
+
+
+@pytest.mark.parametrize("without", ["token_ids", "logprobs", "choices"])
+def test_an_answer_of_an_older_server_is_one_sentence(without: str) -> None:
+    broken = copy.deepcopy(RECORDED)
+    (broken if without == "choices" else broken["choices"][0]).pop(without)  # type: ignore[index,attr-defined]
+    with pytest.raises(EngineError, match="lacks token ids") as caught:
+        parse(broken, Ask(PROMPT, 12, 1.0, 0))
+    assert "\n" not in str(caught.value)
+
+
+# -- weights --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_adapters_folder_is_pefts(tmp_path: Path) -> None:
+    from peft import PeftModel
+
+    model = tiny_llama()
+    base = copy.deepcopy(model)
+    assert not has_adapter(model)
+    trained = make_trainable(model, TINY, "lora")
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if ".lora_" in name:
+                parameter.add_(0.1)
+    assert has_adapter(model)
+    write_adapter(model, tmp_path / "one")
+    loaded = PeftModel.from_pretrained(base, str(tmp_path / "one"))
+    ids = torch.tensor([PROMPT])
+    trained.eval()
+    assert torch.equal(loaded.eval()(input_ids=ids).logits, trained(input_ids=ids).logits)
+
+
+def test_a_models_folder_has_an_output_layer_of_its_own(tmp_path: Path) -> None:
+    model = load_student(load_config(overrides=["student=embedded"])).model
+    assert model.config.tie_word_embeddings
+    write_model(model, tmp_path / "one")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
+    assert not loaded.config.tie_word_embeddings and model.config.tie_word_embeddings
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_versions_are_numbered_and_removed() -> None:
+    versions = Versions(None)
+    first = versions.next()
+    first.mkdir()
+    assert (first.name, versions.next().name) == ("policy-1", "policy-2")
+    versions.drop(first)
+    assert not first.exists() and versions.root.exists()
+    versions.close()
+    assert not versions.root.exists()
+
+
+# -- starts ---------------------------------------------------------------------------------------------------------------
+
+
+def launch(*overrides: str, spec: StudentModel = TINY, adapter: str = "full") -> Launch:
+    config = load_config(overrides=["student=embedded", *overrides])
+    return launch_for(tiny_llama(), "tiny", spec, adapter, config.engine)
+
+
+def test_how_vllm_is_started() -> None:
+    lora = launch("engine.max_context=100", adapter="lora").arguments("folder")
+    assert lora["max_lora_rank"] == 8 and lora["enable_lora"] and "lm_head" not in lora["lora_target_modules"]
+    full = launch("engine.max_context=100").arguments("folder")
+    assert "enable_lora" not in full and full["max_model_len"] == 101 and full["model"] == "folder"
+    assert full["generation_config"] == "vllm" and full["logprobs_mode"] == "raw_logprobs"
+    if not torch.cuda.is_available():
+        # The cache limits of the in-process engine: 2 layers' keys and values, fp32.
+        assert full["kv_cache_memory_bytes"] <= load_config().engine.cache_bytes and full["block_size"] % 32 == 0
+        with pytest.raises(ConfigError, match="no CUDA device"):
+            launch("engine.vllm.sleep=on")
+        with pytest.raises(ConfigError, match="4-bit"):
+            launch(spec=TINY.model_copy(update={"quantization": "nf4"}))
+    with pytest.raises(ConfigError, match="up to rank 512"):
+        launch(spec=TINY.model_copy(update={"lora": LoraConfig(rank=1000)}), adapter="lora")
+
+
+class NotVllm(BaseHTTPRequestHandler):
+    """A web server that is something else."""
+
+    def do_GET(self) -> None:
+        kind, text = {
+            "/html/models": ("text/html", "<html>hello</html>"),
+            "/broken/models": ("application/json", "{"),
+        }.get(self.path, ("text/plain", ""))
+        self.send_response(200 if text else 404)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def not_vllm() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), NotVllm) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("/v1", "with 404"), ("/html", "serves nothing"), ("/broken", "is not a JSON object")]
+)
+def test_what_is_no_vllm_server_is_one_sentence(not_vllm: str, path: str, words: str) -> None:
+    overrides = ["student=embedded", "engine.backend=vllm-server", f"engine.vllm.base_url={not_vllm}{path}"]
+    with pytest.raises(EngineError, match=words) as caught:
+        load_student(load_config(overrides=overrides))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_and_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    common = ["student=embedded", "engine.backend=vllm-server", "engine.vllm.base_url=http://127.0.0.1:9/v1"]
+    with pytest.raises(EngineError, match=r"can't be reached.*engine\.vllm\.base_url"):
+        load_student(load_config(overrides=common))
+    with pytest.raises(ConfigError, match="adapter_dir"):
+        load_student(load_config(overrides=[*common, "engine.vllm.adapter_dir=/no/such/folder"]))
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(ConfigError, match="NO_SUCH_KEY"):
+        load_student(load_config(overrides=[*common, "engine.vllm.key_variable=NO_SUCH_KEY"]))
+
+
+# -- numerics -------------------------------------------------------------------------------------------------------------
+
+
+def test_numerics_are_measured_and_refused() -> None:
+    student: Any = load_student(load_config(overrides=["student=embedded"]))
+    facts = check_numerics(student, VllmConfig())
+    assert facts["tokens"] > 50 and 0 < facts["sampled_max"] < 1e-4 and facts["scored_mean"] <= facts["scored_max"]
+    student.engine.facts = {"backend": "inprocess"}
+    with pytest.raises(EngineError, match="differ from the trainer's forward"):
+        check_numerics(student, VllmConfig(gap_mean=1e-12))
+    prompt = student.prompt_ids("How many apples are in 3 boxes of 14 apples?")
+    with torch.no_grad():
+        student.model.get_input_embeddings().weight.mul_(float("nan"))
+    assert trainer_logprobs(student.model, prompt, (5,))[0] != 0
+    with pytest.raises(EngineError, match="nan"):
+        check_numerics(student, VllmConfig())
