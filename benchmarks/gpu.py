@@ -49,6 +49,8 @@ from alphazero_llm_trainer.train.models import Economy, make_trainable  # noqa: 
 from alphazero_llm_trainer.train.rows import TrainRow  # noqa: E402
 from alphazero_llm_trainer.train.run import RunFolder  # noqa: E402
 
+QUIET = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # libraries' notices about themselves
+
 CUDA = torch.cuda.is_available()
 BATCHES = (1, 32, 64)
 TINY = ModelShape(
@@ -371,7 +373,7 @@ STAGES = {"inprocess": inprocess, "vllm": vllm, "embedded": embedded}
 def in_process_of_its_own(stage: str, folder: Path, tiny: bool, device: str | None = None) -> list[dict[str, Any]]:
     """A stage's rows; `device` "cpu" hides the GPU from it."""
     command = [sys.executable, __file__, "--stage", stage, str(folder), *(["--tiny"] if tiny else [])]
-    environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
+    environment = dict(os.environ) | QUIET | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         return [{"stage": stage, "failed": done.returncode}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,26 @@ def test_less_is_forecast_for_what_saves_memory() -> None:
     assert peak("rewards.use_student_model=true") > peak()
 
 
+def test_ppo_s_critic_and_samples_are_counted() -> None:
+    settings = (
+        "search.concurrent=4",
+        "train.eval_size=0",
+        "train.validation_size=1",
+        "search.samples=1",
+        "train.samples=1",
+    )
+    made = forecast(configured("train.method=ppo", "train.ppo.samples=16", *settings))
+    assert made.rows == 64
+    assert forecast(configured("train.ppo.samples=16", *settings)).rows == 4
+    # As `make_ppo_trainer` builds it: a copy of the backbone (its embeddings are the output layer's too) and a layer more.
+    from alphazero_llm_trainer.train.ppo import EXTRA_LAYERS, Critic
+
+    critic = bytes_of(Critic(llama(), EXTRA_LAYERS).backbone.parameters())
+    for phase in AFTER_LOAD:
+        assert part(made, "critic", phase) == critic
+    assert part(made, "optimiser", "train") == 2 * (critic + bytes_of(llama().parameters()))
+
+
 def test_vllm_takes_its_share_unless_it_sleeps() -> None:
     def share(sleep: str, phase: str) -> float:
         made = forecast(
@@ -259,6 +280,11 @@ def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     assert read_shape(tmp_path / "config.json") is None
     assert read_shape(tmp_path / "absent.json") is None
+    # Families that call a width otherwise (OPT's ffn_dim) have no shape, and no traceback.
+    for other in ('{"ffn_dim": 3072}', '{"intermediate_size": 9, "vocab_size": 9, "num_attention_heads": 0}'):
+        named = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 50272}
+        (tmp_path / "config.json").write_text(json.dumps(named | json.loads(other)))
+        assert read_shape(tmp_path / "config.json") is None
 
 
 def test_phases_hold_what_they_add_up_to() -> None:

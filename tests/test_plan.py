@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,60 @@ def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Pa
     assert said.err == "" and "nothing; the student's weights are here" in said.out and "teachers: none" in said.out
     assert "peak" in said.out and "fits" in said.out
     assert list(nowhere.iterdir()) == []
+
+
+def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -> None:
+    flags = ["--student", "embedded", "--num-examples", "192", "--eval-size", "50"]
+    assert train_main(["--resume", "--dry-run"]) == 2
+    assert "found no run" in one_sentence(capsys.readouterr().err)
+    config = load_config(overrides=["student=embedded", "train.num_examples=192", "train.eval_size=50"])
+    run = nowhere / "checkpoints" / "run-001"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"config": config.model_dump(mode="json")}))
+    for more in ([], flags):
+        assert train_main(["--resume", "--dry-run", *more]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("goes on with checkpoints/run-001") and "run: 192 embedded questions" in said
+    assert train_main(["--resume", "--dry-run", "--num-examples", "96"]) == 2
+    assert "differ from it" in one_sentence(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [
+        ("teachers.tier=free", "OPENROUTER_API_KEY"),
+        pytest.param(
+            "engine.backend=vllm", "[gpu]", marks=pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM")
+        ),
+    ],
+)
+def test_a_dry_run_misses_what_the_run_would_miss(
+    key: str, word: str, nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    said = []
+    for flags in (["--dry-run"], []):
+        assert train_main(["--student", "embedded", "--set", key, *flags]) == 2
+        said.append(one_sentence(capsys.readouterr().err))
+    assert said[0] == said[1] and word in said[0]
+    assert list(nowhere.iterdir()) == []
+
+
+@NO_CUDA
+def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> None:
+    for arguments in (["train", "--dry-run", "--path", "typo"], ["info", "--plan", "--set", "train.student=typo"]):
+        assert main([*arguments, "--student", "embedded"]) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and "student folder typo has no config.json" in one_sentence(said.err)
+    # An adapter's base is fetched like any other, and asks for the same device and token.
+    adapter = nowhere / "adapter"
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (adapter / name).write_text("{}")
+    for flags, word in (([], "CUDA"), (["--set", "models.llama-3.2-3b.cpu=true"], "HF_TOKEN")):
+        assert train_main([*REAL, "--path", str(adapter), "--dry-run", *flags]) == 2
+        said = capsys.readouterr()
+        assert "6.4 GB" in said.out and word in one_sentence(said.err)
 
 
 def test_info_plans_for_another_device(capsys: Any) -> None:

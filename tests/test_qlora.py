@@ -38,8 +38,10 @@ from alphazero_llm_trainer.train.arena import Side, meet
 from alphazero_llm_trainer.train.generations import Loop
 from alphazero_llm_trainer.train.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
 from alphazero_llm_trainer.train.ppo import Critic
+from alphazero_llm_trainer.train.prm import new_scorer
 from alphazero_llm_trainer.train.stages import learn_policy, learn_value, trained
 from alphazero_llm_trainer.train.value import adapter_network
+from alphazero_llm_trainer.train.value_run import save_network
 
 ROOT = Path(__file__).resolve().parent.parent
 FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
@@ -190,6 +192,69 @@ def test_an_adapter_comes_back_exactly_and_knows_its_base(student: Student, conf
     assert all("lora_" in name for name, p in trainable.named_parameters() if p.requires_grad)
     with pytest.raises(CheckpointError, match="trained over other weights"):
         load_student(load_config(overrides=["student=embedded"]), path=tmp_path)
+
+
+LORA = [{"student": "embedded", "models": {"embedded": {"adapter": "lora"}}}]  # without 4 bits
+
+
+@pytest.mark.parametrize("lora", [{"alpha": 8}, {"rank": 8, "alpha": 16}, {"targets": ["q_proj", "v_proj"]}])
+def test_an_adapter_goes_on_with_its_own_rank_scale_and_modules(lora: dict[str, Any], tmp_path: Path) -> None:
+    first = load_student(load_config(overrides=[*LORA, {"models": {"embedded": {"lora": lora}}}]))
+    make_trainable(first.model, first.spec, "lora")
+    randomise(first.model, adapters.POLICY, 0)
+    save_adapter(first.model, first.spec.lora, tmp_path / "first")
+    first.model.eval()
+    expected = logprobs(first.model, first)
+    others = load_config(overrides=[*LORA, {"models": {"embedded": {"lora": {"targets": ["q_proj"]}}}}])
+    again = load_student(others, path=tmp_path / "first")
+    assert again.spec.lora.dropout == load_config().models["embedded"].lora.dropout  # training's own
+    make_trainable(again.model, again.spec, "lora").eval()
+    assert torch.equal(logprobs(again.model, again), expected)
+    attach(again.model, again.spec.lora, adapters.VALUE)  # begins as the policy's own
+    again.model.eval()
+    with adapters.under(again.model, adapters.VALUE):
+        assert torch.equal(logprobs(again.model, again), expected)
+    save_adapter(again.model, again.spec.lora, tmp_path / "second")
+    later = load_student(load_config(overrides=LORA), path=tmp_path / "second")
+    assert torch.equal(logprobs(later.model, later), expected)
+
+
+def test_what_is_trained_over_an_unquantised_adapter_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_config(overrides=LORA)
+    first = load_student(config)
+    make_trainable(first.model, first.spec, "lora")
+    randomise(first.model, adapters.POLICY, 0)
+    save_adapter(first.model, first.spec.lora, tmp_path / "adapter")
+    first.model.eval()
+    student = load_student(config, path=tmp_path / "adapter")
+    scorer = new_scorer(student.model, "implicit", config.train.prm, 0)
+    scorer.lm = make_trainable(scorer.lm, student.spec, "lora")
+    save_network(tmp_path / "prm", scorer.lm, student, None)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "prm")
+    assert difference(logprobs(plain, student), logprobs(first.model, first)) < 5e-5
+    # All weights of it can't be trained: its folder would hold neither the base nor a student.
+    flags = [*SMALL, "--path", str(tmp_path / "adapter"), "--checkpoint-dir", str(tmp_path / "runs")]
+    whole = ["--set", "models.embedded.quantization=none", "--set", "models.embedded.adapter=full"]
+    assert train_main([*flags, *whole]) == 2
+    error = capsys.readouterr().err
+    assert "folder is a LoRA adapter" in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
+    config = load_config(overrides=LORA)
+    student = load_student(config)
+    make_trainable(student.model, student.spec, "lora")
+    save_adapter(student.model, student.spec.lora, tmp_path)
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(CheckpointError, match="can't be loaded over this student"):
+        load_student(config, path=tmp_path)
+    (tmp_path / "base.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="has no readable base"):
+        load_student(config, path=tmp_path)
 
 
 # -- one base ----------------------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
     first = json.loads((runs[0] / "journal.jsonl").read_text().splitlines()[0])
     assert first["problem"]["id"] in (runs[0] / "trees.html").read_text()
     assert 'href="trees.html"' in page.raw
+    # As `view` writes them: tokens as text, and the choice.
+    assert '"pieces":{' in (runs[0] / "trees.html").read_text() and '"why":"' in (runs[0] / "trees.html").read_text()
 
 
 def test_figures_follow_the_pages_colours(runs: list[Path]) -> None:
@@ -164,6 +166,8 @@ def test_runs_on_other_problems_are_not_paired(runs: list[Path]) -> None:
         (["report", "nowhere"], "nowhere is not a folder"),
         (["report", "empty"], "empty has none of run.json"),
         (["report", "broken"], "results.json can't be read as JSON"),
+        (["report", "another"], "another/results.json is not what this version's commands write"),
+        (["report", "others"], "others/run.json is not what this version's commands write"),
         (["compare", "empty", "empty"], "empty has no run.json of a training run"),
     ],
 )
@@ -174,6 +178,10 @@ def test_bad_input_is_one_sentence(
     Path("empty").mkdir()
     Path("broken").mkdir()
     Path("broken/results.json").write_text("{")
+    Path("another").mkdir()
+    Path("another/results.json").write_text('{"accuracy": 0.5}')
+    Path("others").mkdir()
+    Path("others/run.json").write_text('{"method": "ours", "config": {}}')
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and sentence in error and error.count("\n") == 1

@@ -610,6 +610,8 @@ def test_wrong_command_lines_are_one_sentence(
             (["--port", "0", "--verifier", "magic"], "--verifier is 'magic'"),
             (["--port", "0", "--verifier", "combination"], "name its parts"),
             (["--port", "0", "--path", "nowhere"], "no config.json"),
+            (["--port", "0", "--prm", "p", "--value", "v"], "--value is given and --verifier is 'calculator+prm'"),
+            (["--port", "0", "--prm", "p", "--verifier", "calculator"], "which doesn't ask it"),
         ]:
             assert main(["serve", "--student", "embedded", *arguments]) == 2, arguments
             error = capsys.readouterr().err

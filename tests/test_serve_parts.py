@@ -6,7 +6,9 @@ import asyncio
 import json
 import time
 from functools import partial
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,16 +25,20 @@ from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
+from alphazero_llm_trainer.sections import ServeConfig
 from alphazero_llm_trainer.serve.answering import Answerer
+from alphazero_llm_trainer.serve.app import Answering, make_app
 from alphazero_llm_trainer.serve.conversation import Prompted
 from alphazero_llm_trainer.serve.failures import ApiError
 from alphazero_llm_trainer.serve.fair import FairQueue
 from alphazero_llm_trainer.serve.guard import Guard, is_loopback
 from alphazero_llm_trainer.serve.lag import Lag
+from alphazero_llm_trainer.serve.metrics import Metrics
 from alphazero_llm_trainer.serve.names import Method, Names
 from alphazero_llm_trainer.serve.outcomes import Outcome
+from alphazero_llm_trainer.serve.server import listen, serve
 from alphazero_llm_trainer.serve.text import TextReader
-from alphazero_llm_trainer.serve.traces import Trace, TraceStore
+from alphazero_llm_trainer.serve.traces import KeptJournal, Trace, TraceStore
 from alphazero_llm_trainer.serve.wanted import Wanted, chat_request
 from alphazero_llm_trainer.serve_run import STEPWISE, by_eval
 from alphazero_llm_trainer.types import Cost, Step
@@ -211,9 +217,14 @@ def test_traces_are_bounded_by_number_size_and_age() -> None:
     assert len(store) == 1 and store.bytes <= store.size
     for number in range(50):
         store.put(trace(f"n{number}"))
-    assert len(store) == 3 and len(store._ages) <= 54
+    # One that is asked for all the time is kept, and holds up no memory of the others.
+    store.put(trace("asked"))
+    for number in range(50, 100):
+        store.get("asked")
+        store.put(trace(f"n{number}"))
+    assert len(store) == len(store._ages) == 3 and store.get("asked") is not None
     now[0] = 15.5
-    assert store.get("n49") is None
+    assert store.get("n99") is None
     assert (len(store), store.bytes, len(store._ages)) == (0, 0, 0)
 
 
@@ -234,7 +245,15 @@ def test_names_say_how_an_answer_is_found() -> None:
     assert names.method("student@best-of-64", None) == Method("best-of", 64)
     assert names.method("student", "majority-3") == Method("majority", 3)
     assert names.method("student@beam", "beam") == Method("beam")
-    wrong = ["gpt", "student@", "student@best-of-65", "student@best-of-0", "student@best-of-", "student@best-of-٣"]
+    wrong = [
+        "gpt",
+        "student@",
+        "student@best-of-65",
+        "student@best-of-0",
+        "student@best-of-08",
+        "student@best-of-",
+        "student@best-of-٣",
+    ]
     for model in [*wrong, "student@Mcts", "student@beam-3", "student@@mcts"]:
         with pytest.raises(ApiError) as refused:
             names.method(model, None)
@@ -266,7 +285,8 @@ def test_the_guards_questions() -> None:
         return 200
 
     assert status() == 200
-    assert status(host="[::1]:8000") == status(host="localhost") == 200
+    assert status(host="[::1]:8000") == status(host="localhost") == status(host="LocalHost:8000") == 200
+    assert status(host="LocalHost:8000", origin="http://localhost:8000") == 200
     assert status(host="evil.com:8000") == status(host="") == 421
     assert status(origin="http://127.0.0.1:8000") == 200
     assert status(origin="http://127.0.0.1:9000") == status(origin="null") == 403
@@ -276,6 +296,131 @@ def test_the_guards_questions() -> None:
     assert status(keys=keys, authorization="Bearer two") == status("/health", keys) == 200
     assert status(keys=keys, authorization="Basic Om9uZQ==") == 401  # ":one", which pages alone take
     assert status("/traces/tr-1", keys, authorization="Basic Om9uZQ==") == 200
+
+
+def test_a_client_is_its_address_and_key_however_it_spells_that() -> None:
+    def client(keys: tuple[str, ...], loopback: bool, authorization: str, address: str = "10.0.0.1") -> str:
+        guard = Guard(None, None, keys, loopback, 100)  # type: ignore[arg-type]
+        return guard.client_of({"client": (address, 1)}, {"authorization": authorization})
+
+    assert client(("one",), False, "Bearer one") == client(("one",), False, "bearer   one ")
+    assert client(("one", "two"), False, "Bearer one") != client(("one", "two"), False, "Bearer two")
+    assert client(("one",), False, "Bearer one") != client(("one",), False, "Bearer one", "10.0.0.2")
+    # Without keys another machine is one client, whatever it makes up; programs of this one may tell themselves apart.
+    assert client((), False, "Bearer a") == client((), False, "Bearer b")
+    assert client((), True, "Bearer a") != client((), True, "Bearer b")
+
+
+def test_a_port_that_was_taken_while_the_student_loaded_is_one_sentence() -> None:
+    with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
+        first.listen()
+        with pytest.raises(ConfigError, match="can't be listened on"):
+            serve(None, second, None, 1.0, lambda: None)
+
+
+def test_a_full_disk_costs_the_kept_trees_and_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = KeptJournal(tmp_path)
+    kept._journal._file = open("/dev/full", "ab")  # noqa: SIM115
+    for name in ("a", "b"):
+        kept.append(trace(name).record())
+    kept.close()
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
+        "served trees can't be kept any more"
+    ]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--keep-traces is"):
+        KeptJournal(tmp_path / "file" / "folder")
+
+
+class Broken:
+    """A service whose answers fail with an error of their own, after `chunks` events; with `wait` they never end."""
+
+    def __init__(self, error: Exception, chunks: int) -> None:
+        self.error, self.chunks, self.wait = error, chunks, False
+        queue = FairQueue(1, 1)
+        self.metrics = Metrics(queue, TraceStore(1, 1, 1.0), Lag(), None)
+
+    async def __call__(self, wanted: Any, client: str, arrived: float, emit: Any) -> Any:
+        for _ in range(self.chunks):
+            emit({"choices": []})
+        if self.wait:
+            await asyncio.Event().wait()
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("secret"), OSError("secret")])
+@pytest.mark.parametrize(("stream", "chunks"), [(False, 0), (True, 0), (True, 2)])
+def test_a_failure_of_the_server_is_told_and_counted_as_one(error: Exception, stream: bool, chunks: int) -> None:
+    service: Any = Broken(error, chunks)
+    one: Any = SimpleNamespace(stream=stream, model="student")
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        answer = Answering(service, one, "me", asyncio.get_running_loop().time())
+        await answer({"type": "http"}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+
+    with pytest.raises(type(error), match="secret"):
+        run(main)
+    said = b"".join(message.get("body", b"") for message in sent).decode()
+    assert "secret" not in said and ("internal_error" in said) == bool(chunks)
+    text = service.metrics.text().decode()
+    assert 'alphazero_requests_total{model="student",status="500"} 1.0' in text
+    assert "alphazero_clients_gone_total 0.0" in text
+
+
+@pytest.mark.parametrize(("chunks", "words"), [(0, b"shutting_down"), (2, b"data: [DONE]")])
+def test_a_request_that_the_ending_server_cancels_is_told_so(chunks: int, words: bytes) -> None:
+    service: Any = Broken(ValueError(), chunks)
+    service.wait = True
+    one: Any = SimpleNamespace(stream=True, model="student")
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        answer = Answering(service, one, "me", asyncio.get_running_loop().time())
+        task = asyncio.ensure_future(answer({"type": "http"}, asyncio.Event().wait, send))  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await task
+
+    run(main)
+    assert sent[0]["status"] == (200 if chunks else 503) and not sent[-1].get("more_body")
+    assert b"shutting_down" in sent[-1]["body"] and words in sent[-1]["body"]
+    assert 'status="503"} 1.0' in service.metrics.text().decode()
+
+
+@pytest.mark.parametrize(("gone", "status"), [(True, "499"), (False, "408")])
+def test_a_body_that_never_comes_whole_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch, gone: bool, status: str
+) -> None:
+    monkeypatch.setattr("alphazero_llm_trainer.serve.app.BODY_SECONDS", 0.05)
+    service: Any = Broken(ValueError(), 0)
+    service.settings = ServeConfig()
+    app = make_app(service, (), True)
+    path = "/v1/chat/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+             "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 9), "http_version": "1.1"}  # fmt: skip
+    messages: list[Any] = [{"type": "http.request", "body": b"{", "more_body": True}]
+    messages += [{"type": "http.disconnect"}] if gone else []
+    sent: list[Any] = []
+
+    async def main() -> None:
+        async def receive() -> Any:
+            return messages.pop(0) if messages else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+
+    run(main)
+    assert sent[0]["status"] == int(status)
+    assert f'alphazero_requests_total{{model="none",status="{status}"}} 1.0' in service.metrics.text().decode()
 
 
 # -- a watched engine --------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from alphazero_llm_trainer.policy.openai_client import ChatClient, Endpoint, RetryPolicy
-from alphazero_llm_trainer.policy.teacher_answer import CallError, Failure
-from alphazero_llm_trainer.policy.teacher_budget import Books
+from alphazero_llm_trainer.policy.teacher_answer import CallError, Failure, read_answer
+from alphazero_llm_trainer.policy.teacher_budget import Books, Spent
 from alphazero_llm_trainer.policy.teacher_cache import AnswerCache
 from alphazero_llm_trainer.policy.teacher_ensemble import TeacherEnsemble
 from alphazero_llm_trainer.policy.teacher_models import OpenAITeacher, TerminalChecker
@@ -293,6 +293,20 @@ def test_out_of_budget_is_said_once_and_a_cheaper_teacher_may_go_on(caplog):
     assert books.as_dict()["refused"] > 60
 
 
+def test_asks_that_the_budget_stopped_teach_the_bandit_nothing():
+    async def use(endpoint):
+        books = Books(BudgetConfig(run=SpendLimits(calls=3)))
+        ensemble = TeacherEnsemble(
+            [OpenAITeacher(ChatClient(endpoint, m, books=books)) for m in (ONE, TWO)], books=books
+        )
+        for seed in range(10):
+            await ensemble.propose(PROBLEM, [], seed)
+        return ensemble
+
+    ensemble = play(always("ok"), use)
+    assert sum(arm.asked for arm in ensemble.bandit.arms.values()) == 3
+
+
 def test_a_question_out_of_budget_leaves_the_others_alone():
     limits = BudgetConfig(question=SpendLimits(calls=2))
     server = always("ok")
@@ -349,19 +363,32 @@ def test_unreadable_books_lose_no_more_than_their_lines(tmp_path, caplog):
         books.note("a", "call", kind)
     books.close()
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], "nonsense", '{"event": "settle"}', "[1]", lines[1]]) + "\n")
-    again = Books()
+    settle = {"event": "settle", "id": "x-1", "teacher": "a", "question": "q"}
+    spent, cost = {"dollars": 0.0, "tokens": 0, "calls": 0}, {"calls": 1}
+    wrong = [
+        "nonsense", '{"event": "settle"}', "[1]",
+        json.dumps({**settle, "cost": {**cost, "dollars": "1"}, "presumed": spent}),
+        json.dumps({**settle, "cost": cost, "presumed": {**spent, "dollars": float("nan")}}),
+        json.dumps({**settle, "cost": {**cost, "euros": 1}, "presumed": spent}),
+        json.dumps({**settle, "id": [1], "cost": cost, "presumed": spent}),
+        json.dumps({**settle, "cost": {**cost, "dollars": -5.0}, "presumed": spent}),
+    ]  # fmt: skip
+    path.write_text("\n".join([lines[0], *wrong, lines[1]]) + "\n")
+    again = Books(BudgetConfig(run=SpendLimits(dollars=0.0, calls=1)))
     assert len(again.open(path)) == 2
-    assert again.ledgers["a"].calls == 2
-    assert len([r for r in caplog.records if "can't be read and is left out" in r.getMessage()]) == 3
+    assert again.ledgers["a"].calls == 2 and again.spent.calls == 0
+    assert len([r for r in caplog.records if "can't be read and is left out" in r.getMessage()]) == len(wrong)
+    with pytest.raises(CallError):
+        again.reserve("a", "q", Spent(0.01, 1, 1))
 
 
-def test_a_provider_that_takes_more_than_it_may_is_held_at_what_it_took(caplog):
+def test_a_provider_that_takes_more_than_it_may_is_held_at_what_it_took(tmp_path, caplog):
     """Prices that have risen: the provider's own figure counts, and the next calls reserve as much."""
-    cheap = TeacherModel(model="test/one", prompt_cost=0.02, completion_cost=0.1)
+    cheap, path = TeacherModel(model="test/one", prompt_cost=0.02, completion_cost=0.1), tmp_path / "books.jsonl"
 
     async def use(endpoint):
         books = Books(BudgetConfig(run=SpendLimits(dollars=0.01)))
+        books.open(path)
         client = ChatClient(endpoint, cheap, books=books)
         paid = 0.0
         for seed in range(100):
@@ -386,6 +413,10 @@ def test_a_provider_that_takes_more_than_it_may_is_held_at_what_it_took(caplog):
     books, paid = play(server, use)
     assert len(server.served) == 5 and paid == pytest.approx(0.01)
     assert books.spent.dollars == pytest.approx(0.01)
+    # A resumed run knows it too.
+    again = Books()
+    again.open(path)
+    assert again._excess == pytest.approx(books._excess) and again._excess["test/one"] > 1
     assert any("check its costs in" in record.getMessage() for record in caplog.records)
 
 
@@ -471,6 +502,45 @@ def test_a_request_under_way_is_shared():
     # The abandoned call may have been charged: it counts at its most.
     assert client.books.spent.calls == 2 and client.books.presumed.tokens > 0
     assert client._under_way == {}
+
+
+def test_who_asks_while_an_abandoned_request_ends_gets_an_answer():
+    async def use(endpoint):
+        client = ChatClient(endpoint, ONE)
+        first = asyncio.ensure_future(client.complete(QUESTION, seed=1))
+        while not server.served:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.sleep(0)  # the request is being cancelled, and isn't over yet
+        second = await client.complete(QUESTION, seed=1)
+        await asyncio.gather(first, return_exceptions=True)
+        return second, client
+
+    server = FaultServer(lambda number, asked: "hang" if number == 0 else "ok", prices=PRICES, hang=0.2)
+    second, client = play(server, use, policy=RetryPolicy(timeout=5.0))
+    assert second.text == "3 + 4 = 7" and not second.cached
+    assert client._under_way == {}
+
+
+# -- what answers hold -------------------------------------------------------------------------------------------------
+
+
+def test_half_a_character_becomes_one_that_tokenizers_take():
+    body = rb'{"choices": [{"message": {"content": "3 + 4 = 7 \ud83d"}, "finish_reason": "stop"}]}'
+    assert read_answer(body, "m", "http://x").text == "3 + 4 = 7 ?"
+    assert read_answer(body.replace(rb"\ud83d", rb"\ud83d\ude00"), "m", "http://x").text == "3 + 4 = 7 \U0001f600"
+
+
+def test_an_error_in_the_middle_of_an_answer_may_have_been_charged():
+    wrong = '{"code": 502, "message": "upstream"}'
+    for body, unknown in [
+        (f'{{"error": {wrong}}}', False),
+        (f'{{"error": {wrong}, "usage": {{"prompt_tokens": 9, "completion_tokens": 9}}}}', True),
+        (f'{{"choices": [{{"message": {{"content": "3 +"}}, "finish_reason": "error", "error": {wrong}}}]}}', True),
+    ]:
+        with pytest.raises(CallError) as caught:
+            read_answer(body.encode(), "m", "http://x")
+        assert (caught.value.kind, caught.value.unknown) == (Failure.SERVER, unknown)
 
 
 # -- through the ensemble ----------------------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from support import ScriptedPolicy, a_problem, run, scripted_evaluate
 from alphazero_llm_trainer.cli import EXIT_STOPPED, train_main
 from alphazero_llm_trainer.collect import Collector
 from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.errors import RequestError
+from alphazero_llm_trainer.eval.verifiers import Calculator
 from alphazero_llm_trainer.policy.protocol import TeacherProposal
+from alphazero_llm_trainer.policy.steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.driver import Search
@@ -68,6 +71,19 @@ def test_the_teachers_are_told_what_their_steps_earned_beside_the_students():
         (Direction.WRONG, 0.9, 0.25),
     ]
     assert result.tree.N[0] == 6
+
+
+def test_a_line_too_long_for_the_context_costs_itself_alone():
+    class Narrow(ScriptedPolicy):
+        async def adopt(self, problem, steps, text, source, direction):
+            if text == "right step":
+                raise RequestError("the context is 8 tokens")
+            return await super().adopt(problem, steps, text, source, direction)
+
+    settings, advisor = SearchConfig(iterations=6, samples=4, max_depth=4), Listening()
+    tree = run(lambda: Search(Narrow(1), scripted_evaluate, settings, advisor).run(a_problem(), 3)).tree
+    assert {proposal.text for proposal, _, _ in advisor.told} == {"#### 5"}
+    assert set(tree.source) == {STUDENT, "teacher:t"}
 
 
 def test_they_are_asked_only_where_they_want_to_be():
@@ -174,10 +190,41 @@ def test_legacy_training_and_exports_take_them(tmp_path):
     assert {row.source for row in exported} == {STUDENT, "teacher:scripted"}
 
 
-def test_sibling_credit_compares_the_students_own_steps_alone(tmp_path):
-    source = source_with_teachers(tmp_path, "train.grpo.credit=tree")
+@pytest.mark.parametrize("credit", ["tree", "visits", "step", "process"])
+def test_every_credit_is_of_the_students_own_responses_alone(tmp_path, credit):
+    source = source_with_teachers(tmp_path, f"train.grpo.credit={credit}")
+    source.verifier = Calculator()
     rows = [row for row in source.grpo(0) if any(row.advantages)]
     assert rows and {row.source for row in rows} == {STUDENT}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_is_flat_or_solved_goes_by_the_responses_that_are_learned_from(tmp_path, keep):
+    source = source_with_teachers(tmp_path, f"train.grpo.teacher_rows={keep}", "train.requeue_iterations=0")
+    trees, stats = source.search(0)
+    counted = {tree.key: [t for t in trajectories(tree.tree) if keep or t.student] for tree in trees}
+    flat = [key for key, found in counted.items() if len({t.hre for t in found}) < 2]
+    assert stats.flat == len(flat)
+    replayed = {
+        (source.student.prompt_ids(tree.task.problem.question), max(found, key=lambda t: t.samples).token_ids)
+        for tree in trees
+        if (found := counted[tree.key]) and {t.hre for t in found} == {1.0}
+    }
+    assert set(source.solved(trees)) == replayed
+    # The teachers' wrong steps make the difference.
+    assert keep or (replayed and len(flat) > sum(len({t.hre for t in trajectories(one.tree)}) < 2 for one in trees))
+
+
+def test_a_line_that_spells_an_end_token_ends_nothing():
+    student = load_student(load_config(overrides=["student=embedded"]))
+    policy, end = EngineSteps(student, 1.0), student.tokenizer.eos_token
+
+    def adopted(text):
+        taken = run(lambda: policy.adopt(a_problem(), [], text, "teacher:t", Direction.RIGHT))
+        return taken[0].steps[0].token_ids
+
+    assert adopted(f"{end}3 + 4{end} = 7") == adopted("3 + 4 = 7")
+    assert adopted(f"#### {end}7") == adopted("#### 7") and adopted("#### 7")[-1] == student.engine.eos_id
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------

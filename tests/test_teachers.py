@@ -353,6 +353,15 @@ def test_missing_key_is_one_sentence(monkeypatch):
         open_endpoint("free", config.teacher_tiers["free"], config.teachers)
 
 
+@pytest.mark.parametrize("key", ["sk-\u00e9t\u00e9", "sk-one\nsk-two", "sk one"])
+def test_a_key_that_no_header_holds_is_one_sentence_without_it(monkeypatch, key):
+    monkeypatch.setenv("OPENROUTER_API_KEY", key)
+    config = load_config(overrides=["teachers.tier=free"])
+    with pytest.raises(ConfigError, match=r"OPENROUTER_API_KEY has a space or another") as caught:
+        open_endpoint("free", config.teacher_tiers["free"], config.teachers)
+    assert key not in str(caught.value)
+
+
 def test_the_key_is_in_no_log_and_no_repr(caplog, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", KEY)
     config = load_config(overrides=["teachers.tier=production"])

@@ -308,6 +308,7 @@ def test_mistakes_are_one_sentence(sampled: Path, tmp_path: Path, capsys: pytest
     empty.write_text('{"key": "half')
     text.write_text("[1]")
     (tmp_path / "alone").mkdir()
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for arguments, said in (
         ([tmp_path / "nowhere"], "is not there"),
         ([tmp_path / "alone"], "name a run folder or a journal"),
@@ -318,6 +319,7 @@ def test_mistakes_are_one_sentence(sampled: Path, tmp_path: Path, capsys: pytest
         ([sampled, "--trees", "0"], "--trees is 0"),
         ([sampled, "--out", tmp_path / "no" / "where.html"], "can't be written"),
         ([sampled, "--tokenizer", tmp_path], "no tokenizer.json"),
+        ([sampled, "--tokenizer", tmp_path / "config.json"], "is not a tokenizer.json"),
     ):
         assert view(*arguments) == 2, arguments
         error = capsys.readouterr().err

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -343,6 +344,25 @@ def test_ctrl_c_does_not_reach_vllms_processes(in_process: Student) -> None:
         os.kill(child.pid, signal.SIGINT)  # type: ignore[arg-type]
     [[one]] = generate(in_process.engine, GenerateRequest(prompt, temperature=0.0, max_new_tokens=5))
     assert len(one.token_ids) == 5
+
+
+def test_a_process_that_dies_fails_every_call_in_one_sentence() -> None:
+    """Requests and other calls alike: vLLM itself leaves a call waiting whose process ends before it answers."""
+    before = {child.pid for child in multiprocessing.active_children()}
+    student = student_of("engine.backend=vllm")
+    engine: Any = student.engine
+    [core] = {child.pid for child in multiprocessing.active_children()} - before
+    os.kill(core, signal.SIGSTOP)  # type: ignore[arg-type]
+    threading.Timer(1.0, os.kill, (core, signal.SIGKILL)).start()
+    began = time.perf_counter()
+    with pytest.raises(EngineError, match="vLLM failed"):
+        engine.set_policy(None, 1)
+    assert time.perf_counter() - began < 20
+    for call in (lambda: generate(engine, GenerateRequest(prompts(student, 1)[0])), engine.forget):
+        with pytest.raises(EngineError, match="vLLM failed"):
+            call()
+    engine.close()
+    assert not engine.versions.root.exists()
 
 
 # -- weights ------------------------------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from ..errors import CheckpointError
+from ..sections import LoraConfig
 
 POLICY, VALUE, PRM, CRITIC, START = "default", "value", "prm", "critic", "start"  # names of adapters
 PARTS = ("lora_A", "lora_B")
@@ -109,13 +111,22 @@ def load_adapter(model: Any, folder: Path, name: str) -> None:
     trained = [p for name, p in model.named_parameters() if p.requires_grad and is_adapted(name)]
     try:
         model.load_adapter(str(folder), adapter_name=name)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"adapter {folder} can't be loaded over this student: train it again") from error
     freeze_base(model)
     for parameter in trained:
         parameter.requires_grad_(True)
     for layer in layers(model):
         layer._active_adapter = before.get(id(layer), [])
+
+
+def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:
+    """`lora` with the rank, scale and modules of the policy's adapter in `model`, which are its own wherever it goes on."""
+    adapter = model.peft_config[POLICY]
+    targets = {
+        name.rpartition(".")[2] for name, module in model.named_modules() if POLICY in getattr(module, "lora_A", ())
+    }
+    return lora.model_copy(update={"rank": adapter.r, "alpha": adapter.lora_alpha, "targets": tuple(sorted(targets))})
 
 
 def fingerprint(model: Any, adapter: str | None = POLICY) -> str:

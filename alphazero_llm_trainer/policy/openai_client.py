@@ -145,6 +145,10 @@ def open_endpoint(name: str, tier: TeacherTier, config: TeachersConfig) -> Endpo
                 f"teachers.tier {name} needs a key: set {tier.key_variable} to the key of {tier.base_url},"
                 " or choose another tier"
             )
+        if not all("!" <= character <= "~" for character in key):  # no header holds anything else
+            raise ConfigError(
+                f"{tier.key_variable} has a space or another character that is in no key: copy the key again"
+            )
     policy = RetryPolicy(timeout=config.timeout_seconds, retries=config.max_retries)
     return Endpoint(tier.base_url, key, policy, config.max_concurrent)
 
@@ -224,12 +228,15 @@ class ChatClient:
         finally:
             shared.waiting -= 1
             if not shared.waiting and not shared.task.done():
+                self._under_way.pop(key, None)  # whoever asks now is not to get a cancelled answer
                 shared.task.cancel()
                 await asyncio.wait([shared.task])
         return completion if first else Completion(completion.text, Cost(), cached=True)
 
     def _over(self, key: str, ended: asyncio.Task[Completion]) -> None:
-        self._under_way.pop(key, None)
+        shared = self._under_way.get(key)
+        if shared is not None and shared.task is ended:
+            del self._under_way[key]
         if not ended.cancelled():
             ended.exception()  # seen, should nobody wait any more
 

@@ -78,6 +78,9 @@ class EngineSteps:
         line = text.rstrip("\n")
         final = is_final(line)
         ids = self.student.encode(line if final else line + "\n")
+        # A line that spells an end token or a chat's marks has none of them.
+        special = set(self.student.tokenizer.all_special_ids)
+        ids = [token for token in ids if token not in special]
         if final:
             ids = [*ids, self.student.engine.eos_id]
         prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)

@@ -17,7 +17,7 @@ from transformers import logging as transformers_logging
 from ..config import Config
 from ..errors import CheckpointError, ConfigError, EngineError
 from ..sections import StudentModel
-from .adapters import ADAPTER_CONFIG, BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter
+from .adapters import ADAPTER_CONFIG, BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
 from .chat import Chat
 from .completions import BaseModelEngine, CompletionEngine
 from .inprocess import InProcessEngine
@@ -91,6 +91,7 @@ def load_student(
         load_adapter(model, adapter, POLICY)
         for layer in layers(model):
             layer._active_adapter = [POLICY]
+        spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, system_prompt, source)
     student.adapter = adapter
     return student
@@ -102,7 +103,7 @@ def check_base(adapter: Path, name: str, model: PreTrainedModel) -> None:
         return
     try:
         wanted = json.loads((adapter / BASE).read_text(encoding="utf-8"))["weights"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"adapter {adapter} has no readable {BASE}: remove it to skip the check") from error
     if wanted != fingerprint(model, None):
         raise CheckpointError(

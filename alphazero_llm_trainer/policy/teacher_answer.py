@@ -99,7 +99,10 @@ def read_answer(body: bytes, name: str, base_url: str) -> Answer:
     failure = answer.get("error") or choice.get("error")
     if failure:
         code = failure.get("code") if isinstance(failure, dict) else None
-        raise status_error(code if isinstance(code, int) else 500, name, base_url, body=failure)
+        reported = status_error(code if isinstance(code, int) else 500, name, base_url, body=failure)
+        # What failed in the middle of an answer may have been charged.
+        reported.unknown = "error" in choice or answer.get("usage") is not None
+        raise reported
     found = choice.get("message")
     message: dict[str, Any] = found if isinstance(found, dict) else {}
     content = _text(message.get("content"))
@@ -145,7 +148,8 @@ def status_error(status: int, name: str, base_url: str, wait: float | None = Non
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    """A string of a body; half a surrogate pair, which JSON can spell and no tokenizer takes, becomes a question mark."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
 def _usage(reported: Any) -> Usage | None:

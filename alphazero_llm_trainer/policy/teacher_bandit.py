@@ -69,8 +69,9 @@ class Bandit:
         price = self.dollars_weight * ledger.cost.dollars / calls + self.seconds_weight * ledger.cost.seconds / calls
         return arm.mean / (1.0 + price) + self.exploration * math.sqrt(math.log(max(asks, 1)) / arm.asked), strong
 
-    def asked(self, teacher: str, direction: Direction) -> None:
-        self.arm(teacher, direction).asked += 1
+    def asked(self, teacher: str, direction: Direction, times: int = 1) -> None:
+        """Count an ask; -1 takes one back that never was sent."""
+        self.arm(teacher, direction).asked += times
 
     def learn(self, teacher: str, direction: Direction, reward: float) -> None:
         """An ask's `realised` value, or `NOTHING`."""

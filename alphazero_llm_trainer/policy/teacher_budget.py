@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +137,13 @@ class Books:
         if not made.open:
             return
         made.open = False
-        if cost.dollars > made.most.dollars or _tokens(cost) > made.most.tokens:
-            self._exceeded(made, cost)
+        if self._learn_excess(made.teacher, made.most, cost):
+            log.warning(
+                "%s took %d tokens and $%.6f where at most %d and $%.6f were expected: check its costs in"
+                " teacher_models.yaml; %.2f times as much is reserved for its next calls",
+                made.teacher, _tokens(cost), cost.dollars, made.most.tokens, made.most.dollars,
+                self._excess[made.teacher],
+            )  # fmt: skip
         self._run.held.add(made.most, -1)
         self._questions[made.question].held.add(made.most, -1)
         event = {"teacher": made.teacher, "question": made.question, "cost": cost.as_dict()}
@@ -150,17 +157,15 @@ class Books:
         self.ledger(teacher).count(what, kind, value)
         self._write("note", teacher=teacher, what=what, kind=kind, value=value)
 
-    def _exceeded(self, made: Reservation, cost: Cost) -> None:
-        ratios = [_tokens(cost) / max(made.most.tokens, 1)]
-        if made.most.dollars > 0:
-            ratios.append(cost.dollars / made.most.dollars)
-        grown = self._excess.get(made.teacher, 1.0) * max(ratios)
-        log.warning(
-            "%s took %d tokens and $%.6f where at most %d and $%.6f were expected: check its costs in"
-            " teacher_models.yaml; %.2f times as much is reserved for its next calls",
-            made.teacher, _tokens(cost), cost.dollars, made.most.tokens, made.most.dollars, grown,
-        )  # fmt: skip
-        self._excess[made.teacher] = grown
+    def _learn_excess(self, teacher: str, most: Spent, cost: Cost) -> bool:
+        """Whether an attempt took more than its worst case; the teacher's next ones are reserved at that."""
+        if cost.dollars <= most.dollars and _tokens(cost) <= most.tokens:
+            return False
+        ratios = [_tokens(cost) / max(most.tokens, 1)]
+        if most.dollars > 0:
+            ratios.append(cost.dollars / most.dollars)
+        self._excess[teacher] = self._excess.get(teacher, 1.0) * max(ratios)
+        return True
 
     def _apply_settled(self, event: dict[str, Any]) -> None:
         cost, presumed = Cost(**event["cost"]), Spent(**event["presumed"])
@@ -179,8 +184,10 @@ class Books:
             if event["event"] == "reserve":
                 pending[event["id"]] = event
             elif event["event"] == "settle":
-                pending.pop(event["id"], None)
+                made = pending.pop(event["id"], None)
                 self._apply_settled(event)
+                if made is not None:
+                    self._learn_excess(event["teacher"], Spent(**made["most"]), Cost(**event["cost"]))
             else:
                 self.ledger(event["teacher"]).count(event["what"], event["kind"], event["value"])
                 notes.append(event)
@@ -237,17 +244,32 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         ) from error
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
-        path.write_bytes(whole)
+        try:
+            os.truncate(path, len(whole))
+        except OSError as error:
+            raise ConfigError(
+                f"the teachers' books {path} can't be mended ({error.strerror}): free the path"
+            ) from error
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             event = json.loads(line)
-            needed = {
-                "reserve": ("id", "teacher", "question", "most"),
-                "settle": ("id", "teacher", "question", "cost", "presumed"),
-            }
-            for name in needed.get(event["event"], ("teacher", "what", "kind", "value")):
-                event[name]
+            _check(event)
         except (ValueError, KeyError, TypeError):
             log.warning("line %d of the teachers' books %s can't be read and is left out", number, path)
             continue
         yield event
+
+
+def _check(event: dict[str, Any]) -> None:
+    """Raise ValueError, KeyError or TypeError where a line isn't what `Books` writes."""
+    texts = {"reserve": ("id", "teacher", "question"), "settle": ("id", "teacher", "question")}
+    if not all(isinstance(event[name], str) for name in texts.get(event["event"], ("teacher", "what", "kind"))):
+        raise TypeError("a name that is no text")
+    amounts: list[Any] = [event["value"]] if event["event"] not in texts else []
+    if event["event"] == "reserve":
+        amounts += Spent(**event["most"]).as_dict().values()
+    elif event["event"] == "settle":
+        amounts += [*Spent(**event["presumed"]).as_dict().values(), *Cost(**event["cost"]).as_dict().values()]
+    # No limit would hold after a NaN or a negative amount.
+    if not all(isinstance(amount, int | float) and math.isfinite(amount) and amount >= 0 for amount in amounts):
+        raise ValueError("an amount that is none")

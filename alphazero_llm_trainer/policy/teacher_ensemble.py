@@ -125,6 +125,8 @@ class TeacherEnsemble:
                 told = _kind(error) is not Failure.BUDGET
             finally:
                 breaker.leave(ticket, error, told=told)
+                if not told:
+                    self.bandit.asked(teacher.name, direction, -1)
             if not told:
                 continue  # a cheaper one may still fit
             if error is not None:

@@ -11,10 +11,11 @@ import inspect
 import itertools
 import logging
 import weakref
+from collections.abc import Coroutine
 from contextlib import aclosing
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, EngineError
 from .background import LoopThread, block_interrupts
@@ -23,6 +24,9 @@ from .vllm_launch import Launch, quiet
 from .vllm_weights import Versions, has_adapter, write_adapter, write_model, write_weights
 
 SHUTDOWN_SECONDS = 30.0
+ALIVE_SECONDS = 1.0  # between looks at whether vLLM's process, which a call waits for, is still there
+
+T = TypeVar("T")
 
 
 class VllmEngine(CompletionEngine):
@@ -100,19 +104,19 @@ class VllmEngine(CompletionEngine):
     def rest(self) -> None:
         """Put the weights into main memory and drop the cache, until the next call. Nothing where sleep is off."""
         if self.launch.sleeps and not self._asleep:
-            self.thread.wait(self.client.sleep(level=1))
+            self.thread.wait(self._called(self.client.sleep(level=1)))
             self._asleep = True
 
     def forget(self) -> None:
         """See `Engine.forget`."""
-        self.thread.wait(self.client.reset_prefix_cache())
+        self.thread.wait(self._called(self.client.reset_prefix_cache()))
 
     # -- on the thread's event loop ----------------------------------------------------------------------------------
 
     async def _awake(self) -> None:
         async with self._waking:
             if self._asleep:
-                await self.client.wake_up()
+                await self._called(self.client.wake_up())
                 self._asleep = False
 
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:
@@ -126,8 +130,24 @@ class VllmEngine(CompletionEngine):
                     if ask.max_lines is not None and self._full(output, ask.max_lines):
                         break  # closing the stream aborts the rest
         except self._failures as error:
-            raise EngineError(f"vLLM failed: {first_line(error)}") from error
+            raise EngineError(failure(error)) from error
         return read(output, ask)
+
+    async def _called(self, work: Coroutine[Any, Any, T]) -> T:
+        """What vLLM answers to a call that is no request. Raises EngineError where it fails.
+
+        vLLM leaves such a call waiting for ever when its process ends before it answers.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=ALIVE_SECONDS))[0]:
+                if self.client.errored:
+                    raise self.client.dead_error
+            return task.result()
+        except self._failures as error:
+            raise EngineError(failure(error)) from error
+        finally:
+            task.cancel()
 
     def _sampling(self, ask: Ask) -> Any:
         return self._params(
@@ -160,10 +180,10 @@ class VllmEngine(CompletionEngine):
             folder = self.versions.next()
             write_weights(self.model, folder)
             try:
-                await self.client.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+                await self._called(self.client.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
             finally:
                 self.versions.drop(folder)
-        await self.client.reset_prefix_cache()
+        await self._called(self.client.reset_prefix_cache())
 
     async def _push_adapter(self) -> None:
         if not self.launch.lora:
@@ -171,10 +191,10 @@ class VllmEngine(CompletionEngine):
         folder = self.versions.next()
         write_adapter(self.model, folder)
         new, old = self._adapter(folder.name, self.versions.number, str(folder)), self._lora
-        await self.client.add_lora(new)
+        await self._called(self.client.add_lora(new))
         self._lora = new
         if old is not None:
-            await self.client.remove_lora(old.lora_int_id)
+            await self._called(self.client.remove_lora(old.lora_int_id))
             self.versions.drop(Path(old.lora_path))
 
 
@@ -214,6 +234,14 @@ def shut(clients: list[Any], thread: LoopThread, versions: Versions) -> None:
         thread.wait(end_there())
     thread.close()
     versions.close()
+
+
+def failure(error: BaseException) -> str:
+    """One sentence on a vLLM that failed under way."""
+    return (
+        f"vLLM failed ({first_line(error)}): its log above says more; load the student again, a training run goes on with"
+        " --resume"
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -6,16 +6,17 @@ import json
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import DataError
-from ..search.journal import read
+from ..view_command import Reader, find_source
 from ..viewer.page import run_page
 from .comparison import evaluation_parts, ladder_parts
 from .generations import loop_parts, value_parts
 from .page import heading, link, page
 from .training import TREES, training_parts
 
+Made = TypeVar("Made")
 MOST_TREES = 200  # embedded in trees.html
 # What a folder's file says about it, and the sections it gives.
 KINDS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
@@ -44,7 +45,11 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         parts += [heading(str(path.parent.relative_to(folder))), *inner]
     out.mkdir(parents=True, exist_ok=True)
     if (folder / JOURNAL).is_file():
-        write(out / TREES, run_page(read(folder / JOURNAL), title=f"{folder.name}: trees", limit=MOST_TREES))
+        source = find_source(folder)
+        trees = map(Reader(source, None), source)
+        write(out / TREES, run_page(trees, title=f"{folder.name}: trees", limit=MOST_TREES))
+        if not (folder / RUN).is_file():  # a run's page leads there from its example trees
+            parts.append(f"<p>{link(TREES, 'All questions and trees')}</p>")
     images = [path.name for path in sorted(folder.glob("*.png"))] if out == folder else []
     if images:
         parts.append("<p>" + " ".join(link(name, name) for name in images) + "</p>")
@@ -56,18 +61,28 @@ def parts_of(folder: Path) -> tuple[list[str], str, str]:
     """A folder's sections, title and what stands under it; no sections where nothing in it is known."""
     card = load(folder / RUN)
     if card is not None and "method" in card and "config" in card:
-        journal = folder / JOURNAL
-        title = f"{card['method']} on {card['student']}"
-        under = (
-            f"{folder.name}, seed {card['seed']}, {card['questions']:,} training questions in {card['rounds']} rounds"
-        )
-        return training_parts(card, lines_of(folder / METRICS), journal), title, under
+        return told(lambda card: of_run(card, folder), card, folder / RUN)
     parts: list[str] = []
     for name, make in KINDS.items():
         found = load(folder / name)
         if found is not None:
-            parts += make(found)
+            parts += told(make, found, folder / name)
     return parts, folder.name, ""
+
+
+def of_run(card: Mapping[str, Any], folder: Path) -> tuple[list[str], str, str]:
+    """A training run's sections, title and what stands under it."""
+    under = f"{folder.name}, seed {card['seed']}, {card['questions']:,} training questions in {card['rounds']} rounds"
+    parts = training_parts(card, lines_of(folder / METRICS), folder / JOURNAL)
+    return parts, f"{card['method']} on {card['student']}", under
+
+
+def told(make: Callable[[Mapping[str, Any]], Made], found: Mapping[str, Any], path: Path) -> Made:
+    """What `make` makes of a file. Raises DataError where it is another file of that name."""
+    try:
+        return make(found)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DataError(f"{path} is not what this version's commands write ({error!r}): name another folder") from error
 
 
 def load(path: Path) -> dict[str, Any] | None:

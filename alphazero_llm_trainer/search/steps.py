@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ..answers import extract, is_final, normalize
+from ..errors import RequestError
 from ..policy.protocol import Limits, TeacherProposal
 from ..sections import SearchConfig
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
@@ -190,9 +191,12 @@ class StepExpansion:
         proposals = await advisor.propose(self.problem, [step.text.rstrip("\n") for step in steps], seed)
         taught = []
         for i, proposal in enumerate(proposals):
-            step, spent = await self.policy.adopt(
-                self.problem, steps, proposal.text, proposal.source, proposal.direction
-            )
+            try:
+                step, spent = await self.policy.adopt(
+                    self.problem, steps, proposal.text, proposal.source, proposal.direction
+                )
+            except RequestError:
+                continue  # a line too long for what is left of the context
             self.cost.add(spent)
             tokens = limits.tokens - len(step.steps[0].token_ids)
             if tokens < 0:

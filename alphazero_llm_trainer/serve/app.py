@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import HTTPException
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.requests import ClientDisconnect
 
 from .failures import ApiError
 from .guard import Guard, Receive, Scope, Send
@@ -21,6 +22,7 @@ from .wanted import Wanted, chat_request, completion_request
 from .wire import event
 
 GONE = "gone"
+BODY_SECONDS = 60.0  # to read a request's body
 PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; base-uri 'none';"
@@ -52,7 +54,7 @@ def make_app(service: Service, keys: Sequence[str], loopback: bool) -> FastAPI:
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         # Starlette raises it again for the log; the client learns nothing of this machine.
-        return refusal(ApiError("internal error", 500, kind="server_error", code="internal_error"))
+        return refusal(internal())
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -104,6 +106,10 @@ def refusal(error: ApiError) -> JSONResponse:
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 
+def internal() -> ApiError:
+    return ApiError("internal error", 500, kind="server_error", code="internal_error")
+
+
 def kept(service: Service, name: str) -> Trace:
     """A trace by its id. Raises ApiError where it isn't there, or no more."""
     trace = service.traces.get(name)
@@ -116,11 +122,20 @@ async def answering(request: Request, service: Service, read: Callable[..., Want
     """The response to a completion request of either kind."""
     arrived = asyncio.get_running_loop().time()
     try:
-        raw = await request.body()
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await request.body()
         wanted = read(raw, service.student, service.context, service.names, service.settings)
     except ApiError as error:
         service.metrics.requests.labels(NOBODY, str(error.status)).inc()
         raise
+    except ClientDisconnect:
+        service.metrics.requests.labels(NOBODY, "499").inc()
+        service.metrics.gone.inc()
+        return Response(status_code=499)  # nobody reads it
+    except TimeoutError:
+        service.metrics.requests.labels(NOBODY, "408").inc()
+        late = f"the body didn't come within {BODY_SECONDS:g} seconds: send it faster"
+        return refusal(ApiError(late, 408, code="request_timeout", headers={"Connection": "close"}))
     return Answering(service, wanted, request.state.client, arrived)
 
 
@@ -130,6 +145,7 @@ class Answering(Response):
     def __init__(self, service: Service, wanted: Wanted, client: str, arrived: float) -> None:
         super().__init__()
         self.service, self.wanted, self.client, self.arrived = service, wanted, client, arrived
+        self.started = False  # an event was sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks: asyncio.Queue[Any] = asyncio.Queue()
@@ -137,11 +153,15 @@ class Answering(Response):
         gone = asyncio.ensure_future(disconnected(receive))
         work.add_done_callback(chunks.put_nowait)
         gone.add_done_callback(lambda _: chunks.put_nowait(GONE))
-        status = "499"
+        status = "500"
         try:
             status = await (self.streamed if self.wanted.stream else self.whole)(chunks, work, scope, receive, send)
+        except asyncio.CancelledError:
+            status = "503"  # the server ends and waits no longer: the last that this task does is to say so
         except OSError:
-            pass  # the connection broke while it was written to
+            if work.done() and not work.cancelled() and work.exception() is not None:
+                raise  # the answer's own error
+            status = "499"  # the connection broke while it was written to
         finally:
             for task in (work, gone):
                 task.cancel()
@@ -151,6 +171,13 @@ class Answering(Response):
             metrics.seconds.labels(self.wanted.model).observe(seconds)
             if status == "499":
                 metrics.gone.inc()
+        if status == "503" and work.cancelled():
+            ending = ApiError("the server ends: ask again later", 503, kind="server_error", code="shutting_down")
+            if self.started:
+                last = event(ending.body) + event("[DONE]")
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+            else:
+                await refusal(ending)(scope, receive, send)
 
     async def whole(
         self, chunks: asyncio.Queue[Any], work: asyncio.Future[Answered], scope: Scope, receive: Receive, send: Send
@@ -167,17 +194,16 @@ class Answering(Response):
         self, chunks: asyncio.Queue[Any], work: asyncio.Future[Answered], scope: Scope, receive: Receive, send: Send
     ) -> str:
         """Send server-sent events as they come; an error before the first one has its own status."""
-        started = False
         while (item := await chunks.get()) is not work:
             if item == GONE:
                 return "499"
-            if not started:
-                started = True
+            if not self.started:
+                self.started = True
                 headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
             if item is not None:
                 await send({"type": "http.response.body", "body": event(item), "more_body": True})
-        if not started:
+        if not self.started:
             response = self.finished(work)
             await response(scope, receive, send)
             return str(response.status_code)
@@ -186,8 +212,10 @@ class Answering(Response):
         if isinstance(error, ApiError):
             last, status = event(error.body), str(error.status)
         elif error is not None:
-            raise error
+            last = event(internal().body)
         await send({"type": "http.response.body", "body": last + event("[DONE]"), "more_body": False})
+        if error is not None and not isinstance(error, ApiError):
+            raise error  # for the log
         return status
 
     def finished(self, work: asyncio.Future[Answered]) -> Response:

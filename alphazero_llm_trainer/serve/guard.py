@@ -69,18 +69,18 @@ class Guard:
                 raise self.too_large()
             return message
 
-        scope.setdefault("state", {})["client"] = client_of(scope, headers)
+        scope.setdefault("state", {})["client"] = self.client_of(scope, headers)
         await self.app(scope, limited, send)
 
     def check(self, path: str, headers: dict[str, str]) -> None:
         """Raise ApiError for a request that may not pass."""
-        host = headers.get("host", "")
+        host = headers.get("host", "").lower()
         if self.loopback and not is_loopback(
             host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         ):
             raise ApiError("this server answers requests to its own address alone", 421, code="wrong_host")
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
+        if origin is not None and origin.partition("://")[2].lower() != host:
             raise ApiError("requests from other web pages are refused", 403, code="wrong_origin")
         if self.keys and path not in OPEN and not self.opens(path, headers.get("authorization", "")):
             basic = {"WWW-Authenticate": 'Basic realm="alphazero-llm-trainer"'} if path.startswith(PAGES) else {}
@@ -107,11 +107,17 @@ class Guard:
         digest = hashlib.sha256(given.strip().encode()).digest()
         return any([hmac.compare_digest(digest, key) for key in self.keys])
 
+    def client_of(self, scope: Scope, headers: dict[str, str]) -> str:
+        """Who asks, as far as fairness goes: an address and its key, however the header spells that.
+
+        Without keys, whatever stands in a key's place tells the programs of this machine apart. From another one it
+        would let a client be as many as it likes.
+        """
+        address = (scope.get("client") or ("",))[0]
+        if not self.keys and not self.loopback:
+            return address
+        given = headers.get("authorization", "").partition(" ")[2].strip()
+        return f"{address} {hashlib.sha256(given.encode()).hexdigest()[:16]}"
+
     def too_large(self) -> ApiError:
         return ApiError(f"the body is larger than {self.most} bytes: send less", 413, code="request_too_large")
-
-
-def client_of(scope: Scope, headers: dict[str, str]) -> str:
-    """Who asks, as far as fairness goes: an address, and the key or whatever stands in its place."""
-    address = (scope.get("client") or ("",))[0]
-    return f"{address} {hashlib.sha256(headers.get('authorization', '').encode()).hexdigest()[:16]}"

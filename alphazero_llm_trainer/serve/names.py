@@ -82,7 +82,7 @@ class Names:
             return Method(text)
         name, _, number = text.rpartition("-")
         if name in self.counted and number.isascii() and number.isdigit() and len(number) <= 6:
-            if 1 <= int(number) <= self.most:
+            if 1 <= int(number) <= self.most and not number.startswith("0"):  # one name a method
                 return Method(name, int(number))
             raise ApiError(f"{name} takes 1 to {self.most} samples, not {number}", param="method", code="invalid_value")
         methods = ", ".join([SAMPLE, MCTS, *(f"{name}-N" for name in self.counted), *self.stepwise])

@@ -15,6 +15,7 @@ import uvicorn
 from ..errors import ConfigError
 from ..policy.protocol import GenerateRequest
 
+ENDING_SECONDS = 2.0  # for requests that were cancelled to tell their clients
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -62,7 +63,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Any, bound: socket.socket, engine: Any, grace: float, ready: Callable[[], None]) -> bool:
-    """Serve until a signal comes, then let requests under way end within `grace` seconds; True when it was Ctrl-C."""
+    """Serve until a signal comes, then let requests under way end within `grace` seconds; True when it was Ctrl-C.
+
+    Raises ConfigError where another process listens there by now.
+    """
     settings = uvicorn.Config(
         app,
         log_level="warning",
@@ -75,6 +79,12 @@ def serve(app: Any, bound: socket.socket, engine: Any, grace: float, ready: Call
         backlog=1024,
     )
     server = Server(settings)
+    try:
+        bound.listen(settings.backlog)
+    except OSError as error:  # another server bound it while this one loaded
+        raise ConfigError(
+            f"--port is {bound.getsockname()[1]} and can't be listened on ({error.strerror}): name another"
+        ) from error
 
     async def main() -> None:
         # The first call compiles and pages in what the others find ready.
@@ -82,6 +92,12 @@ def serve(app: Any, bound: socket.socket, engine: Any, grace: float, ready: Call
         announcing = asyncio.ensure_future(announce(server, ready))
         await server.serve(sockets=[bound])
         announcing.cancel()
+        left = set(server.server_state.tasks)  # uvicorn cancelled them, but when Ctrl-C came twice
+        if server.force_exit:
+            for task in left:
+                task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=ENDING_SECONDS)
 
     asyncio.run(main())
     return server.interrupted

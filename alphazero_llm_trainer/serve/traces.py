@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..collect import GradedTree
+from ..errors import ConfigError
 from ..search.journal import Journal
 from ..types import Problem, Task
 from .outcomes import Outcome
+
+log = logging.getLogger(__name__)
 
 NODE_BYTES, TOKEN_BYTES, ENTRY_BYTES = 900, 60, 150  # of a node's columns, of a token in them, of the history's entries
 
@@ -77,8 +82,8 @@ class TraceStore:
     def __init__(self, count: int, size: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.count, self.size, self.seconds, self.clock = count, size, seconds, clock
         self.bytes = 0
-        self._kept: OrderedDict[str, tuple[Trace, int, float]] = OrderedDict()  # with its size and when it came
-        self._ages: deque[tuple[str, float]] = deque()
+        self._kept: OrderedDict[str, tuple[Trace, int]] = OrderedDict()  # with its size, the least recently used first
+        self._ages: OrderedDict[str, float] = OrderedDict()  # when each came, the oldest first
 
     def __len__(self) -> int:
         self._forget_old()
@@ -90,8 +95,8 @@ class TraceStore:
         size, now = trace.size, self.clock()
         if size > self.size or not self.count:
             return
-        self._kept[trace.name] = trace, size, now
-        self._ages.append((trace.name, now))
+        self._kept[trace.name] = trace, size
+        self._ages[trace.name] = now
         self.bytes += size
         while len(self._kept) > self.count or self.bytes > self.size:
             self._remove(next(iter(self._kept)))
@@ -106,26 +111,38 @@ class TraceStore:
 
     def _remove(self, name: str) -> None:
         self.bytes -= self._kept.pop(name)[1]
+        del self._ages[name]
 
     def _forget_old(self) -> None:
         oldest = self.clock() - self.seconds
-        # The line of ages also forgets those that were dropped for other reasons, as it gets to them.
-        while self._ages and (self._ages[0][1] < oldest or self._ages[0][0] not in self._kept):
-            name, _ = self._ages.popleft()
-            if name in self._kept:
-                self._remove(name)
+        while self._ages and self._ages[name := next(iter(self._ages))] < oldest:
+            self._remove(name)
 
 
 class KeptJournal:
     """The opt-in journal of served trees, `journal.jsonl` in a folder, as `export` and `view` read it."""
 
     def __init__(self, folder: Path) -> None:
-        self._journal = Journal(folder / "journal.jsonl")
+        try:
+            self._journal = Journal(folder / "journal.jsonl")
+        except OSError as error:
+            raise ConfigError(
+                f"--keep-traces is {folder}, where nothing can be written ({error.strerror}): name another folder"
+            ) from error
         self._journal.records.clear()  # served ids never come twice, and a server runs for long
+        self._failed = False
 
     def append(self, record: dict[str, Any]) -> None:
-        self._journal.append(record)
+        """Keep a tree. A disk that is full costs the trees from then on, and no answer."""
+        if self._failed:
+            return
+        try:
+            self._journal.append(record)
+        except OSError as error:
+            self._failed = True  # a line after half a line would make the journal unreadable
+            log.warning("served trees can't be kept any more (%s): free the disk and start again", error.strerror)
         self._journal.records.clear()
 
     def close(self) -> None:
-        self._journal.close()
+        with suppress(OSError) if self._failed else nullcontext():
+            self._journal.close()

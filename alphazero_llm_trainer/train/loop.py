@@ -32,7 +32,7 @@ from .checkpoint import newest, read_manifest, write_manifest
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
-from .models import Economy, load_trained_state, make_trainable, merged, save_adapter, trained_state
+from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
 from .report import Progress, draw_report
 from .run import RunFolder
@@ -168,6 +168,7 @@ class Run:
         prompt = system_prompt(config.problems.source)
         self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
         self.adapter = config.train.adapter or self.student.spec.adapter
+        check_full(self.student.model, self.student.spec, self.adapter)
         if not self.student.engine.capabilities.trainable:
             self.student.engine.close()
             raise ConfigError(

@@ -139,19 +139,30 @@ class Forecast:
         formula = f"the file as read: {counts.whole / 1e6:,.0f} M x {self.width} B"
         return [*parts, Part("weights, rest", formula, counts.whole * self.width, PHASES)]
 
-    def training(self) -> list[Part]:
-        """Adapters, optimiser states and gradients."""
+    @property
+    def trained_parameters(self) -> tuple[int, int]:
+        """Trained parameters of the policy, and of PPO's critic beside it."""
         train, counts = self.config.train, self.counts
         count = counts.adapters if self.lora else counts.whole
-        sets = 2 if train.method == "ppo" else 1  # the critic's beside the policy's
-        what = f"{sets * count / 1e6:,.1f} M trained"
+        if train.method != "ppo":
+            return count, 0
+        extra = train.ppo.extra_layers
+        layer = counts.linear // self.shape.layers + 2 * self.shape.hidden
+        # A critic that is no adapter is a copy with a layer more.
+        return count, count + layer * ((0 if self.lora else 1) if extra is None else extra)
+
+    def training(self) -> list[Part]:
+        """Adapters, optimiser states and gradients."""
+        policy, critic = self.trained_parameters
+        both = policy + critic
+        what = f"{both / 1e6:,.1f} M trained"
         parts = []
         if self.lora:
-            parts.append(Part("adapters", f"{what} x {self.trained} B", sets * count * self.trained, AFTER_LOAD))
-        elif sets == 2:
-            parts.append(Part("critic", f"{count / 1e6:,.0f} M x {self.width} B", count * self.width, ("train",)))
+            parts.append(Part("adapters", f"{what} x {self.trained} B", both * self.trained, AFTER_LOAD))
+        elif critic:
+            parts.append(Part("critic", f"{critic / 1e6:,.1f} M x {self.width} B", critic * self.width, AFTER_LOAD))
         states = 2.07 if self.eight_bit else 2 * self.trained
-        parts.append(Part("optimiser", f"two moments: {what} x {states:.3g} B", sets * count * states, AFTER_LOAD))
+        parts.append(Part("optimiser", f"two moments: {what} x {states:.3g} B", both * states, AFTER_LOAD))
         return parts
 
     @property
@@ -193,7 +204,10 @@ class Forecast:
     def rows(self) -> int:
         """Rows that the engine has live at once, at most."""
         search, train = self.config.search, self.config.train
-        samples = train.chain_samples if train.groups == "chain" else max(train.samples, search.samples)
+        if train.method == "ppo":
+            samples = train.ppo.samples
+        else:
+            samples = train.chain_samples if train.groups == "chain" else max(train.samples, search.samples)
         wanted = max(search.concurrent * samples, train.eval_size, train.validation_size)
         return min(self.batch, wanted)
 
@@ -311,7 +325,7 @@ class Forecast:
 
     def step(self) -> list[Part]:
         """Activations, the output layer's workspace and gradients at the step's peak."""
-        config, shape, counts = self.config, self.shape, self.counts
+        config, shape = self.config, self.shape
         rows, length = self.micro_batch, self.length
         tokens = rows * length
         policies = 2 if config.train.method == "ppo" else 1
@@ -324,7 +338,7 @@ class Forecast:
             what = f"{rows} rows x {length} tokens x {shape.layers} layers x {self.layer_bytes():,.0f} B"
         kept += tokens * shape.hidden * 2 * 4  # embedding and last norm
         head, how = self.head(rows, length)
-        gradients = (counts.adapters if self.lora else counts.whole) * self.trained * policies
+        gradients = sum(self.trained_parameters) * self.trained
         embedded = 0 if self.lora else shape.vocabulary * shape.hidden * 4
         # Gradients come as activations go: the larger of both ends counts.
         start, end = policies * kept + head + embedded, gradients + one + embedded
@@ -336,7 +350,7 @@ class Forecast:
             if embedded:
                 parts.append(Part("gradients", "the output layer's come first", embedded, ("train",)))
             return parts
-        formula = f"{(counts.adapters if self.lora else counts.whole) / 1e6:,.1f} M x {self.trained} B, one layer whole"
+        formula = f"{sum(self.trained_parameters) / 1e6:,.1f} M x {self.trained} B, one layer whole"
         return [Part("gradients", formula, end, ("train",))]
 
     def head(self, rows: int, length: int) -> tuple[float, str]:

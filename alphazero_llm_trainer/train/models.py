@@ -83,9 +83,8 @@ def make_trainable(
     The adapter lives inside `model`'s own modules, so an engine over `model` sees it at once; one that is there goes on.
     `task` is peft's name of the model's task; for "TOKEN_CLS" the last layer is trained with the adapter.
     """
+    check_full(model, spec, adapter)
     if adapter == "full":
-        if spec.quantization != "none":
-            raise ConfigError(f"train.adapter is 'full' but the student is quantised ({spec.quantization}): use 'lora'")
         model.requires_grad_(True)
         return model
     # peft's preparation of a quantised model isn't used: it casts embeddings and norms to fp32, another base.
@@ -103,6 +102,19 @@ def make_trainable(
             if name in begun:
                 parameter.copy_(begun[name])
     return made
+
+
+def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None:
+    """Raise ConfigError where all weights are to be trained ("full") of a model that hasn't them: 4-bit, or under LoRA."""
+    if adapter != "full":
+        return
+    if spec.quantization != "none":
+        raise ConfigError(f"train.adapter is 'full' but the student is quantised ({spec.quantization}): use 'lora'")
+    if layers(model):
+        raise ConfigError(
+            "train.adapter is 'full' but the student's folder is a LoRA adapter: use 'lora', or start from the folder"
+            " that `merge` makes of it"
+        )
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:

@@ -331,8 +331,7 @@ class RoundSource:
     def of_policy(self, tree: Tree) -> list[Trajectory]:
         """The responses that GRPO and PPO may learn from: a teacher's tokens are off-policy, and without
         `train.grpo.teacher_rows` such responses are neither rows nor members of their group's baseline."""
-        found = trajectories(tree)
-        return found if self.config.train.grpo.teacher_rows else [t for t in found if t.student]
+        return self.collector.counted(tree)
 
     def _advantages(
         self, tree: GradedTree, found: list[Trajectory], scale: float, process: list[list[float]]
@@ -478,8 +477,9 @@ class RoundSource:
         """The likeliest response to each question that was answered rightly every time: no credit, but worth keeping."""
         found = []
         for tree in trees:
-            if outcome(tree.tree) == "solved":
-                best = max(trajectories(tree.tree), key=lambda t: t.samples)
+            own = self.of_policy(tree.tree)
+            if own and all(t.hre == 1.0 for t in own):
+                best = max(own, key=lambda t: t.samples)
                 found.append((self.student.prompt_ids(tree.task.problem.question), best.token_ids))
         return found
 

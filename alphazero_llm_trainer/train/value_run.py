@@ -333,7 +333,10 @@ def save_network(folder: Path, network: Any, student: Student, adapter: str | No
         return [f"{ADAPTER}/{name}" for name in files]
     if hasattr(network, "merge_and_unload"):
         network = network.merge_and_unload()
-    network.save_pretrained(folder)
+        # transformers takes a copy of a student that began as an adapter for one that has it still.
+        network._hf_peft_config_loaded = False
+    # The format that an adapter was loaded from is no model's.
+    network.save_pretrained(folder, save_original_format=False)
     student.tokenizer.save_pretrained(folder)
     return ["config.json", "model.safetensors"]
 
