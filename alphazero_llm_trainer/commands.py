@@ -27,7 +27,13 @@ AddArguments = Callable[[argparse.ArgumentParser], None]
 
 
 def add_sft(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
-    parser = commands.add_parser("sft", help="train the embedded student from scratch on its demonstrations")
+    parser = commands.add_parser("sft", help="supervised training on worked solutions, from scratch or going on")
+    parser.add_argument(
+        "--path",
+        type=Path,
+        metavar="DIR",
+        help="a student's folder to go on from (default: the embedded one from scratch)",
+    )
     parser.add_argument("--out", type=Path, default=Path("checkpoints/sft"), metavar="DIR", help="where it goes")
     parser.add_argument(
         "--eval-size", type=int, default=1000, metavar="N", help="test problems, measured once at the end"
@@ -37,16 +43,26 @@ def add_sft(commands: Any, arguments: AddArguments, resolve: Resolve) -> None:
 
 
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:
-    """Train the embedded student on `train.demonstrations` worked solutions, select on validation, report on test."""
-    if config.student not in ("auto", "embedded"):
-        raise ConfigError(
-            f"--student is {config.student!r}: sft trains the embedded student from scratch; use embedded"
-        )
+    """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
     if args.eval_size < 1:
         raise ConfigError(f"--eval-size is {args.eval_size}: give at least 1")
-    from .train.warmup import warm_up
+    scratch = args.path is None and config.student in ("auto", "embedded")
+    if scratch and config.problems.source != "embedded":
+        raise ConfigError(
+            f"problems.source is {config.problems.source} and the embedded student is trained from scratch: name a"
+            " student to go on from with --path or --student"
+        )
+    from .train.warmup import go_on, warm_up
 
-    manifest = warm_up(config, args.out, args.eval_size)
+    if scratch:
+        manifest = warm_up(config, args.out, args.eval_size)
+    else:
+        manifest = go_on(config, args.path, args.out, args.eval_size)
+        before, gain = manifest["test_before"], manifest["gain"]
+        print(
+            f"before {before['value']:.3f} [{before['low']:.3f}, {before['high']:.3f}], paired gain"
+            f" {gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+        )
     test = manifest["test_greedy"]
     print(
         f"greedy accuracy on {test['problems']:,} test problems: {test['value']:.3f}"

@@ -64,9 +64,9 @@ class LegacyConfig(Section):
 
 
 class SftConfig(Section):
-    learning_rate: PositiveFloat = 3e-3
+    learning_rate: PositiveFloat | None = None
     batch_size: Positive = 16
-    steps: Positive = 6000
+    steps: Positive | None = None
     question_weight: Share = 0.1
     warmup_steps: NonNegative = 50
     weight_decay: NonNegativeFloat = 0.01

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from alphazero_llm_trainer.cli import main, train_main
+from alphazero_llm_trainer.policy.student import PACKAGED
 from alphazero_llm_trainer.search.tree import Tree
 
 TINY = ["--num-examples", "4", "--eval-size", "4", "--student", "embedded", "--set", "train.validation_size=0"]
@@ -67,6 +68,7 @@ def bad_inputs(tmp):
         ("broken student folder", ["search", "--path", str(tmp / "student")], ["student"]),
         ("full weights of a 4-bit model", ["info", "--set", "models.embedded.quantization=nf5"], ["nf5"]),
         ("sft of another student", ["sft", "--student", "llama-3.2-3b"], ["llama-3.2-3b"]),
+        ("sft from scratch on rows", ["sft", "--set", "problems.source=gsm8k"], ["problems.source", "--path"]),
         ("sft without test problems", ["sft", "--eval-size", "0"], ["--eval-size"]),
     ]
 
@@ -78,7 +80,7 @@ NAMES = [
     "gold without question", "rows that are no JSON", "missing folder", "levels for GSM8K", "missing key",
     "no checker in the tier", "nothing to resume", "resume a file that is none", "broken run card",
     "student folder without a model", "broken student folder", "full weights of a 4-bit model", "sft of another student",
-    "sft without test problems",
+    "sft from scratch on rows", "sft without test problems",
 ]  # fmt: skip
 
 
@@ -158,6 +160,18 @@ def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
     assert manifest["steps"] == 4
     assert manifest["test_greedy"]["problems"] == 8
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_sft_goes_on_from_a_folder(tmp_path, capsys):
+    out = tmp_path / "out"
+    flags = ["--set", "train.demonstrations=20", "--set", "train.sft.validation_size=8", "--eval-size", "8"]
+    assert main(["sft", "--path", str(PACKAGED), "--out", str(out), *flags]) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["steps"] == 4  # three passes over 20 rows, 16 an update
+    assert manifest["settings"]["learning_rate"] == 2e-4
+    assert manifest["started_from"] == str(PACKAGED) and manifest["adapter"] == "full"
+    assert "paired gain" in capsys.readouterr().out
+    assert main(["search", "--path", str(out), "--iterations", "2"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -577,3 +577,25 @@ def test_a_loop_goes_on_from_the_champions_adapter(tmp_path: Path) -> None:
     cell = meet(Side(2, trained(tmp_path / "second", config), None, None, later["weights"]), config, loop.arena(1)[:4],
                 "greedy", lambda: False)  # fmt: skip
     assert len(cell["outcomes"]) == 4
+
+
+def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
+    out = tmp_path / "sft"
+    flags = ["--eval-size", "8", "--set", "train.demonstrations=24", "--set", "train.sft.validation_size=8"]
+    flags += ["--set", "train.sft.steps=6", "--set", "train.sft.learning_rate=5e-3", "--set", "train.micro_batch=8"]
+    assert main(["sft", *FLAGS, "--path", str(PACKAGED), "--out", str(out), *flags]) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["adapter"] == "lora" and manifest["steps"] == 6
+    assert manifest["test_before"]["problems"] == manifest["test_greedy"]["problems"] == 8
+    config = load_config(overrides=FOUR_BITS)
+    adapted, base = load_student(config, path=out / "adapter"), load_student(config, path=PACKAGED)
+    plain = load_student(load_config(overrides=["student=embedded"]), path=out)
+    prompt = adapted.prompt_ids("Zoe has 3 bags with 4 coins each. How many coins does Zoe have?")
+    pair = (prompt, tuple(adapted.encode("3 * 4 = 12\n#### 12")))
+
+    def scores(student: Student) -> torch.Tensor:
+        [found] = asyncio.run(student.engine.score([pair]))
+        return torch.tensor(found)
+
+    assert torch.allclose(scores(adapted), scores(plain), atol=1e-3)  # the merged folder is the trained student
+    assert (scores(adapted) - scores(base)).abs().max() > 1e-2  # and training moved it

@@ -125,10 +125,12 @@ class Seed:
             ),
         ]
 
-    def supervised(self, name: str, steps: int) -> None:
+    def supervised(self, name: str, steps: int | None) -> None:
         out = self.path / name
         # The command's own test figure is not used: one problem is the least it takes.
-        arguments = ["sft", "--out", str(out), "--eval-size", "1", "--set", f"train.sft.steps={steps}"]
+        arguments = ["sft", "--out", str(out), "--eval-size", "1"]
+        if steps is not None:
+            arguments += ["--set", f"train.sft.steps={steps}"]
         self.stage(name, arguments, out / "manifest.json")
 
     def reinforced(self, method: str, questions: int, *more: str) -> None:

@@ -33,7 +33,7 @@ from trl import SFTConfig, SFTTrainer
 
 from ..errors import DataError, TrainingError
 from ..types import Task
-from .models import Economy
+from .models import Economy, load_trained_state, trained_state
 
 Row = dict[str, list[Any]]
 Evaluate = Callable[[torch.nn.Module], float]
@@ -219,7 +219,7 @@ class _Watch(TrainerCallback):
         accuracy = self.evaluate(model)  # type: ignore[misc]
         model.train()
         if not self.history or accuracy > max(h["accuracy"] for h in self.history):
-            self.best = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+            self.best = trained_state(model)
         self.history.append({"step": step, "seconds": round(trained, 1), "accuracy": accuracy})
         self.paused += time.monotonic() - began
 
@@ -264,7 +264,7 @@ def train_student(
     else:
         model.__dict__["forward"] = forward
     if trainer.watch.best is not None:
-        model.load_state_dict(trainer.watch.best)
+        load_trained_state(model, trainer.watch.best)
     model.eval()
     return {
         "steps": trainer.state.global_step,
@@ -285,11 +285,12 @@ def run_sft(
     model: PreTrainedModel | None = None,
     facts: Mapping[str, Any] | None = None,
     economy: Economy = Economy(),  # noqa: B008
+    save: Callable[[Any, Path], None] = lambda model, folder: model.save_pretrained(folder),
 ) -> dict[str, Any]:
     """Train a student (a new one where `model` is None) and write weights, tokenizer and `manifest.json` to `out_dir`.
 
     `measure` is called once, on the finished model, for the test figures; `facts` are added as they are (say, which
-    tasks the rows are). Returns the manifest.
+    tasks the rows are); `save` writes the weights. Returns the manifest.
     """
     model = new_student(tokenizer, settings.shape, settings.seed) if model is None else model
     result = train_student(model, rows, tokenizer, settings, out_dir=out_dir, evaluate=evaluate, economy=economy)
@@ -316,7 +317,7 @@ def run_sft(
         **(measure(model) if measure is not None else {}),
     }
     out_dir.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out_dir)
+    save(model, out_dir)
     tokenizer.save_pretrained(out_dir)
     (out_dir / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     return manifest
