@@ -15,10 +15,11 @@ from .policy.protocol import GenerateRequest, ValueFunction
 from .policy.steps import EngineSteps
 from .policy.teachers import Remote, build_teachers, build_terminal_checker, is_remote
 from .policy.tokens import EngineTokens
-from .problems.grading import grade_async
+from .problems.grading import HOTPOTQA, MATH, grade_async, vote_key
 from .problems.scripted_teacher import ScriptedTeacher
 from .rewards.combined import combined
 from .rewards.pre import pre
+from .search.choose import Reading, answer_of
 from .search.driver import Advisor, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
 from .search.tree import ROOT, Tree
@@ -279,11 +280,18 @@ class Collector:
         )
         if settings.mode == "token":
             tokens = EngineTokens(self.student, settings.temperature, settings.beam)
-            return Search(tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True)
+            return Search(
+                tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True, reading=reading_of
+            )
         policy = EngineSteps(self.student, settings.temperature)
         finished: Finished | None = None if self.checker is None else self.checker.finished
         advisor: Advisor | None = self.teachers
-        return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value)
+        return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, reading=reading_of)
+
+
+def reading_of(source: str) -> Reading:
+    """What responses to problems of `source` answer, for votes: words on HotpotQA, expressions on MATH, else numbers."""
+    return answer_of if source not in (MATH, HOTPOTQA) else lambda response: vote_key(source, response) or None
 
 
 def answer_search(
@@ -310,7 +318,7 @@ def answer_search(
         evaluate = make_evaluate(config.rewards, perplexity, None)
     else:
         evaluate = finished_earns_one
-    return Search(policy, evaluate, settings, stop=stop, value=value)
+    return Search(policy, evaluate, settings, stop=stop, value=value, reading=reading_of)
 
 
 def valued_by(

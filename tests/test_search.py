@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ from hypothesis import strategies as st
 from support import ScriptedAdvisor, ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
 
 from alphazero_llm_trainer import collect
+from alphazero_llm_trainer.collect import answer_search, reading_of
+from alphazero_llm_trainer.config import load_config
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.policy.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.search import steps
-from alphazero_llm_trainer.search.choose import choose
+from alphazero_llm_trainer.search.choose import agreed, choose, settled
 from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
 from alphazero_llm_trainer.search.extract import step_values, trajectories
 from alphazero_llm_trainer.search.journal import Journal
@@ -675,6 +678,28 @@ def test_choose_without_answers_or_without_leaves() -> None:
     node = open_end.attach(ROOT, Step((1,), (-1.0,), "b\n"))
     open_end.N[node] = 9
     assert choose(open_end, "visits").answer == "1"  # type: ignore[union-attr]
+
+
+def test_answers_in_words_vote_too() -> None:
+    tree = grown((("#### The Eiffel Tower",), 0.5, 2), (("#### eiffel tower",), 0.5, 2), (("#### Paris",), 0.9, 1))
+    reading = reading_of("hotpotqa")
+    chosen = choose(tree, "vote", reading=reading)
+    assert chosen is not None and chosen.why.startswith("69%")  # 2.0 of 2.9
+    assert chosen.answer == reading("#### Eiffel Tower")
+    assert choose(tree, "vote").why.startswith("34%")  # type: ignore[union-attr]  # by the letter they are two answers
+    same = grown((("#### The Eiffel Tower",), 0.5, 2), (("#### eiffel tower",), 0.5, 2))
+    for node in same.leaves():
+        same.samples[node] = 1
+    assert agreed(same, 2, None, reading) and not agreed(same, 2)
+    assert settled(tree, "vote", 1, None, reading) and not settled(tree, "vote", 2, None, reading)
+
+
+def test_a_search_reads_answers_by_the_problems_source() -> None:
+    config = load_config(overrides=["student=embedded"])
+    one: Any = answer_search(SimpleNamespace(engine=None), config, None)  # type: ignore[arg-type]
+    assert one.reading("gsm8k")("#### 7.0") == "7"
+    assert one.reading("math")(r"so \boxed{\frac{1}{2}}") == one.reading("math")(r"#### \frac{1}{2}")
+    assert one.reading("hotpotqa")("#### The Eiffel Tower") == one.reading("hotpotqa")("#### eiffel tower")
 
 
 def test_ties_go_to_the_earliest() -> None:

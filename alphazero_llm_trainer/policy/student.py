@@ -121,7 +121,7 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
     files = list(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
     if not files or sum(file.stat().st_size for file in files) > CPU_BYTES:
         raise ConfigError(
-            f"student {name} ({source}) is a {spec.quantization} model for a CUDA device and there is none here: use"
+            f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is none here: use"
             f" --student embedded, or take the CPU's slowness with --set models.{name}.cpu=true"
         )
 

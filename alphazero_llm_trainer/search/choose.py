@@ -36,6 +36,7 @@ class Response:
 
 
 Text = Callable[[tuple[int, ...]], str]
+Reading = Callable[[str], str | None]  # what a response answers: equal for responses that vote together, None for none
 
 
 def responses(tree: Tree, text: Text | None = None) -> Iterator[Response]:
@@ -66,7 +67,15 @@ def most_visited(tree: Tree) -> int:
     return node
 
 
-def choose(tree: Tree, rule: str, end: int | None = None, text: Text | None = None) -> Choice | None:
+def answer_of(text: str) -> str | None:
+    """The normalised final answer of a response, a number."""
+    found = extract(text)
+    return None if found is None else normalize(found)
+
+
+def choose(
+    tree: Tree, rule: str, end: int | None = None, text: Text | None = None, reading: Reading = answer_of
+) -> Choice | None:
     """The best finished response of `tree` by `rule`, or None when no response was finished.
 
     - "vote": the answer whose responses earned most in all (visits times value, summed over those that agree); of these
@@ -75,11 +84,11 @@ def choose(tree: Tree, rule: str, end: int | None = None, text: Text | None = No
     - "visits": the response at the end of the most visited path.
     - "end": the response that ends in or goes on from node `end`.
 
-    `text` decodes token ids (see `responses`).
+    `text` decodes token ids (see `responses`), `reading` says what a response answers.
     """
     found = list(responses(tree, text))
     if rule == "end":
-        return _end(tree, found, end, text)
+        return _end(tree, found, end, text, reading)
     if not found:
         return None
     if rule == "visits":
@@ -87,23 +96,23 @@ def choose(tree: Tree, rule: str, end: int | None = None, text: Text | None = No
         at_end = [one for one in found if one.node == node]
         if at_end:
             best = max(at_end, key=lambda one: (one.visits, one.value))
-            return _choice(best, f"end of the most visited path ({tree.N[node]} visits)")
+            return _choice(best, reading, f"end of the most visited path ({tree.N[node]} visits)")
         rule = "value"
     if rule == "value":
         best = max(found, key=lambda one: (one.value, one.visits, -one.node))
-        return _choice(best, f"largest mean reward ({best.value:.3f}) of {len(found)} finished responses")
-    votes = ballot(found)
+        return _choice(best, reading, f"largest mean reward ({best.value:.3f}) of {len(found)} finished responses")
+    votes = ballot(found, reading)
     if not votes:
-        return choose(tree, "value", None, text)
+        return choose(tree, "value", None, text, reading)
     winner = max(votes, key=lambda answer: votes[answer])
-    agreeing = [one for one in found if answer_of(one.text) == winner]
+    agreeing = [one for one in found if reading(one.text) == winner]
     best = max(agreeing, key=lambda one: (one.earned, one.value, -one.node))
     total = sum(votes.values())
     share = votes[winner] / total if total > 0 else 0.0
-    return _choice(best, f"{share:.0%} of the value-weighted vote over {len(found)} finished responses")
+    return _choice(best, reading, f"{share:.0%} of the value-weighted vote over {len(found)} finished responses")
 
 
-def _end(tree: Tree, found: list[Response], end: int | None, text: Text | None) -> Choice | None:
+def _end(tree: Tree, found: list[Response], end: int | None, text: Text | None, reading: Reading) -> Choice | None:
     node = most_visited(tree) if end is None else end
     at_end = [one for one in found if node in (ROOT, one.node, *tree.path(one.node))]
     if not at_end and tree.verdict[node] is not None:
@@ -111,33 +120,27 @@ def _end(tree: Tree, found: list[Response], end: int | None, text: Text | None) 
     if not at_end:
         return None
     best = max(at_end, key=lambda one: (one.visits, one.value))
-    return _choice(best, f"the most visited path ({tree.N[node]} visits), then one rollout")
+    return _choice(best, reading, f"the most visited path ({tree.N[node]} visits), then one rollout")
 
 
-def answer_of(text: str) -> str | None:
-    """The normalised final answer of a response."""
-    found = extract(text)
-    return None if found is None else normalize(found)
-
-
-def ballot(found: list[Response]) -> dict[str, float]:
+def ballot(found: list[Response], reading: Reading = answer_of) -> dict[str, float]:
     """What each answer earned, in the order the answers were first seen."""
     votes: dict[str, float] = {}
     for one in found:
-        answer = answer_of(one.text)
+        answer = reading(one.text)
         if answer is not None:
             votes[answer] = votes.get(answer, 0.0) + one.earned
     return votes
 
 
-def settled(tree: Tree, rule: str, visits_left: int, text: Text | None = None) -> bool:
+def settled(tree: Tree, rule: str, visits_left: int, text: Text | None = None, reading: Reading = answer_of) -> bool:
     """True when `visits_left` more visits, each worth at most 1, can't change the choice by `rule`.
 
     "vote": no other answer, known or new, can catch up with the leader. "visits": no sibling along the most visited
     path can. "value": never, since one visit can always bring a better response.
     """
     if rule == "vote":
-        earned = sorted(ballot(list(responses(tree, text))).values(), reverse=True)
+        earned = sorted(ballot(list(responses(tree, text)), reading).values(), reverse=True)
         return bool(earned) and earned[0] - (earned[1] if len(earned) > 1 else 0.0) > visits_left
     if rule == "visits":
         node = ROOT
@@ -154,15 +157,15 @@ def most_visited_child(tree: Tree, node: int) -> int:
     return max(tree.children[node], key=lambda child: (tree.N[child], tree.W[child], -child))
 
 
-def agreed(tree: Tree, least: int, text: Text | None = None) -> bool:
+def agreed(tree: Tree, least: int, text: Text | None = None, reading: Reading = answer_of) -> bool:
     """True when at least `least` samples were finished and all of them give one answer."""
     samples, answers = 0, set()
     for leaf in tree.leaves():
         samples += tree.samples[leaf]
-        answers.add(answer_of(read(tree, leaf, (), "", text)))
+        answers.add(reading(read(tree, leaf, (), "", text)))
     for rollout in tree.rollouts:
         samples += rollout.samples
-        answers.add(answer_of(read(tree, rollout.node, rollout.token_ids, rollout.text, text)))
+        answers.add(reading(read(tree, rollout.node, rollout.token_ids, rollout.text, text)))
     return samples >= least and len(answers) == 1 and None not in answers
 
 
@@ -172,5 +175,7 @@ def accepted(tree: Tree, least: float) -> bool:
     return any(reward > 0 and reward >= least for reward in earned)
 
 
-def _choice(best: Response, why: str) -> Choice:
-    return Choice(best.node, best.text, extract(best.text), best.visits, best.value, why)
+def _choice(best: Response, reading: Reading, why: str) -> Choice:
+    # A number is shown as it was written.
+    answer = extract(best.text) if reading is answer_of else reading(best.text)
+    return Choice(best.node, best.text, answer, best.visits, best.value, why)

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..policy.protocol import ValueFunction, Verifier
 from ..sections import SearchConfig
 from ..types import Cost, Problem, Step
-from .choose import Choice, accepted, agreed, choose, most_visited, settled
+from .choose import Choice, Reading, accepted, agreed, answer_of, choose, most_visited, settled
 from .mcts import Evaluation, Leaf, Mcts, Widening
 from .seeds import derive_seed
 from .select import RULES, constant
@@ -68,6 +68,7 @@ class Search:
         value: the value network, or None.
         generating: `search.data` applies (training searches).
         verifier: judges each step as it is drawn (`search.verify`, steps alone); `evaluate` is not asked then.
+        reading: for a problem's source, what a response answers; without it answers are numbers.
 
     Raises ConfigError where the settings need a value network and there is none.
     """
@@ -84,8 +85,9 @@ class Search:
         value: ValueFunction | None = None,
         generating: bool = False,
         verifier: Verifier | None = None,
+        reading: Callable[[str], Reading] = lambda source: answer_of,
     ) -> None:
-        self.policy, self.evaluate, self.settings = policy, evaluate, settings
+        self.policy, self.evaluate, self.settings, self.reading = policy, evaluate, settings, reading
         self.advisor, self.finished, self.stop = advisor, finished, stop
         self.value, self.generating, self.verifier = value, generating, verifier
         if verifier is not None and settings.mode == "token":
@@ -109,7 +111,7 @@ class Search:
         expansion = self.expansion(problem, tree, seed, cost)
         mcts = self.mcts(tree)
         try:
-            ended_by = await self.simulate(mcts, expansion, cost, began)
+            ended_by = await self.simulate(mcts, expansion, cost, began, self.reading(problem.source))
         finally:
             mcts.cancel()
         node = await expansion.close(most_visited(tree), self.left(cost))
@@ -117,7 +119,8 @@ class Search:
         early = ("settled", "agreed", "accepted", "enough", "solved")
         saved = mcts.iterations - mcts.iteration if ended_by in early else 0
         rule = "end" if settings.rollout == "none" else settings.choose
-        return SearchResult(problem, tree, choose(tree, rule, node, self.text), cost, ended_by, seed, saved)
+        choice = choose(tree, rule, node, self.text, self.reading(problem.source))
+        return SearchResult(problem, tree, choice, cost, ended_by, seed, saved)
 
     def left(self, cost: Cost, kept: int = 0) -> int | None:
         """Sampled tokens that the budget leaves beside `kept`; None without a budget."""
@@ -125,7 +128,7 @@ class Search:
         spent = cost.sampled_tokens + (cost.scored_tokens if self.verifier is not None else 0)
         return None if budget is None else max(budget - kept - spent, 0)
 
-    async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float) -> str:
+    async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float, reading: Reading) -> str:
         """Run simulations until something ends the tree; returns what did."""
         settings = self.settings
         kept = 0
@@ -149,13 +152,13 @@ class Search:
                 ended_by = "seconds"
             elif len(leaves) == 1:
                 mcts.tell(leaves[0], await expansion(leaves[0], left))
-                ended_by = self.decided(mcts)
+                ended_by = self.decided(mcts, reading)
             else:
                 share = None if left is None else left // len(leaves)
                 evaluations = await together(*(expansion(leaf, share) for leaf in leaves))
                 for leaf, evaluation in zip(leaves, evaluations, strict=True):
                     mcts.tell(leaf, evaluation)
-                ended_by = self.decided(mcts)
+                ended_by = self.decided(mcts, reading)
         return ended_by
 
     def mcts(self, tree: Tree) -> Mcts:
@@ -205,7 +208,7 @@ class Search:
             rollout_weight=self.rollout_weight,
         )
 
-    def decided(self, mcts: Mcts) -> str | None:
+    def decided(self, mcts: Mcts, reading: Reading) -> str | None:
         """Why the tree needs no further simulation: the adaptive budget."""
         settings, tree, left = self.settings, mcts.tree, mcts.iterations - mcts.iteration
         if left == 0:
@@ -215,14 +218,14 @@ class Search:
         enough = settings.data.enough_correct
         if self.generating and enough and right_responses(tree) >= enough:
             return "enough"
-        if settings.stop_agreed and agreed(tree, settings.stop_agreed, self.text):
+        if settings.stop_agreed and agreed(tree, settings.stop_agreed, self.text, reading):
             return "agreed"
         if settings.stop_settled and self.advisor is None:
             # A step-level simulation backs up at most one visit a sample.
             visits = 1 if settings.mode == "token" else settings.samples
             # Without rollouts the most visited path decides.
             rule = "visits" if settings.rollout == "none" else settings.choose
-            if settled(tree, rule, left * visits, self.text):
+            if settled(tree, rule, left * visits, self.text, reading):
                 return "settled"
         return None
 
