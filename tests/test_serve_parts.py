@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -586,3 +587,26 @@ def test_the_shipped_bounds_are_sound() -> None:
     serve = load_config().serve
     assert serve.budget_tokens <= serve.max_budget_tokens
     assert serve.deadline_seconds is None or serve.deadline_seconds <= serve.max_deadline_seconds
+
+
+def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: Config) -> None:
+    """Chat models have several end tokens; here a line end is made one."""
+    newline = student.encode("\n")[-1]
+    engine = InProcessEngine(
+        student.model,
+        eos_id=student.engine.eos_id,
+        eos_ids=frozenset({newline}),
+        line_end_ids=student.engine.line_end_ids,
+        settings=config.engine,
+    )
+    several = replace(student, engine=engine)
+    answerer = Answerer(several, config, None, None, {})
+
+    async def main() -> None:
+        one = wanted(student, config, "sample", seed=1, temperature=0.0, logprobs=True, top_logprobs=1)
+        outcome = await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, "p")
+        assert outcome.finish == "stop" and "\n" not in outcome.text and outcome.text
+        assert outcome.tokens is not None
+        assert "".join(token.text for token in outcome.tokens) == outcome.text
+
+    run(main)

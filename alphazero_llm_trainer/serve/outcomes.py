@@ -91,8 +91,8 @@ def chosen(
     tokens, count = None, len(ids)
     if wanted.logprobs is not None or stop is not None:
         reader = TextReader(decode, wanted.stops)
-        eos = conversation.engine.eos_id
-        reader.feed(token for token in ids if token != eos)
+        ends = conversation.engine.eos_ids
+        reader.feed(token for token in ids if token not in ends)
         reader.end()
         count = reader.kept()
         if wanted.logprobs is not None:
@@ -123,8 +123,8 @@ def beginning(
     if len(conversation.engine.partial) > len(ids):
         ids, logprobs = conversation.engine.partial, ()
     reader = TextReader(decode, wanted.stops)
-    eos = conversation.engine.eos_id
-    reader.feed(token for token in ids if token != eos)
+    ends = conversation.engine.eos_ids
+    reader.feed(token for token in ids if token not in ends)
     reader.end()
     return Outcome(
         text=reader.text,

@@ -20,8 +20,8 @@ Tell = Callable[[dict[str, Any]], None]
 class Telling:
     """Reads one sample and tells its text, and with that the tokens that are wholly told."""
 
-    def __init__(self, wanted: Wanted, index: int, eos_id: int, decode: Decode, tell: Tell) -> None:
-        self.wanted, self.index, self.eos_id, self.tell = wanted, index, eos_id, tell
+    def __init__(self, wanted: Wanted, index: int, eos_ids: frozenset[int], decode: Decode, tell: Tell) -> None:
+        self.wanted, self.index, self.eos_ids, self.tell = wanted, index, eos_ids, tell
         self.reader = TextReader(decode, wanted.stops)
         self.seen, self.told = 0, 0  # tokens that were read, and told
 
@@ -34,7 +34,7 @@ class Telling:
         """Take in what is new of a sample; `final` where nothing follows."""
         reader, ids = self.reader, sample.tokens[self.seen :]
         self.seen += len(ids)
-        reader.feed(token for token in ids if token != self.eos_id)
+        reader.feed(token for token in ids if token not in self.eos_ids)
         if final:
             reader.end()
         if not self.wanted.stream:
@@ -72,7 +72,7 @@ async def sampled(
         seed=seed,
         top_k=wanted.logprobs or 0,
     )
-    telling = Telling(wanted, index, engine.eos_id, decode, tell)
+    telling = Telling(wanted, index, engine.eos_ids, decode, tell)
     reader = telling.reader
     woken = asyncio.Event()
     watch = Watch(woken.set if wanted.stream or wanted.stops else None)
@@ -103,7 +103,7 @@ async def sampled(
     if telling.piecewise:
         telling.read(sample, final=True)
     else:
-        reader.whole([token for token in sample.tokens if token != engine.eos_id])
+        reader.whole([token for token in sample.tokens if token not in engine.eos_ids])
     if reader.stop is not None:
         finish, ended_by, closed = "stop", "stop", 0
     return Outcome(
