@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -9,8 +10,11 @@ import sys
 import pytest
 
 from alphazero_llm_trainer.cli import main, train_main
-from alphazero_llm_trainer.policy.student import PACKAGED
+from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.policy.student import PACKAGED, load_student
+from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.tree import Tree
+from alphazero_llm_trainer.train.warmup import worked
 
 TINY = ["--num-examples", "4", "--eval-size", "4", "--student", "embedded", "--set", "train.validation_size=0"]
 NO_ROW = '{"question": "How many?", "answer": "no final line"}\n'
@@ -169,6 +173,13 @@ def test_sft_goes_on_from_a_folder(tmp_path, capsys):
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["steps"] == 4  # three passes over 20 rows, 16 an update
     assert manifest["settings"]["learning_rate"] == 2e-4
+    student = load_student(load_config(overrides=["student=embedded"]))
+    rows = []
+    for task in load_tasks("embedded", "train", 20):
+        prompt, solution = worked(student, task)
+        weights = [0.1] * len(prompt) + [1.0] * len(solution)
+        rows.append({"input_ids": [*prompt, *solution], "weights": weights})
+    assert manifest["data_sha256"] == hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
     assert manifest["started_from"] == str(PACKAGED) and manifest["adapter"] == "full"
     assert "paired gain" in capsys.readouterr().out
     assert main(["search", "--path", str(out), "--iterations", "2"]) == 0

@@ -282,3 +282,10 @@ def test_the_shipped_comments_explain_every_choice() -> None:
 
 def _choices(annotation: Any) -> set[Any]:
     return {value for value in plain_types(annotation) if not isinstance(value, type)}
+
+
+@pytest.mark.parametrize("field", ["engine.vllm.base_url", "teacher_tiers.local.base_url"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(field):
+    with pytest.raises(ConfigError, match=re.escape(field)) as error:
+        load_config(overrides=[f"{field}=http://ana:sesame@127.0.0.1:8000/v1"])
+    assert "sesame" not in str(error.value)

@@ -15,6 +15,7 @@ from alphazero_llm_trainer import cli
 from alphazero_llm_trainer.config import load_config
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap
 from alphazero_llm_trainer.report.compare import difference, differing, load_runs
+from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.run import new_run
 
@@ -150,6 +151,29 @@ def test_compare_pairs_the_runs_by_problem(runs: list[Path], tmp_path: Path, cap
     page = Page(tmp_path / "compare.html")
     assert "train.grpo.epochs" in page
     assert page.counts["svg"] == 1
+
+
+def test_the_second_run_is_measured_against_the_first(runs: list[Path]) -> None:
+    (_, one, _), (_, other, _) = load_runs(runs)
+    wrong, right = [
+        {**card, "after": card["after"] | {"correct": [value] * 12}} for card, value in ((one, 0), (other, 1))
+    ]
+    assert difference(wrong, right)[0].value == 1.0
+    assert difference(right, wrong)[0].value == -1.0
+
+
+def test_metrics_describe_the_rounds_trees(runs: list[Path]) -> None:
+    records = [json.loads(line) for line in (runs[0] / "journal.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    for line in (one for one in metrics if "mean_reward" in one):
+        found = [record for record in records if record["round"] == line["round"]]
+        trees = [Tree.from_dict(record["tree"]) for record in found]
+        assert line["simulations"] == sum(tree.N[0] for tree in trees)
+        assert line["nodes_per_tree"] == pytest.approx(sum(len(tree) - 1 for tree in trees) / len(trees))
+        assert line["depth"] == pytest.approx(
+            sum(max(len(tree.path(n)) for n in range(len(tree))) for tree in trees) / len(trees)
+        )
+        assert line["tokens_per_tree"] == pytest.approx(sum(r["cost"]["sampled_tokens"] for r in found) / len(found))
 
 
 def test_runs_on_other_problems_are_not_paired(runs: list[Path]) -> None:
