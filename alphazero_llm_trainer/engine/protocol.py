@@ -164,8 +164,11 @@ class Verifier(Protocol):
     @property
     def scored_tokens(self) -> int: ...
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
-        """The judgement of `steps` (lines of a response, the last one may end it). Pure: the same for the same input."""
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt that the policy read.
+
+        Pure: the same for the same input.
+        """
         ...
 
 
