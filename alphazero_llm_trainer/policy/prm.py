@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
-from ..engine.protocol import Judgement
+from ..engine.protocol import Engine, Judgement
 from ..errors import CheckpointError
 from ..types import Problem, Step
 from .adapters import PRM
@@ -52,7 +52,7 @@ class EnginePrm:
     `mix`, `policy` and `bias` are those of the folder; the engine's value head holds the weight and the bias where `head`.
     """
 
-    engine: InProcessEngine
+    engine: Engine
     mix: float
     policy: float
     bias: float

@@ -26,7 +26,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
-from ..engine.protocol import Judgement
+from ..engine.protocol import Engine, Judgement
 from ..errors import CheckpointError, RequestError
 from ..types import Problem, Step
 
@@ -95,7 +95,7 @@ def lines_of(steps: Sequence[Step]) -> list[str]:
 class CausalPrm:
     """A verifier whose causal language model says yes or no (`answers`) after each step; the total is the least step."""
 
-    engine: InProcessEngine
+    engine: Engine
     tokenizer: Any
     prefixes: Prefixes
     answers: tuple[int, int]

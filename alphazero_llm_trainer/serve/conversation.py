@@ -37,11 +37,10 @@ class Meter:
             found = await self.engine.generate(requests)
             self.cost.sampled_tokens += sum(len(one.token_ids) for row in found for one in row)
         else:
-            engine: Any = self.engine
             watch = Watch() if watch is None else watch
             self._open.add(watch)
             try:
-                found = await engine.generate(requests, watch)
+                found = await self.engine.generate(requests, watch)
             except asyncio.CancelledError:
                 self._keep(requests, watch)
                 raise
