@@ -53,6 +53,7 @@ _ANSWER_IS = re.compile(
     r"\banswer(?:\s+is\b|\s*[:=])[\s:*]*+(.+?)(?=[.!?](?:\s|$)|,? (?:because|since)\b|\n|$)", re.IGNORECASE
 )
 _BRACES = re.compile(r"\\boxed\s*\{|[{}]")
+_LETTER = re.compile(r"(?<![^\W_])[A-J](?![^\W_'’])|^[a-j](?![^\W_'’])")
 _WHOLE_BOX = re.compile(r"\\boxed\s*\{(.*)\}", re.DOTALL)
 
 _DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | {ord("⁄"): "/", ord("∕"): "/"}
@@ -97,6 +98,18 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
         return None
     numbers = _TOKEN.findall(_plain(text))
     return numbers[-1] if numbers else None
+
+
+def after_mark(response: str) -> str | None:
+    """All that follows the last `####` of `response`, several lines where there are; None where there is none."""
+    marks = list(_HASHES.finditer(response))
+    return None if not marks else response[marks[-1].start(1) :].strip() or None
+
+
+def letter(answer: str) -> str | None:
+    """The choice that an answer names, in upper case: its first letter from A to J that stands alone, or None."""
+    found = _LETTER.search(answer)
+    return None if found is None else found[0].upper()
 
 
 def is_final(step: str) -> bool:

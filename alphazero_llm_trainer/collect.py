@@ -15,8 +15,8 @@ from .engine.protocol import GenerateRequest, ValueFunction
 from .errors import ConfigError, DataError, RequestError
 from .policy.steps import EngineSteps
 from .policy.tokens import EngineTokens
-from .problems.grading import HOTPOTQA, MATH, grade_async, vote_key
 from .problems.scripted_teacher import ScriptedTeacher
+from .problems.source import source_of
 from .rewards.combined import combined
 from .rewards.pre import pre
 from .search.choose import Reading, answer_of
@@ -64,9 +64,9 @@ class Perplexity:
 
 
 def make_evaluate(
-    weights: RewardConfig, perplexity: Perplexity | None, golds: Mapping[str, str] | None
+    weights: RewardConfig, perplexity: Perplexity | None, tasks: Mapping[str, Task] | None
 ) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
-    """The terminal reward of DESIGN section 5. `golds` (problem id -> answer) is given in training alone.
+    """The terminal reward of DESIGN section 5. `tasks` (by problem id, with their gold answers) are given in training alone.
 
     A response that a limit cut is graded on what it says so far; without a final answer its HRE is 0.
     """
@@ -77,10 +77,10 @@ def make_evaluate(
         right = sum(d is Direction.RIGHT for d in directions)
         wrong = sum(d is Direction.WRONG for d in directions)
         correct = None
-        if golds is not None:
+        if tasks is not None:
             response = "".join(step.text for step in steps)
             # Only the terminal checker calls a response finished that has no final-answer line.
-            grade = await grade_async(problem.source, response, golds[problem.id], strict=verdict != "checked")
+            grade = await source_of(problem).grade_async(response, tasks[problem.id], strict=verdict != "checked")
             correct = grade.hre
         likely = None if perplexity is None else await perplexity(problem, steps)
         return combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
@@ -226,8 +226,8 @@ class Collector:
     async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
         """Search (key, task) pairs; yields each tree as it ends. `train.extend` says which are searched further before."""
         train = self.config.train
-        golds = {task.problem.id: task.gold for _, task in tasks}
-        evaluate = make_evaluate(self.config.rewards, self.perplexity, golds)
+        known = {task.problem.id: task for _, task in tasks}
+        evaluate = make_evaluate(self.config.rewards, self.perplexity, known)
         chain = train.groups == "chain" and self.config.search.mode == "step"
         tokens = self.config.search.mode == "token"
         search = self._search(evaluate, 1 if chain else self.config.search.iterations if tokens else train.iterations)
@@ -289,9 +289,12 @@ class Collector:
         return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, reading=reading_of)
 
 
-def reading_of(source: str) -> Reading:
-    """What responses to problems of `source` answer, for votes: words on HotpotQA, expressions on MATH, else numbers."""
-    return answer_of if source not in (MATH, HOTPOTQA) else lambda response: vote_key(source, response) or None
+def reading_of(problem: Problem) -> Reading:
+    """What responses to a problem answer, for votes: as its source reads them."""
+    source = source_of(problem)
+    if source.rule == "numbers":
+        return answer_of
+    return lambda response: source.vote_key(response) or None
 
 
 def answer_search(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphazero_llm_trainer.problems.calculator import consistent, equations, exact_result
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.rewards.calculator import consistent, equations, exact_result
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from alphazero_llm_trainer.eval.verifiers import Calculator, LogProbability, NoV
 from alphazero_llm_trainer.policy.prm import EnginePrm
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.policy.value import EngineValue
+from alphazero_llm_trainer.problems.calculator import consistent
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.rewards.calculator import consistent
 from alphazero_llm_trainer.types import Problem, Step
 
 TASKS = load_tasks("embedded", "test", 40)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..engine.protocol import Verifier
     from ..eval.progress import Progress
     from ..policy.student import Student
+    from ..problems.source import Source
     from ..types import Task
 
 
@@ -109,8 +110,18 @@ def digest(folder: Path | None) -> str | None:
 def load(config: Config, name: str, split: str, count: int, start: int) -> list[Task]:
     from ..problems.load import load_tasks
 
-    levels = config.problems.levels if name == "embedded" else None
-    return load_tasks(name, split, count, levels=levels, path=config.dataset.path, start=start)
+    return load_tasks(source_named(config, name), split, count, start=start)
+
+
+def source_named(config: Config, name: str) -> Source:
+    """A benchmark's source; `problems.levels` is for those that have levels."""
+    from ..problems.source import open_problems
+
+    problems = config.problems.model_copy(update={"source": name, "levels": None})
+    source = open_problems(problems, config.dataset.path)
+    if source.levels and config.problems.levels is not None:
+        source = open_problems(problems.model_copy(update={"levels": config.problems.levels}), config.dataset.path)
+    return source
 
 
 def work(
@@ -125,7 +136,6 @@ def work(
 ) -> None:
     """Every cell that is missing, budgets from small to large; each is kept as soon as it is finished."""
     from ..eval.attempt import Sampler
-    from ..problems.prompts import system_prompt
 
     cells = [(b, m, budget) for b in benchmarks for budget in sorted(args.budget_tokens) for m in args.methods]
     cells += [(b, "samples", args.samples) for b in benchmarks if args.samples]
@@ -137,7 +147,7 @@ def work(
     parts = load_verifiers(args, config, student)
     judges: dict[str, Verifier] = {}
     for (benchmark, method, budget), finished in zip(cells, done, strict=True):
-        student.system_prompt = system_prompt(benchmark.name)
+        student.system_prompt = source_named(config, benchmark.name).system_prompt
         if benchmark.name not in judges:
             judge = parts
             if COMBINATION in args.verifier.split("+"):
@@ -172,7 +182,7 @@ def fit(combination: Combination, config: Config, student: Student, name: str) -
     from ..engine.protocol import Limits
     from ..policy.steps import EngineSteps
 
-    start = config.train.validation_size if name == "embedded" else 0
+    start = config.train.validation_size if source_named(config, name).endless else 0
     tasks = load(config, name, "validation", config.eval.fit_problems, start)
 
     async def right(response: str, task: Task) -> bool:

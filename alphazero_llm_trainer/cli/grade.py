@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from collections import Counter
@@ -11,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
+from ..problems.load import load_tasks
+from ..problems.source import SPLITS, WITH_PUBLIC_ROWS, open_source
 from .base import add_config_arguments, resolve
 
 if TYPE_CHECKING:
     from ..eval.agreement import Judged
     from ..types import Task
 
-SOURCES = ("gsm8k", "math", "hotpotqa")
 EVERY_ROW = 1_000_000
 EXAMPLES = 3  # disagreements shown a form in the JSON file
 
@@ -30,7 +32,9 @@ whole response, and by plain string match. A pattern such as +-+ says which of t
 
 def add_grade(commands: Any) -> None:
     parser = commands.add_parser("grade", help="check the graders against real rows and each other", epilog=EPILOG)
-    parser.add_argument("--source", nargs="+", choices=SOURCES, default=list(SOURCES), help="which data sets")
+    parser.add_argument(
+        "--source", nargs="+", metavar="NAME", default=list(WITH_PUBLIC_ROWS), help="which sources of rows"
+    )
     parser.add_argument("--num", type=int, default=200, metavar="N", help="rows that pairs are made from (200)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the counts and examples as JSON")
     add_config_arguments(parser)
@@ -46,15 +50,16 @@ def run_grade(args: argparse.Namespace, config: Config) -> int:
     results: dict[str, Any] = {}
     for source in dict.fromkeys(args.source):
         began = time.perf_counter()
-        tasks = rows(source, config.dataset.path)
+        test, others = rows(source, config)
+        tasks = [*others, *test]
         failed = agreement.failures(tasks)
         seconds = time.perf_counter() - began
         print(f"{source}: {len(tasks) - len(failed):,} of {len(tasks):,} gold answers are correct against themselves")
         for task_id, gold, verdict in failed:
             print(f"  {task_id}: {gold!r} is {verdict}")
-        used = tasks[-args.num :] if source == "gsm8k" else tasks[: args.num]  # GSM8K's test rows come last
+        used = test[: args.num]
         began = time.perf_counter()
-        judged = agreement.judge(source, list(agreement.pairs(used)))
+        judged = agreement.judge(list(agreement.pairs(used)))
         table = agreement.tally(judged)
         print(draw(table, judged), end="\n\n", flush=True)
         results[source] = {
@@ -81,12 +86,16 @@ def run_grade(args: argparse.Namespace, config: Config) -> int:
     return 1 if any(result["self_failures"] for result in results.values()) else 0
 
 
-def rows(source: str, path: str | None) -> list[Task]:
-    """Every row of a data set that has public answers: GSM8K's train and test, the others' test."""
-    from ..problems.load import SPLITS, load_tasks
-
-    splits = SPLITS if source == "gsm8k" else ("test",)
-    return [task for split in splits for task in load_tasks(source, split, EVERY_ROW, path=path)]
+def rows(name: str, config: Config) -> tuple[list[Task], list[Task]]:
+    """Every test row of a source, and the rows of its other splits where it has any."""
+    source = open_source(config, name)
+    if source.endless:
+        raise ConfigError(f"--source is {name}, which is generated: name a source of rows")
+    others = []
+    for split in SPLITS[:-1]:
+        with contextlib.suppress(DataError):  # MATH-500 has test rows alone
+            others += source.load(split, EVERY_ROW)
+    return load_tasks(source, "test", EVERY_ROW), others
 
 
 def draw(table: Mapping[str, Counter[str]], judged: Sequence[Judged]) -> str:

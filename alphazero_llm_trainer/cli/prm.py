@@ -47,7 +47,7 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
     from ..policy.prm import CARD
     from ..policy.student import load_student
-    from ..problems.prompts import system_prompt
+    from ..problems.source import open_source
     from ..train import prm_data, prm_run
     from ..train.report import Progress
     from ..train.value_run import split_by_question
@@ -57,7 +57,7 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
     out: Path = args.out
     if (out / CARD).is_file():
         raise ConfigError(f"--out {out} holds a finished PRM: name another folder or remove it")
-    student = load_student(config, path=args.path, system_prompt=system_prompt(config.problems.source))
+    student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -28,7 +28,9 @@ The reward is correctness alone; --set rewards.use_student_model=true adds PRE a
 def add_sample(commands: Any) -> None:
     parser = commands.add_parser("sample", help="search many questions into a folder of tree journals", epilog=EPILOG)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the trees go (needed, but for --dry-run)")
-    parser.add_argument("--source", metavar="NAME", help="embedded, gsm8k, math or hotpotqa (problems.source)")
+    parser.add_argument(
+        "--source", metavar="NAME", help="which problems: a name, a file or another address (problems.source)"
+    )
     parser.add_argument("--split", default="train", metavar="NAME", help="train, validation, arena or test")
     parser.add_argument("--num-examples", type=int, default=100, metavar="N", help="questions")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first question in the split")
@@ -69,12 +71,12 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     if args.out is None and not args.dry_run:
         raise ConfigError("--out is missing: name the folder that the trees go to")
     from ..problems.load import load_tasks
+    from ..problems.source import open_source
     from ..scale.progress import Progress, estimate, table
     from ..scale.sample import SampleJob, run_sample
 
     count = min(args.num_examples, config.sample.dry_run_trees) if args.dry_run else args.num_examples
-    source, levels, path = config.problems.source, config.problems.levels, config.dataset.path
-    tasks = load_tasks(source, args.split, count, levels=levels, path=path, start=args.start)
+    tasks = load_tasks(open_source(config), args.split, count, start=args.start)
     job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)
     stop, progress = Stop(), Progress()
     if args.dry_run:
@@ -86,7 +88,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
         return 0
     if len(tasks) < args.num_examples:
         progress.say(
-            f"{source} {args.split} has {len(tasks):,} questions from number {args.start} on: these are sampled"
+            f"{config.problems.source} {args.split} has {len(tasks):,} questions from number {args.start} on: these are sampled"
         )
     summary = run_sample(job, args.out, resume=args.resume, stop=stop, progress=progress)
     print(json.dumps(summary.as_dict()) if args.json else table(summary))

@@ -15,8 +15,8 @@ from .base import Stop, add_config_arguments, resolve
 
 def add_search(commands: Any) -> None:
     parser = commands.add_parser("search", help="search one question and print the tree")
-    parser.add_argument("question", nargs="?", help="the question's text (default: an embedded test problem)")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="which embedded test problem")
+    parser.add_argument("question", nargs="?", help="the question's text (default: a test problem of the source)")
+    parser.add_argument("--index", type=int, default=0, metavar="N", help="which test problem of the source")
     parser.add_argument(
         "--path", type=Path, metavar="DIR", help="a student folder, such as checkpoints/run-001/student"
     )
@@ -44,16 +44,16 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
     from ..policy.student import load_student
     from ..policy.value import load_value
     from ..problems.load import load_tasks
-    from ..problems.prompts import system_prompt
+    from ..problems.source import open_source
     from ..search.select import constant
     from ..viewer.text import draw_tree
 
+    source = open_source(config)
     if args.question is None:
-        source = "embedded"
-        problem = load_tasks("embedded", "test", 1, levels=config.problems.levels, start=args.index)[0].problem
+        problem = load_tasks(source, "test", 1, start=args.index)[0].problem
     else:
-        problem, source = Problem("question", args.question, "user"), config.problems.source
-    student = load_student(config, path=args.path, system_prompt=system_prompt(source))
+        problem = Problem("question", args.question, source.name)
+    student = load_student(config, path=args.path, system_prompt=source.system_prompt)
     perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
     value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
     result = asyncio.run(answer_search(student, config, perplexity, Stop(), value).run(problem, config.seed))

@@ -18,7 +18,7 @@ from ..eval.methods import METHODS
 from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
 from ..policy.student import load_student
 from ..policy.value import load_value, policy_fingerprint
-from ..problems.prompts import system_prompt
+from ..problems.source import open_source
 from ..search.tree import REJECTED, ROOT
 from ..serve.answering import Answerer, Stepwise
 from ..serve.app import make_app
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
     stepwise = {name: partial(by_eval, name) for name in STEPWISE if judged}
     names = Names(args.search, stepwise, config.serve.max_samples, judged)
     transformers_logging.set_verbosity_error()  # the server tells a client itself that its prompt is too long
-    student = load_student(config, path=args.path, system_prompt=system_prompt(config.problems.source))
+    student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
     verifier = load_verifier(named, student, config, args) if judged else None
     value, guided = None, args.value or config.search.value
     if not judged and guided is not None:

@@ -42,7 +42,7 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
     from ..policy.student import load_student
     from ..policy.value import CARD
-    from ..problems.prompts import system_prompt
+    from ..problems.source import open_source
     from ..report.folder import write_report
     from ..train import value_run
     from ..train.report import Progress, draw_value_report
@@ -52,7 +52,7 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     out: Path = args.out
     if (out / CARD).is_file():
         raise ConfigError(f"--out {out} holds a finished value: name another folder or remove it")
-    student = load_student(config, path=args.path, system_prompt=system_prompt(config.problems.source))
+    student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

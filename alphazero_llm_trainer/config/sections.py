@@ -25,8 +25,14 @@ class Section(BaseModel):
 
 
 class ProblemsConfig(Section):
-    source: Literal["embedded", "gsm8k", "math", "hotpotqa"] = "embedded"
+    source: Annotated[str, Field(min_length=1)] = "embedded"
     levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None = None
+    question_column: str | None = None
+    answer_column: str | None = None
+    solution_column: str | None = None
+    grade: Literal["numbers", "math", "words", "exact", "choice"] | None = None
+    system_prompt: str | None = None
+    hold_out: Literal["questions", "templates"] = "questions"
     train_size: Positive = 50
     eval_size: Positive = 20
 

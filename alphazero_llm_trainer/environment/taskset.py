@@ -11,9 +11,9 @@ from pydantic import Field
 
 from ..config.load import Config, load_config
 from ..config.sections import RewardConfig
-from ..problems.grading import grade_async
+from ..problems.grading import Grade
 from ..problems.load import load_tasks
-from ..problems.prompts import system_prompt
+from ..problems.source import open_problems, source_of
 from ..types import Problem
 from ..types import Task as ProblemTask
 from .student import frozen_student
@@ -64,10 +64,15 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         clone.config = config.model_copy(update={"use_student_model": on, "rewards": {**weights, **config.rewards}})
         return clone
 
+    async def graded(self, response: str) -> Grade:
+        """The grade of a response by the rule of the problem's source."""
+        problem = Problem(self.key, self.data.prompt_text, self.data.source, self.data.level)
+        return await source_of(problem).grade_async(response, ProblemTask(problem, self.data.gold))
+
     @vf.reward(weight=0.4)
     async def correctness_reward(self, trace: vf.Trace) -> float:
         """HRE: 1.0 when the response's final answer is right by its source's rule (HotpotQA: exact match), else 0.0."""
-        return (await grade_async(self.data.source, response_text(trace), self.data.gold)).hre
+        return (await self.graded(response_text(trace))).hre
 
     @vf.reward(weight=0.6)
     async def perplexity_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
@@ -79,7 +84,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Whether the gold answer can be read and equals itself."""
-        return (await grade_async(self.data.source, f"#### {self.data.gold}", self.data.gold)).correct
+        return (await self.graded(f"#### {self.data.gold}")).correct
 
 
 def response_text(trace: vf.Trace) -> str:
@@ -93,8 +98,8 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
 
     task: AlphaZeroTaskConfig = AlphaZeroTaskConfig()
     """Scoring, under `--env.taskset.task.*`."""
-    source: Literal["embedded", "gsm8k", "math", "hotpotqa"] | None = None
-    """Which problems. Unset: embedded when the embedded student answers, gsm8k when a model is named."""
+    source: str | None = None
+    """Which problems: a name, a file, or another address. Unset: embedded for the embedded student, gsm8k for other models."""
     split: Literal["train", "validation", "arena", "test"] = "test"
     """Which split (math has test alone, unless `path` has a train.jsonl)."""
     train_size: Annotated[int, Field(ge=1)] | None = None
@@ -130,11 +135,14 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        source = config.problems.source if chosen.source is None else chosen.source
-        levels = config.problems.levels if chosen.levels is None else tuple(chosen.levels)
-        path = config.dataset.path if chosen.path is None else chosen.path
+        problems = (
+            config.problems if chosen.source is None else config.problems.model_copy(update={"source": chosen.source})
+        )
+        if chosen.levels is not None:
+            problems = problems.model_copy(update={"levels": tuple(chosen.levels)})
+        source = open_problems(problems, config.dataset.path if chosen.path is None else chosen.path)
         task_config = scoring(chosen, config.rewards)
-        for row in load_tasks(source, chosen.split, chosen.size(config), levels=levels, path=path):
+        for row in load_tasks(source, chosen.split, chosen.size(config)):
             task = AlphaZeroTask(task_data(row), task_config)
             yield task if task_config.use_student_model is None else task.with_student(task_config.use_student_model)
 
@@ -156,7 +164,7 @@ def task_data(row: ProblemTask) -> AlphaZeroData:
         id=problem.id,
         name=problem.id,
         prompt=problem.question,
-        system_prompt=system_prompt(problem.source),
+        system_prompt=source_of(problem).system_prompt,
         gold=row.gold,
         source=problem.source,
         level=problem.level,

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from .. import answers
-from ..problems.grading import HOTPOTQA, MATH, Verdict, final_answer, grade_many, normalize_words
+from ..problems.grading import RULES, Verdict, normalize_words
 from ..problems.math_verifier import Request, shared_verifier
+from ..problems.source import source_of
 from ..types import Task
 
 GRADERS = ("ours", "math-verify", "string")
@@ -141,15 +142,15 @@ WORD_WRONG: dict[str, Form] = {
 }
 
 
-def same(source: str, a: str, b: str) -> bool:
+def same(rule: str, a: str, b: str) -> bool:
     """Whether two rows' gold answers are so alike that neither is a wrong answer to the other's question."""
-    return normalize_words(a) == normalize_words(b) if source == HOTPOTQA else answers.equal(a, b)
+    return normalize_words(a) == normalize_words(b) if rule == "words" else answers.equal(a, b)
 
 
 def pairs(tasks: Sequence[Task]) -> Iterator[Pair]:
     """The pairs of the rows of one source: each way to state an answer, each form, and wrong answers."""
-    source = tasks[0].problem.source
-    forms, wrong = (WORD_FORMS, WORD_WRONG) if source == HOTPOTQA else (MATH_FORMS, MATH_WRONG)
+    rule = source_of(tasks[0].problem).rule
+    forms, wrong = (WORD_FORMS, WORD_WRONG) if rule == "words" else (MATH_FORMS, MATH_WRONG)
     for i, task in enumerate(tasks):
         gold = task.gold
         for name, state in (("#### gold", _hashes), ("\\boxed{gold}", _boxed), ("the answer is gold", _sentence)):
@@ -159,21 +160,22 @@ def pairs(tasks: Sequence[Task]) -> Iterator[Pair]:
         for some, right in ((forms, True), (wrong, False)):
             for name, form in some.items():
                 text = form(gold)
-                if text is not None and (right or not same(source, text, gold)):
+                if text is not None and (right or not same(rule, text, gold)):
                     yield Pair(name, task, _hashes(text), right)
         others = (tasks[(i + 1 + k) % len(tasks)].gold for k in range(len(tasks) - 1))
-        other = next((one for one in others if not same(source, one, gold)), None)
+        other = next((one for one in others if not same(rule, one, gold)), None)
         if other is not None:
             yield Pair("another row's gold", task, _hashes(other), False)
 
 
-def judge(source: str, all_pairs: Sequence[Pair]) -> list[Judged]:
+def judge(all_pairs: Sequence[Pair]) -> list[Judged]:
     """What the graders think of the pairs of one source."""
-    grades = grade_many(source, [(pair.response, pair.task.gold) for pair in all_pairs])
+    source = source_of(all_pairs[0].task.problem)
+    grades = source.grade_many([(pair.response, pair.task) for pair in all_pairs])
     alone = shared_verifier()([Request(pair.task.gold, pair.response, False) for pair in all_pairs])
     judged = []
     for pair, grade, verdict in zip(all_pairs, grades, alone, strict=True):
-        stated = final_answer(MATH, pair.response)
+        stated = RULES["math"].final_answer(pair.response)
         opinions = (grade.correct, verdict == Verdict.CORRECT, stated == pair.task.gold)
         judged.append(Judged(pair, opinions, grade.verdict))
     return judged
@@ -189,8 +191,7 @@ def tally(judged: Sequence[Judged]) -> dict[str, Counter[str]]:
 
 def failures(tasks: Sequence[Task]) -> list[tuple[str, str, Verdict]]:
     """(problem id, gold, verdict) of each gold answer that isn't correct against itself, stated as `#### gold`."""
-    source = tasks[0].problem.source
-    grades = grade_many(source, [(f"#### {task.gold}", task.gold) for task in tasks])
+    grades = source_of(tasks[0].problem).grade_many([(f"#### {task.gold}", task) for task in tasks])
     return [
         (task.problem.id, task.gold, grade.verdict)
         for task, grade in zip(tasks, grades, strict=True)

@@ -13,7 +13,7 @@ from ..answers import is_final
 from ..config.load import Config
 from ..engine.protocol import Judgement, Limits, Verifier
 from ..policy.steps import EngineSteps
-from ..problems.grading import final_answer
+from ..problems.source import source_of
 from ..search.driver import derive_seed
 from ..search.verified import Judge
 from ..types import Cost, Problem, Step
@@ -163,7 +163,7 @@ class Attempt:
 
     def states(self, chain: Chain) -> bool:
         """Whether an answer is found in `chain`; in one that a limit cut, an explicit one alone."""
-        return final_answer(self.problem.source, chain.text, strict=not chain.whole) is not None
+        return source_of(self.problem).final_answer(chain.text, strict=not chain.whole) is not None
 
     def usable(self, chain: Chain) -> bool:
         """Whether `chain` can be the response: it is whole, or states an answer all the same."""

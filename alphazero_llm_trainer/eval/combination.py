@@ -24,7 +24,7 @@ import numpy as np
 from ..engine.protocol import Judgement, Limits, Verifier
 from ..errors import DataError, RequestError
 from ..policy.steps import EngineSteps
-from ..rewards.calculator import consistent
+from ..problems.calculator import consistent
 from ..search.driver import derive_seed
 from ..types import Problem, Step, Task
 from .metrics import area

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from ..engine.protocol import Limits
 from ..errors import RequestError
-from ..problems.grading import Grade, grade_many, vote_key
+from ..problems.grading import Grade
+from ..problems.source import source_of
 from ..search.driver import derive_seed
 from ..types import Task
 from .attempt import Answered, Sampler, chain_of
@@ -155,7 +156,7 @@ async def run_samples(
     flat = graded([text for row in texts for text in row], [task for task in benchmark.tasks for _ in range(samples)])
     for i, (row, task) in enumerate(zip(texts, benchmark.tasks, strict=True)):
         result.correct.append([g is not None and g.correct for g in flat[i * samples : (i + 1) * samples]])
-        keys = [None if text is None else vote_key(task.problem.source, text) for text in row]
+        keys = [None if text is None else source_of(task.problem).vote_key(text) for text in row]
         result.answers.append([key or None for key in keys])
     result.seconds = time.perf_counter() - began
     return result
@@ -168,9 +169,10 @@ def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade
     for i, task in enumerate(tasks):
         if responses[i] is not None:
             by_source.setdefault(task.problem.source, []).append(i)
-    for source, places in by_source.items():
-        found = grade_many(source, [(responses[i] or "", tasks[i].gold) for i in places])
-        for i, grade in zip(places, found, strict=True):
+    for places in by_source.values():
+        source = source_of(tasks[places[0]].problem)
+        of_source = source.grade_many([(responses[i] or "", tasks[i]) for i in places])
+        for i, grade in zip(places, of_source, strict=True):
             grades[i] = grade
     return grades
 

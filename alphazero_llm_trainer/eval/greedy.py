@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..engine.protocol import GenerateRequest
 from ..errors import RequestError
 from ..policy.student import Student
-from ..problems.grading import grade_async
+from ..problems.source import source_of
 from ..search.driver import derive_seed
 from ..types import Task
 
@@ -57,7 +57,7 @@ async def _answer(
             task = tasks[len(answers.responses)]
             answers.skipped += not texts
             answers.responses.append(texts)
-            grades = [await grade_async(task.problem.source, text, task.gold) for text in texts]
+            grades = [await source_of(task.problem).grade_async(text, task) for text in texts]
             answers.correct.append([grade.correct for grade in grades] or [False] * n)
             answers.tokens += tokens
     return answers

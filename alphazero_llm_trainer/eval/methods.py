@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..collect import finished_earns_one
 from ..engine.protocol import GenerateRequest
-from ..problems.grading import final_answer, vote_key
-from ..rewards.calculator import exact_result
+from ..problems.calculator import exact_result
+from ..problems.source import source_of
 from ..search.driver import Search
 from ..types import Problem, Step
 from .attempt import Answered, Attempt, Chain, OverBudgetError, Sampler, chain_of
@@ -190,7 +190,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
         return None, result.ended_by
     # The last chain of a search in which none passed is kept beside the tree.
     ends = [tree.verdict[choice.node], *(rollout.verdict for rollout in tree.rollouts if rollout.node == choice.node)]
-    stated = final_answer(attempt.problem.source, choice.response, strict=True) is not None
+    stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None
     whole = stated or any(end in ("answer", "ended") for end in ends)
     return (choice.response if whole else None), result.ended_by
 
@@ -263,7 +263,7 @@ def _voted(attempt: Attempt, chains: Sequence[Chain], weight: Callable[[Chain], 
     votes: dict[str, float] = {}
     texts: dict[str, str] = {}
     for chain in chains:
-        key = vote_key(attempt.problem.source, chain.text) if attempt.states(chain) else ""
+        key = source_of(attempt.problem).vote_key(chain.text) if attempt.states(chain) else ""
         votes[key] = votes.get(key, 0.0) + weight(chain)
         texts.setdefault(key, chain.text)
     return texts[max(votes, key=lambda key: (key != "", votes[key]))] if votes else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..policy.prm import TOTALS, total_of
-from ..rewards.calculator import consistent
+from ..problems.calculator import consistent
 from .metrics import Interval, area
 from .value import Pairs, States, auc, ranking
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..config.load import Config
 from ..engine.protocol import Judgement, Verifier
 from ..errors import ConfigError
-from ..rewards.calculator import consistent
+from ..problems.calculator import consistent
 from ..types import Problem, Step
 
 if TYPE_CHECKING:

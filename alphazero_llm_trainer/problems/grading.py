@@ -1,20 +1,21 @@
 r"""Is a response right? The one place where a response meets its gold answer, by the rule of the problem's source.
 
-The answer is taken out of the response by `answers.extract`, in its order: a `####` line, the last `\boxed{}`, "the
-answer is". After that:
+A source names one of `RULES`. Each takes the answer out of the response by `answers.extract`, in its order: a `####` line,
+the last `\boxed{}`, "the answer is". After that:
 
-* **embedded, gsm8k and every source not named below**: the last number, too; equal by `answers.equal`.
+* **numbers**: the last number, too; equal by `answers.equal`.
 * **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX, then numbers). It is
   right when `answers.equal` says so, else when math-verify does, in a process of its own (see `math_verifier`).
-* **hotpotqa**: where there is no such answer, a response of one line is the answer. EM and F1 over words after the
-  official normalisation (`hotpot_evaluate_v1.py`, Yang et al. 2018); right means EM.
+* **words**: where there is no such answer, a response of one line is the answer. EM and F1 over words after the official
+  normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018); right means EM.
+* **exact**: as words; right means the same text but for white space.
+* **choice**: as words; the first letter that stands alone counts.
 
-Answers to math and hotpotqa need not be numbers, so there `answers.extract` takes them as they stand.
+Answers other than numbers are taken as they stand.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import string
 from collections import Counter
@@ -25,7 +26,6 @@ from enum import StrEnum
 from .. import answers
 from .math_verifier import MathVerifier, Request, shared_verifier
 
-MATH, HOTPOTQA = "math", "hotpotqa"
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -45,12 +45,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A verdict, the answer it is about (as written), and HotpotQA's EM and F1 in [0, 1]."""
+    """A verdict, the answer it is about (as written), EM and F1 in [0, 1] of words, and a score where a rule gives more
+    than right and wrong."""
 
     verdict: Verdict
     answer: str | None
     em: float | None = None
     f1: float | None = None
+    score: float | None = None
 
     @property
     def correct(self) -> bool:
@@ -58,64 +60,113 @@ class Grade:
 
     @property
     def hre(self) -> float:
-        """The hard reward estimate of DESIGN section 5: 1.0 for a correct answer, else 0.0."""
-        return 1.0 if self.correct else 0.0
+        """The hard reward estimate: the score where there is one, else 1.0 for a correct answer and 0.0 for any other."""
+        return (1.0 if self.correct else 0.0) if self.score is None else self.score
 
 
-def final_answer(source: str, response: str, strict: bool = False) -> str | None:
-    r"""The answer that `response` states, as written, or None.
+class Rule:
+    """How answers are found and compared: numbers, as it stands; a subclass differs. `waits`: it asks another process."""
 
-    Args:
-        source: the problem's source.
-        response: a response, possibly cut off.
-        strict: True counts a `####` line only, and for math a `\boxed{}` too: what a finished response is marked with.
-    """
-    if source not in (MATH, HOTPOTQA):
+    waits = False
+
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """The answer that `response` (possibly cut off) states, as written, or None.
+
+        strict: a `####` line alone counts: what a finished response is marked with.
+        """
         return answers.extract(response, strict=strict)
-    found = answers.extract(response, strict=strict, words=True)
-    if found is None and strict and source == MATH and r"\boxed" in response:
-        found = answers.extract(response, words=True)
-    if found is None and not strict and source == HOTPOTQA and "\n" not in response.strip():
-        found = response.strip() or None
-    return found
+
+    def vote_key(self, response: str) -> str:
+        """What responses with the same answer share, for majority votes; "" where there is no answer."""
+        return answers.normalize(self.final_answer(response) or "")
+
+    def grade_many(self, pairs: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
+        """The grades of (response, gold) pairs. `strict` as in `final_answer`."""
+        return [self.compare(self.final_answer(response, strict), gold) for response, gold in pairs]
+
+    def compare(self, answer: str | None, gold: str) -> Grade:
+        """The grade of an answer."""
+        if answer is None:
+            return Grade(Verdict.UNPARSED, None)
+        return Grade(Verdict.CORRECT if self.same(answer, gold) else Verdict.WRONG, answer)
+
+    def same(self, answer: str, gold: str) -> bool:
+        """Whether two answers are the same."""
+        return answers.equal(answer, gold)
 
 
-def vote_key(source: str, response: str) -> str:
-    """What responses with the same answer share, for majority votes; "" where there is no answer."""
-    found = final_answer(source, response) or ""
-    return normalize_words(found) if source == HOTPOTQA else answers.normalize(found)
+class MathRule(Rule):
+    r"""LaTeX. A strict answer may stand in a `\boxed{}`, too. Waits for math-verify, 5 seconds an answer at most."""
 
+    waits = True
 
-def grade(source: str, response: str, gold: str, strict: bool = False) -> Grade:
-    """The grade of one response (see the module's docstring; `strict` as in `final_answer`).
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """See `Rule.final_answer`."""
+        stated = answers.extract(response, strict=strict, words=True)
+        if stated is None and strict and r"\boxed" in response:
+            stated = answers.extract(response, words=True)
+        return stated
 
-    It waits for math-verify, 5 seconds at most and about a second more after an answer that took longer.
-    """
-    return grade_many(source, [(response, gold)], strict)[0]
-
-
-async def grade_async(source: str, response: str, gold: str, strict: bool = False) -> Grade:
-    """`grade` without holding up the event loop."""
-    if source == MATH:
-        return await asyncio.to_thread(grade, source, response, gold, strict)
-    return grade(source, response, gold, strict)
-
-
-def grade_many(
-    source: str, pairs: Sequence[tuple[str, str]], strict: bool = False, verifier: MathVerifier | None = None
-) -> list[Grade]:
-    """The grades of many (response, gold) pairs; math-verify gets them in one batch.
-
-    Args:
-        source: the problems' source.
-        pairs: responses and gold answers.
-        strict: as in `final_answer`.
-        verifier: the math-verify process; None takes the one that this process shares.
-    """
-    if source == MATH:
+    def grade_many(
+        self, pairs: Sequence[tuple[str, str]], strict: bool = False, verifier: MathVerifier | None = None
+    ) -> list[Grade]:
+        """See `Rule.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the one that this process shares."""
         return _math(pairs, strict, verifier)
-    rule = _hotpotqa if source == HOTPOTQA else _plain
-    return [rule(final_answer(source, response, strict), gold) for response, gold in pairs]
+
+
+class ExactRule(Rule):
+    """Any text: the same but for white space."""
+
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """See `Rule.final_answer`. A response of one line is an answer."""
+        stated = answers.extract(response, strict=strict, words=True)
+        if stated is None and not strict and "\n" not in response.strip():
+            stated = response.strip() or None
+        return stated
+
+    def vote_key(self, response: str) -> str:
+        """See `Rule.vote_key`."""
+        return self.key(self.final_answer(response) or "")
+
+    def same(self, answer: str, gold: str) -> bool:
+        """See `Rule.same`."""
+        return self.key(answer) == self.key(gold)
+
+    def key(self, answer: str) -> str:
+        """What equal answers share."""
+        return " ".join(answer.split())
+
+
+class WordsRule(ExactRule):
+    """Words, as HotpotQA and SQuAD compare them."""
+
+    def compare(self, answer: str | None, gold: str) -> Grade:
+        """See `Rule.compare`; with EM and F1."""
+        if answer is None:
+            return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
+        right = self.same(answer, gold)
+        return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer, float(right), word_f1(answer, gold))
+
+    def key(self, answer: str) -> str:
+        """See `ExactRule.key`."""
+        return normalize_words(answer)
+
+
+class ChoiceRule(ExactRule):
+    """One letter of several choices."""
+
+    def key(self, answer: str) -> str:
+        """See `ExactRule.key`."""
+        return answers.letter(answer) or normalize_words(answer)
+
+
+RULES: dict[str, Rule] = {
+    "numbers": Rule(),
+    "math": MathRule(),
+    "words": WordsRule(),
+    "exact": ExactRule(),
+    "choice": ChoiceRule(),
+}
 
 
 def normalize_words(text: str) -> str:
@@ -133,24 +184,11 @@ def word_f1(answer: str, gold: str) -> float:
     return 0.0 if common == 0 else 2 * common / (len(words) + len(gold_words))
 
 
-def _plain(answer: str | None, gold: str) -> Grade:
-    if answer is None:
-        return Grade(Verdict.UNPARSED, None)
-    return Grade(Verdict.CORRECT if answers.equal(answer, gold) else Verdict.WRONG, answer)
-
-
-def _hotpotqa(answer: str | None, gold: str) -> Grade:
-    if answer is None:
-        return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
-    right = normalize_words(answer) == normalize_words(gold)
-    return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer, float(right), word_f1(answer, gold))
-
-
 def _math(pairs: Sequence[tuple[str, str]], strict: bool, verifier: MathVerifier | None) -> list[Grade]:
     grades: list[Grade] = []
     asked: list[tuple[int, Request]] = []
     for i, (response, gold) in enumerate(pairs):
-        found = final_answer(MATH, response, strict)
+        found = RULES["math"].final_answer(response, strict)
         if found is not None and answers.equal(found, gold):
             grades.append(Grade(Verdict.CORRECT, found))
         elif (found is None and (strict or not response.strip())) or len(found or gold) > LONGEST_ANSWER:

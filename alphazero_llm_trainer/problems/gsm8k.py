@@ -14,28 +14,25 @@ from typing import Any
 from .. import answers
 from ..errors import DataError
 from ..types import Problem, Task
-from .rows import DataSet, split_rows
+from .prompts import SYSTEM_PROMPT
+from .rows import DataSet, RowSource
 
 GSM8K = DataSet("GSM8K", "gsm8k", ("openai/gsm8k", "main"), ("question", "answer"))
 
 
-def load(split: str, count: int, path: str | None = None, start: int = 0) -> list[Task]:
-    """At most `count` tasks of a split from its number `start` on; an empty list where the split ends before that.
+class Gsm8k(RowSource):
+    """Grade-school word problems; the answer is a number.
 
-    Args:
-        split: "train", "validation", "arena" or "test".
-        count: how many tasks.
-        path: a folder with `train.jsonl` and `test.jsonl`, or one with a `gsm8k` folder that has them. None takes
-            the environment variable ALPHAZERO_DATA_DIR, and without that the hub.
-        start: index of the first task within the split.
-
-    Raises:
-        DataError: one sentence naming file, line and fix.
+    `path` is a folder with `train.jsonl` and `test.jsonl`, or one with a `gsm8k` folder that has them.
     """
-    hub_split = "test" if split == "test" else "train"
-    total, row = GSM8K.rows(hub_split, path)
-    numbers = split_rows(split, total)[start : start + count]
-    return [_task(*row(number), f"gsm8k/{hub_split}/{number}") for number in numbers]
+
+    name = "gsm8k"
+    data = GSM8K
+    system_prompt = SYSTEM_PROMPT
+
+    def task(self, columns: Mapping[str, Any], where: str, hub_split: str, number: int) -> Task:
+        """See `RowSource.task`."""
+        return _task(columns, where, f"gsm8k/{hub_split}/{number}")
 
 
 def _task(columns: Mapping[str, Any], where: str, task_id: str) -> Task:

@@ -12,29 +12,30 @@ from typing import Any, TypeGuard
 
 from ..errors import DataError
 from ..types import Problem, Task
-from .rows import DataSet, split_rows
+from .prompts import HOTPOTQA_PROMPT
+from .rows import DataSet, RowSource
 
 HOTPOTQA = DataSet(
     "HotpotQA", "hotpotqa", ("hotpotqa/hotpot_qa", "distractor"), ("id", "question", "answer", "context")
 )
 
 
-def load(split: str, count: int, path: str | None = None, start: int = 0) -> list[Task]:
-    """At most `count` tasks of a split from its number `start` on; an empty list where the split ends before that.
+class HotpotQa(RowSource):
+    """Questions over ten paragraphs; answers are compared as words, by exact match and F1.
 
-    Args:
-        split: "train", "validation", "arena" or "test".
-        count: how many tasks.
-        path: a folder with `validation.jsonl` (for test) and `train.jsonl`, or one with a `hotpotqa` folder that has
-            them. None takes the environment variable ALPHAZERO_DATA_DIR, and without that the hub.
-        start: index of the first task within the split.
-
-    Raises:
-        DataError: one sentence naming file, line and fix.
+    `path` is a folder with `validation.jsonl` (for test) and `train.jsonl`, or one with a `hotpotqa` folder that has them.
     """
-    hub_split = "validation" if split == "test" else "train"
-    total, row = HOTPOTQA.rows(hub_split, path)
-    return [_task(*row(number), hub_split) for number in split_rows(split, total)[start : start + count]]
+
+    name = "hotpotqa"
+    rule = "words"
+    data = HOTPOTQA
+    test_split = "validation"
+    system_prompt = HOTPOTQA_PROMPT
+    prompt_tokens = 2600
+
+    def task(self, columns: Mapping[str, Any], where: str, hub_split: str, number: int) -> Task:
+        """See `RowSource.task`."""
+        return _task(columns, where, hub_split)
 
 
 def prompt(titles: Sequence[str], paragraphs: Sequence[Sequence[str]], question: str) -> str:

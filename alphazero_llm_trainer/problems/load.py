@@ -1,4 +1,4 @@
-"""Tasks of any source by name."""
+"""Tasks of a source, checked; and whether a journal's trees may be learnt from."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
-
-SOURCES = ("embedded", "gsm8k", "math", "hotpotqa")
-SPLITS = ("train", "validation", "arena", "test")
+from .source import SPLITS, Source, open_problems
 
 
 def load_tasks(
-    source: str,
+    source: Source | str,
     split: str,
     count: int,
     *,
@@ -25,42 +24,26 @@ def load_tasks(
     """At most `count` tasks of a split, from its number `start` on: fewer where the data set ends, never none.
 
     Args:
-        source: "embedded" (generated, as many as asked for), "gsm8k", "math" or "hotpotqa".
+        source: a source, or the address of one that needs no more configuration than `levels` and `path`.
         split: "train", "validation", "arena" or "test"; disjoint in every source.
         count: how many tasks, at least 1.
-        levels: difficulty levels of the embedded problems; None takes their default mix.
-        path: for the others, a folder that holds the rows (see their `load`).
+        levels: difficulty levels of a named source that has some; None takes its default mix.
+        path: of a named source, a folder that holds its rows.
         start: index of the first task, from 0.
 
     Raises:
-        DataError: rows are missing or broken.
+        DataError: there is no such task, or rows are missing or broken.
         ConfigError: an argument doesn't fit the source.
     """
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
     if count < 1 or start < 0:
         raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
-    if source == "embedded":
-        from . import embedded
-
-        tasks = embedded.load(split, count, embedded.DEFAULT_LEVELS if levels is None else levels, start)
-    elif source in SOURCES:
-        from . import gsm8k, hotpotqa, math
-
-        title, load = {
-            "gsm8k": ("GSM8K", gsm8k.load),
-            "math": ("MATH-500", math.load),
-            "hotpotqa": ("HotpotQA", hotpotqa.load),
-        }[source]
-        if levels is not None:
-            raise ConfigError(
-                f"problems.levels is {levels}, but {title} has no levels to choose: leave it out or use source embedded"
-            )
-        tasks = load(split, count, path, start)
-    else:
-        raise ConfigError(f"problems.source is {source!r}: choose one of {', '.join(SOURCES)}")
+    if isinstance(source, str):
+        source = open_problems(ProblemsConfig(source=source, levels=levels), path)
+    tasks = source.load(split, count, start)
     if not tasks:
-        raise DataError(f"{source} {split} has no task number {start}: start earlier or use a larger data set")
+        raise DataError(f"{source.name} {split} has no task number {start}: start earlier or use a larger data set")
     return tasks
 
 

@@ -14,34 +14,38 @@ from typing import Any
 from ..errors import DataError
 from ..types import Problem, Task
 from .grading import LONGEST_ANSWER
-from .rows import DATA_VARIABLE, DataSet, local_folder, split_rows
+from .prompts import MATH_PROMPT
+from .rows import DATA_VARIABLE, DataSet, RowSource, local_folder
 
 MATH = DataSet("MATH-500", "math500", ("HuggingFaceH4/MATH-500",), ("problem", "solution", "answer", "unique_id"))
 
 
-def load(split: str, count: int, path: str | None = None, start: int = 0) -> list[Task]:
-    """At most `count` tasks of a split from its number `start` on; an empty list where the split ends before that.
+class Math(RowSource):
+    """Competition problems with LaTeX answers, compared by math-verify.
 
-    Args:
-        split: "test"; or "train", "validation" or "arena" where a folder has `train.jsonl`.
-        count: how many tasks.
-        path: a folder with `test.jsonl`, or one with a `math500` folder that has it. None takes the environment
-            variable ALPHAZERO_DATA_DIR, and without that the hub.
-        start: index of the first task within the split.
-
-    Raises:
-        DataError: one sentence naming file, line and fix.
+    `path` is a folder with `test.jsonl` (and `train.jsonl`, for the other splits), or one with a `math500` folder that has
+    them.
     """
-    hub_split = "test" if split == "test" else "train"
-    if hub_split == "train":
-        folder = local_folder(path)
-        if folder is None or MATH.file(folder, hub_split) is None:
+
+    name = "math"
+    rule = "math"
+    data = MATH
+    system_prompt = MATH_PROMPT
+    prompt_tokens = 640
+
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        """See `Source.load`. The hub has a test split alone."""
+        folder = local_folder(self.path)
+        if split != "test" and (folder is None or MATH.file(folder, "train") is None):
             raise DataError(
                 f"MATH-500 has no {split} split: ask for test, or point dataset.path or {DATA_VARIABLE} at a folder"
                 f" with train.jsonl or math500/train.jsonl in the columns {MATH.needed}"
             )
-    total, row = MATH.rows(hub_split, path)
-    return [_task(*row(number)) for number in split_rows(split, total)[start : start + count]]
+        return super().load(split, count, start)
+
+    def task(self, columns: Mapping[str, Any], where: str, hub_split: str, number: int) -> Task:
+        """See `RowSource.task`."""
+        return _task(columns, where)
 
 
 def _task(columns: Mapping[str, Any], where: str) -> Task:

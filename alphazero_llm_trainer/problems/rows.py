@@ -11,7 +11,10 @@ from typing import Any
 
 import httpx
 
+from ..config.sections import ProblemsConfig
 from ..errors import DataError
+from ..types import Task
+from .source import Source, check_alone
 
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
 HELD_OUT_ROWS = 500
@@ -130,3 +133,56 @@ def split_rows(split: str, total: int) -> range:
         "arena": (total - held, total),
     }
     return range(*bounds[split])
+
+
+class RowSource(Source):
+    """A data set's rows as a source; a subclass says how a row becomes a task.
+
+    `test_split` is the hub's split that test problems are read from; the others come from the hub's train rows
+    (`split_rows`). Where the hub has one split alone, `only`, a tenth at its beginning is test.
+    """
+
+    data: DataSet
+    test_split = "test"
+    only: str | None = None
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path
+
+    @classmethod
+    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+        """See `Source.open`."""
+        check_alone(cls.name, rest, problems)
+        return cls(path)
+
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        """See `Source.load`."""
+        hub_split = self.only or (self.test_split if split == "test" else "train")
+        total, row = self.data.rows(hub_split, self.path)
+        numbers = split_rows(split, total)
+        if self.only is not None:
+            test = total // 10
+            inside = split_rows("train" if split == "test" else split, total)
+            numbers = range(test) if split == "test" else range(max(inside.start, test), inside.stop)
+        return [self.task(*row(number), hub_split, number) for number in numbers[start : start + count]]
+
+    def task(self, columns: Mapping[str, Any], where: str, hub_split: str, number: int) -> Task:
+        """Row `number` of a hub's split as a task; `where` it stands is for messages. Raises DataError for a broken row."""
+        raise NotImplementedError
+
+
+def hub_splits(name: str, configuration: str | None) -> dict[str, list[tuple[Mapping[str, Any], str]]]:
+    """All rows of a data set of the hub by split, each with where it stands."""
+    import datasets
+
+    try:
+        found = datasets.load_dataset(name, configuration)
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise DataError(
+            f"hub:{name} can't be loaded ({type(error).__name__}: {str(error).splitlines()[0][:150]}): check the name and"
+            " the network, or name a local file"
+        ) from error
+    return {
+        split: [(row, f"{name} {split} row {number}") for number, row in enumerate(rows)]
+        for split, rows in found.items()
+    }

@@ -8,7 +8,9 @@ from __future__ import annotations
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from ..errors import ConfigError
 from .embedded import vocabulary_texts
+from .source import Source
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 PIECES = r" ?[A-Za-z]+| [-+*/=] |#### |\d|\n|[.,?$']| "
@@ -27,10 +29,19 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, the same on every call. Text outside the generator's gives `<unk>` and never fails."""
+def build_tokenizer(source: Source | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer of a source's words (None: the embedded generator's), the same on every call.
+
+    Text outside those words gives `<unk>` and never fails. Raises ConfigError where no small vocabulary covers the source.
+    """
+    texts = list(vocabulary_texts() if source is None else source.vocabulary_texts())
+    if source is not None and not texts:
+        raise ConfigError(
+            f"problems.source is {source.name} and a student is trained from scratch: its words don't fit a small vocabulary,"
+            " so name a student to go on from with --model"
+        )
     split = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
-    pieces = {piece for text in vocabulary_texts() for piece, _ in split.pre_tokenize_str(text)}
+    pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     vocabulary = {piece: i for i, piece in enumerate([PAD, EOS, UNK, *sorted(pieces)])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
     core.pre_tokenizer = split

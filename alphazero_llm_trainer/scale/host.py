@@ -10,7 +10,7 @@ from typing import Any
 from ..config.load import Config
 from ..policy.student import Student, frozen_student, load_student
 from ..policy.value import EngineValue, load_value, policy_fingerprint
-from ..problems.prompts import system_prompt
+from ..problems.source import open_source
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Host:
 
 def load_host(config: Config, path: Path | None) -> Host:
     """The configured student, with the weights of the folder `path` where one is given. See `load_student`."""
-    student = load_student(config, path=path, system_prompt=system_prompt(config.problems.source))
+    student = load_student(config, path=path, system_prompt=open_source(config).system_prompt)
     frozen = None
     if config.rewards.use_student_model and config.rewards.pre_weight > 0:
         frozen = frozen_student(student, config, shared=student.spec.quantization != "none")

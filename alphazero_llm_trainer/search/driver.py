@@ -68,7 +68,7 @@ class Search:
         value: the value network, or None.
         generating: `search.data` applies (training searches).
         verifier: judges each step as it is drawn (`search.verify`, steps alone); `evaluate` is not asked then.
-        reading: for a problem's source, what a response answers; without it answers are numbers.
+        reading: for a problem, what a response answers; without it answers are numbers.
 
     Raises ConfigError where the settings need a value network and there is none.
     """
@@ -85,7 +85,7 @@ class Search:
         value: ValueFunction | None = None,
         generating: bool = False,
         verifier: Verifier | None = None,
-        reading: Callable[[str], Reading] = lambda source: answer_of,
+        reading: Callable[[Problem], Reading] = lambda problem: answer_of,
     ) -> None:
         self.policy, self.evaluate, self.settings, self.reading = policy, evaluate, settings, reading
         self.advisor, self.finished, self.stop = advisor, finished, stop
@@ -111,7 +111,7 @@ class Search:
         expansion = self.expansion(problem, tree, seed, cost)
         mcts = self.mcts(tree)
         try:
-            ended_by = await self.simulate(mcts, expansion, cost, began, self.reading(problem.source))
+            ended_by = await self.simulate(mcts, expansion, cost, began, self.reading(problem))
         finally:
             mcts.cancel()
         node = await expansion.close(most_visited(tree), self.left(cost))
@@ -119,7 +119,7 @@ class Search:
         early = ("settled", "agreed", "accepted", "enough", "solved")
         saved = mcts.iterations - mcts.iteration if ended_by in early else 0
         rule = "end" if settings.rollout == "none" else settings.choose
-        choice = choose(tree, rule, node, self.text, self.reading(problem.source))
+        choice = choose(tree, rule, node, self.text, self.reading(problem))
         return SearchResult(problem, tree, choice, cost, ended_by, seed, saved)
 
     def left(self, cost: Cost, kept: int = 0) -> int | None:

@@ -17,7 +17,7 @@ from ..eval.metrics import Interval, paired_bootstrap, wilson
 from ..eval.verifiers import Product, load_parts
 from ..policy.student import Student, load_student
 from ..policy.value import policy_fingerprint
-from ..problems.prompts import system_prompt
+from ..problems.source import open_source
 from ..types import Task
 
 
@@ -38,7 +38,7 @@ class Side:
 
     def load(self, config: Config) -> Student:
         """The policy. Raises CheckpointError when its weights are not the ones that were fingerprinted."""
-        student = load_student(config, path=self.student, system_prompt=system_prompt(config.problems.source))
+        student = load_student(config, path=self.student, system_prompt=open_source(config).system_prompt)
         if policy_fingerprint(student.model) != self.weights:
             raise CheckpointError(
                 f"student {self.student or student.name} has other weights than when the loop used it: restore it or"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..problems.embedded import SOURCE, from_id, split_of
+from ..problems.source import source_of
 from ..search.journal import read
-from ..types import Task
+from ..types import Problem, Task
 
 
 def normalised(question: str) -> str:
@@ -57,8 +57,8 @@ class Contamination:
                 raise DataError(f"training file {path} has a record {record['key']!r} without a question: restore it")
             question, name = problem["question"], str(problem.get("id", ""))
             found = self.texts.get(normalised(question)) or self.ids.get(name)
-            if found is None and name.startswith(f"{SOURCE}/"):
-                found = solution_split(name, question, record.get("solution"), path)
+            if found is None:
+                found = split_by_source(problem, record.get("solution"), path)
             if found is not None:
                 raise DataError(
                     f"training file {path} has a question of the {found} split, {name}: {question!r}; remove that folder"
@@ -67,13 +67,14 @@ class Contamination:
             yield
 
 
-def solution_split(task_id: str, question: str, solution: str | None, path: Path) -> str | None:
-    """The split that an embedded problem's worked solution (the file's, else the generator's) belongs to; None: train.
+def split_by_source(problem: dict[str, Any], solution: str | None, path: Path) -> str | None:
+    """The split that a problem's source says its worked solution belongs to; None: train, or the source can't tell.
 
     Raises DataError for a question that isn't the one of its id.
     """
-    task = from_id(task_id)
-    if task.problem.question != question:
-        raise DataError(f"training file {path} has another question than {task_id} is, {question!r}: restore the file")
-    split = split_of(solution or task.solution or "")
+    known = Problem(str(problem.get("id", "")), problem["question"], str(problem.get("source", "")))
+    try:
+        split = source_of(known).split_of(known.id, known.question, solution)
+    except DataError as error:
+        raise DataError(f"training file {path} has {error}: restore the file") from error
     return None if split == "train" else split

@@ -25,6 +25,7 @@ from ..policy.student import load_student, resolve_name
 from ..policy.value import CARD as VALUE_CARD
 from ..policy.value import policy_fingerprint
 from ..problems.load import load_tasks
+from ..problems.source import open_source
 from ..search.driver import derive_seed
 from ..types import Task
 from .arena import Decision, Side, contest, costs, gate, meet, shown
@@ -63,8 +64,7 @@ class Loop:
     ) -> None:
         self.config, self.out, self.stop = config, out, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
-        self.options: dict[str, Any] = {"levels": config.problems.levels, "path": config.dataset.path}
-        self.source = config.problems.source
+        self.source = open_source(config)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -74,13 +74,14 @@ class Loop:
         start = None if config.train.student is None else Path(config.train.student)
         self.first = Side(0, start, None, None, policy_fingerprint(load_student(config, path=start).model))
         self.demonstrations: list[Task] = []
-        count = config.train.demonstrations if self.source == "embedded" or config.train.demonstration_share else 0
-        if count and config.train.demonstration_share != 0:
-            self.demonstrations = load_tasks(self.source, "train", count, **self.options)
+        share = config.train.demonstration_share
+        count = config.train.demonstrations if (self.source.demonstration_share if share is None else share) else 0
+        if count:
+            self.demonstrations = load_tasks(self.source, "train", count)
         last = config.train.first_question + loop.generations * loop.questions - 1
-        if self.source != "embedded":
+        if not self.source.endless:
             # Revisited questions need none of their own, but how many there will be isn't known.
-            load_tasks(self.source, "train", 1, start=len(self.demonstrations) + last, **self.options)
+            load_tasks(self.source, "train", 1, start=len(self.demonstrations) + last)
         self.arena(1)
 
     def opening(self) -> str:
@@ -89,7 +90,7 @@ class Loop:
         trained += [f"value ({loop.value})"] * (loop.value != "none") + ["PRM"] * loop.prm
         return (
             f"student {resolve_name(self.config)}, {self.config.train.method}, seed {self.config.seed}\n"
-            f"{loop.generations} generations of {loop.questions:,} {self.source} questions; trained on the trees:"
+            f"{loop.generations} generations of {loop.questions:,} {self.source.name} questions; trained on the trees:"
             f" {', '.join(trained)}; arena: {loop.arena_size:,} problems, greedy and {loop.search}, at most"
             f" {loop.budget_tokens} tokens each"
         )
@@ -97,8 +98,8 @@ class Loop:
     def arena(self, number: int) -> list[Task]:
         """A generation's arena problems: fresh ones where the problems are generated, else always the same."""
         size = self.config.loop.arena_size
-        start = (number - 1) * size if self.source == "embedded" else 0
-        return load_tasks(self.source, "arena", size, start=start, **self.options)
+        start = (number - 1) * size if self.source.endless else 0
+        return load_tasks(self.source, "arena", size, start=start)
 
     def folder(self, number: int) -> Path:
         return self.out / f"generation-{number:03d}"
@@ -231,11 +232,11 @@ class Loop:
         tasks: list[Task] = []
         if again:
             first = self.config.train.first_question
-            seen = load_tasks(self.source, "train", used - first, start=start + first, **self.options)
+            seen = load_tasks(self.source, "train", used - first, start=start + first)
             by_id = {task.problem.id: task for task in seen}
             tasks = [by_id[name] for name in again]
         if len(tasks) < loop.questions:
-            tasks += load_tasks(self.source, "train", loop.questions - len(tasks), start=start + used, **self.options)
+            tasks += load_tasks(self.source, "train", loop.questions - len(tasks), start=start + used)
         rng.shuffle(tasks)
         return tasks, len(again)
 
@@ -263,7 +264,7 @@ class Loop:
         size = self.config.train.validation_size
         held_out: dict[str, Sequence[Task]] = {
             "arena": [task for one in range(1, number + 1) for task in self.arena(one)],
-            "validation": load_tasks(self.source, "validation", size, **self.options) if size else [],
+            "validation": load_tasks(self.source, "validation", size) if size else [],
         }
         if test:
             held_out["test"] = test
@@ -285,7 +286,7 @@ class Loop:
             names.append("prm")
         if not size or len(names) == 1:
             return {"chosen": names[-1], "validation": {}}
-        tasks = load_tasks(self.source, "validation", size, **self.options)
+        tasks = load_tasks(self.source, "validation", size)
         cells = {name: self.met(replace(side, own=name), tasks, self.config.loop.search) for name in names}
         right = {name: cell["outcomes"].count("1") for name, cell in cells.items()}
         found = {
@@ -326,7 +327,7 @@ class Loop:
             shutil.rmtree(self.out / "champion", ignore_errors=True)
             part.rename(self.out / "champion")
         if loop.test_size:
-            tasks = load_tasks(self.source, "test", loop.test_size, **self.options)
+            tasks = load_tasks(self.source, "test", loop.test_size)
             stage = self.stage(Stages(self.out / f"test-{loop.generations:03d}"), "test split: ", self.config.seed)
             self.card["contamination"] = stage("contamination", lambda: self.contamination(loop.generations, tasks))
             cells = self.duel(stage, {"first student": self.first, "champion": champion}, tasks)

@@ -24,7 +24,7 @@ from ..eval.metrics import paired_bootstrap, wilson
 from ..policy.student import frozen_student, load_student, resolve_name
 from ..policy.value import EngineValue
 from ..problems.load import load_tasks
-from ..problems.prompts import system_prompt
+from ..problems.source import open_source
 from ..report.folder import write_report
 from ..search.journal import Journal
 from ..types import Cost, Task
@@ -139,22 +139,18 @@ class Run:
     def load_data(self) -> None:
         """Training questions, demonstrations and the two held-out sets, disjoint by split."""
         config, train = self.config, self.config.train
-        source = config.problems.source
-        options: dict[str, Any] = {"levels": config.problems.levels, "path": config.dataset.path}
-        embedded = source == "embedded"
-        count = train.demonstrations if embedded or train.demonstration_share else 0
+        source, share = open_source(config), train.demonstration_share
+        count = train.demonstrations if (source.demonstration_share if share is None else share) else 0
         self.demonstrations: list[Task] = []
-        if count and train.demonstration_share != 0:
-            self.demonstrations = load_tasks(source, "train", count, **options)
+        if count:
+            self.demonstrations = load_tasks(source, "train", count)
         # Demonstrations are the first tasks of the train split; questions are the ones after them.
         first = len(self.demonstrations) + train.first_question
-        self.tasks = load_tasks(source, "train", train.num_examples, start=first, **options)
+        self.tasks = load_tasks(source, "train", train.num_examples, start=first)
         if len(self.tasks) < train.num_examples:
             self.rounds = math.ceil(len(self.tasks) / self.questions_per_round)
-        self.test = load_tasks(source, "test", train.eval_size, **options) if train.eval_size else []
-        self.validation = (
-            load_tasks(source, "validation", train.validation_size, **options) if train.validation_size else []
-        )
+        self.test = load_tasks(source, "test", train.eval_size) if train.eval_size else []
+        self.validation = load_tasks(source, "validation", train.validation_size) if train.validation_size else []
 
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""
@@ -165,7 +161,7 @@ class Run:
         rows = getattr(config.train, method).batch_size
         Economy.of(config.train, config.models[resolve_name(config)]).split(rows, f"train.{method}.batch_size")
         start = config.train.student
-        prompt = system_prompt(config.problems.source)
+        prompt = open_source(config).system_prompt
         self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
         self.adapter = config.train.adapter or self.student.spec.adapter
         check_full(self.student.model, self.student.spec, self.adapter)

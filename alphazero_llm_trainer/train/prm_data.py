@@ -15,7 +15,7 @@ from ..config.train import PrmConfig
 from ..errors import ConfigError, DataError
 from ..policy.student import Student
 from ..problems.load import load_tasks
-from ..problems.scripted_teacher import spoiled
+from ..problems.source import Source, open_source
 from ..search.targets import endings, prefixes, step_preferences, value_targets
 from ..search.tree import ROOT, Tree
 from ..types import Task
@@ -151,7 +151,7 @@ def merged(steps: Iterable[LabelledStep]) -> list[LabelledStep]:
 # -- spoiled demonstrations --------------------------------------------------------------------------------------------
 
 
-def spoiled_sets(tasks: Iterable[Task], student: Student, count: int, seed: int) -> Iterator[StepSet]:
+def spoiled_sets(tasks: Iterable[Task], source: Source, student: Student, count: int, seed: int) -> Iterator[StepSet]:
     """Worked solutions of the embedded problems: each step is right, and `count` spoiled ones beside it are wrong.
 
     The student has seen these solutions in its warm-up, so no further gold answer is used.
@@ -164,7 +164,7 @@ def spoiled_sets(tasks: Iterable[Task], student: Student, count: int, seed: int)
         for depth, line in enumerate((task.solution or "").split("\n")):
             good = encode_step(student, line)
             steps.append(LabelledStep(prefix, good, 1.0))
-            for wrong in spoiled(line, text, rng, count):
+            for wrong in source.spoiled(line, task.problem, rng, count):
                 bad = encode_step(student, wrong)
                 steps.append(LabelledStep(prefix, bad, 0.0))
                 pairs.append(StepPair(prefix, good, bad, 1.0, depth))
@@ -175,18 +175,15 @@ def spoiled_sets(tasks: Iterable[Task], student: Student, count: int, seed: int)
 def spoiled_demonstrations(student: Student, config: Config, known: set[str]) -> list[StepSet]:
     """The student's own demonstrations with `train.prm.spoiled` wrong steps beside each right one.
 
-    Questions whose text is in `known` are left out. By default only the embedded student's demonstrations on embedded
-    problems are spoiled. Raises ConfigError where another source's are asked for.
+    Questions whose text is in `known` are left out. By default those of sources that replay demonstrations are spoiled. Raises ConfigError where another source's are asked for.
     """
-    problems, count = config.problems, config.train.prm.spoiled
-    if count is None:
-        count = SPOILED if (student.name, problems.source) == ("embedded", "embedded") else 0
-    if not (count and config.train.demonstrations):
+    source, count = open_source(config), config.train.prm.spoiled
+    if not config.train.demonstrations or count == 0 or (count is None and not source.demonstration_share):
         return []
-    if problems.source != "embedded":
-        raise ConfigError(f"train.prm.spoiled is {count}: only embedded demonstrations can be spoiled; use 0")
-    tasks = load_tasks(problems.source, "train", config.train.demonstrations, levels=problems.levels)
-    sets = spoiled_sets(tasks, student, count, config.seed)
+    tasks = load_tasks(source, "train", config.train.demonstrations)
+    sets = list(spoiled_sets(tasks, source, student, SPOILED if count is None else count, config.seed))
+    if not any(steps.pairs for steps in sets):
+        raise ConfigError(f"train.prm.spoiled is {count} and {source.name} knows no wrong steps: use 0")
     return [steps for steps in sets if steps.text not in known]
 
 

@@ -13,12 +13,12 @@ from typing import Any
 from transformers import set_seed
 
 from ..config.load import Config
+from ..errors import DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
 from ..policy.student import Student, limit_threads, load_student, make_student
-from ..problems.embedded import DEFAULT_LEVELS
 from ..problems.load import load_tasks
-from ..problems.prompts import system_prompt
+from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Task
 from .models import Economy, make_trainable, merged, save_adapter
@@ -49,11 +49,9 @@ def settings_of(config: Config, rows: int | None = None) -> SftSettings:
 def warm_up(config: Config, out: Path, eval_size: int) -> dict[str, Any]:
     """Train, write the student's folder and return its manifest. The test split is read once, at the end."""
     limit_threads()
-    levels = config.problems.levels
-    tokenizer = build_tokenizer()
-    demonstrations = load_tasks("embedded", "train", max(config.train.demonstrations, 1), levels=levels)
-    validation = load_tasks("embedded", "validation", config.train.sft.validation_size, levels=levels)
-    test = load_tasks("embedded", "test", eval_size, levels=levels)
+    source = open_source(config)
+    tokenizer = build_tokenizer(source)
+    demonstrations, validation, test = three_sets(config, source, eval_size)
     limit = config.search.max_tokens
 
     def accuracy(model: Any) -> float:
@@ -75,8 +73,8 @@ def warm_up(config: Config, out: Path, eval_size: int) -> dict[str, Any]:
         measure=measure,
         economy=Economy.of(config.train, config.models["embedded"]),
         facts={
-            "demonstrations": f"embedded train 0..{len(demonstrations) - 1}",
-            "levels": list(DEFAULT_LEVELS if levels is None else levels),
+            "demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}",
+            "levels": sorted({task.problem.level for task in demonstrations}),
         },
     )
 
@@ -87,12 +85,9 @@ def go_on(config: Config, path: Path | None, out: Path, eval_size: int) -> dict[
     What is trained is its adapter or all of it (`train.adapter`); `out` is a plain folder, with `adapter/` in it where
     there is one. Returns the manifest, with the test accuracy before.
     """
-    source, limit = config.problems.source, config.search.max_tokens
-    options: dict[str, Any] = {"levels": config.problems.levels, "path": config.dataset.path}
-    demonstrations = load_tasks(source, "train", max(config.train.demonstrations, 1), **options)
-    validation = load_tasks(source, "validation", config.train.sft.validation_size, **options)
-    test = load_tasks(source, "test", eval_size, **options)
-    student = load_student(config, path=path, system_prompt=system_prompt(source))
+    source, limit = open_source(config), config.search.max_tokens
+    demonstrations, validation, test = three_sets(config, source, eval_size)
+    student = load_student(config, path=path, system_prompt=source.system_prompt)
     adapter = config.train.adapter or student.spec.adapter
     set_seed(config.seed)
     trainable = make_trainable(student.model, student.spec, adapter)
@@ -139,12 +134,24 @@ def go_on(config: Config, path: Path | None, out: Path, eval_size: int) -> dict[
             "student": student.name,
             "started_from": None if path is None else str(path),
             "adapter": adapter,
-            "demonstrations": f"{source} train 0..{len(demonstrations) - 1}",
+            "demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}",
             "test_before": {"problems": len(test), "value": interval.value, "low": interval.low, "high": interval.high},
         },
         economy=Economy.of(config.train, student.spec),
         save=save,
     )
+
+
+def three_sets(config: Config, source: Source, eval_size: int) -> tuple[list[Task], list[Task], list[Task]]:
+    """Worked solutions to learn from, validation and test problems. Raises DataError where a task has no solution."""
+    demonstrations = load_tasks(source, "train", max(config.train.demonstrations, 1))
+    without = next((task.problem.id for task in demonstrations if not task.solution), None)
+    if without is not None:
+        raise DataError(
+            f"source {source.name} has no worked solution for {without!r}: sft learns from them; name another"
+        )
+    validation = load_tasks(source, "validation", config.train.sft.validation_size)
+    return demonstrations, validation, load_tasks(source, "test", eval_size)
 
 
 def worked(student: Student, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:

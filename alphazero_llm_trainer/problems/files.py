@@ -1,0 +1,211 @@
+"""Rows of your own as a source: a JSONL, Parquet or CSV file, or a data set of the hub.
+
+Which columns hold question, answer and worked solution is said by `problems.question_column`, `answer_column` and
+`solution_column`; without them the usual names are looked for. A `split` column (or the hub's own splits) decides what is
+train and test; what a data set doesn't have is cut off its train rows by `source.by_hash`. An answer with a `####` line is a
+worked solution whose answer stands there. `problems.grade` names the rule of `grading.RULES`; without it the gold answers
+decide: numbers, one letter, LaTeX, or words.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import answers
+from ..config.sections import ProblemsConfig
+from ..errors import ConfigError, DataError
+from ..types import Problem, Task
+from .prompts import SYSTEM_PROMPTS
+from .rows import hub_splits
+from .source import SPLITS, Source, TaskList, by_hash
+
+QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
+ANSWERS = ("answer", "final_answer", "gold", "target", "output", "label", "result")
+SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps")
+CHOICES = ("choices", "options")
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
+    "dev": "validation", "arena": "arena", "test": "test", "testing": "test", "eval": "test",
+}  # fmt: skip
+LOOKED_AT = 200  # gold answers that the rule is guessed from
+LETTERS = "ABCDEFGHIJ"
+
+Rows = list[tuple[Mapping[str, Any], str]]  # columns, and where the row stands for messages
+
+
+class FileRows(TaskList):
+    """The rows of one file."""
+
+    @classmethod
+    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+        """See `Source.open`: `rest` is the file."""
+        file = Path(rest).expanduser()
+        rows = read_file(file)
+        by_split: dict[str, Rows] = {}
+        for columns, where in rows:
+            named = columns.get("split")
+            split = "" if named is None else SPLIT_NAMES.get(str(named).lower())
+            if split is None:
+                raise DataError(f"{where} has the split {named!r}: use {', '.join(SPLITS)}, or leave the column out")
+            by_split.setdefault(split, []).append((columns, where))
+        return from_rows(by_split, problems, problems.source)
+
+
+class HubRows(TaskList):
+    """The rows of `hub:OWNER/NAME` or `hub:OWNER/NAME/CONFIGURATION`; nothing of the repository is executed."""
+
+    @classmethod
+    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+        """See `Source.open`: `rest` names the data set."""
+        parts = rest.split("/")
+        if len(parts) not in (2, 3) or not all(parts):
+            raise ConfigError(
+                f"problems.source is {problems.source!r}: write hub:OWNER/NAME or hub:OWNER/NAME/CONFIGURATION"
+            )
+        found = hub_splits("/".join(parts[:2]), parts[2] if len(parts) == 3 else None)
+        by_split: dict[str, Rows] = {}
+        for name, rows in found.items():
+            by_split.setdefault(SPLIT_NAMES.get(name.lower(), "train"), []).extend(rows)
+        return from_rows(by_split, problems, problems.source)
+
+
+def from_rows(by_split: Mapping[str, Rows], problems: ProblemsConfig, name: str) -> TaskList:
+    """A source of rows by split; rows of the split "" are divided by hash, as are splits that are missing."""
+    everything = [row for rows in by_split.values() for row in rows]
+    if not everything:
+        raise DataError(f"{name} has no rows: write one problem a row, with a question and an answer")
+    columns = column_names(everything[0], problems)
+    tasks = {split: [as_task(*row, columns, name) for row in rows] for split, rows in by_split.items()}
+    rule = problems.grade or guess_rule([task.gold for of_split in tasks.values() for task in of_split][:LOOKED_AT])
+    prompt = SYSTEM_PROMPTS[rule] if problems.system_prompt is None else problems.system_prompt
+    return TaskList(divided(tasks), name, rule, prompt)
+
+
+def divided(tasks: Mapping[str, list[Task]]) -> dict[str, Sequence[Task]]:
+    """Tasks by split, where those that are missing are cut off the rows that may be trained on."""
+    given = {split: list(found) for split, found in tasks.items() if split}
+    pool = [*tasks.get("", ()), *given.pop("train", ())]
+    cut = by_hash(pool)
+    for split in ("validation", "arena", "test"):
+        if split in given:
+            cut["train"] += cut[split]
+            cut[split] = given[split]
+    order = {id(task): at for at, task in enumerate(pool)}
+    cut["train"].sort(key=lambda task: order[id(task)])
+    return dict(cut)
+
+
+def column_names(
+    row: tuple[Mapping[str, Any], str], problems: ProblemsConfig
+) -> tuple[str, str, str | None, str | None]:
+    """The columns of question, answer, worked solution and choices. Raises DataError naming those that are there."""
+    columns, where = row
+
+    def pick(given: str | None, usual: Iterable[str], what: str, needed: bool) -> str | None:
+        found = given if given is not None else next((name for name in usual if name in columns), None)
+        if (found is None and needed) or (found is not None and found not in columns):
+            raise DataError(
+                f"{where} has no column {given or what!r}, it has {', '.join(map(str, columns))}: name the right one with"
+                f" problems.{what}_column (--{what}-column)"
+            )
+        return found
+
+    question = pick(problems.question_column, QUESTIONS, "question", True)
+    answer = pick(problems.answer_column, ANSWERS, "answer", True)
+    solution = pick(problems.solution_column, (name for name in SOLUTIONS if name != answer), "solution", False)
+    assert question is not None and answer is not None
+    return question, answer, solution, pick(None, CHOICES, "choices", False)
+
+
+def as_task(
+    columns: Mapping[str, Any], where: str, names: tuple[str, str, str | None, str | None], source: str
+) -> Task:
+    """A row as a task."""
+    question_name, answer_name, solution_name, choices_name = names
+    question, gold = text_of(columns, where, question_name), text_of(columns, where, answer_name)
+    solution = None
+    if "####" in gold:
+        solution, gold = re.sub(r"<<[^<>]*>>", "", gold), answers.gold(gold)
+    elif solution_name is not None and columns.get(solution_name):
+        written = text_of(columns, where, solution_name)
+        solution = written if "####" in written else f"{written}\n#### {gold}"
+    if choices_name is not None and isinstance(columns.get(choices_name), list | tuple):
+        choices = [str(choice) for choice in columns[choices_name]]
+        question += "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
+        if gold.isdigit() and int(gold) < len(choices):
+            gold = LETTERS[int(gold)]
+        elif gold in choices:
+            gold = LETTERS[choices.index(gold)]
+    row_id = columns.get("id", columns.get("unique_id"))
+    if not isinstance(row_id, str | int):
+        row_id = hashlib.sha256(question.encode()).hexdigest()[:12]
+    return Task(Problem(f"{source}/{row_id}", question, source), gold, solution)
+
+
+def text_of(columns: Mapping[str, Any], where: str, name: str) -> str:
+    """A column's text; numbers are written out. Raises DataError where there is none."""
+    value = columns.get(name)
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        raise DataError(f"{where} has {value!r} as `{name}`: write a text or a number there, or remove the row")
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip()
+
+
+def guess_rule(golds: Sequence[str]) -> str:
+    """The rule that fits gold answers: numbers, choice (a letter), math (LaTeX) or words."""
+    if all(answers.number(gold) is not None for gold in golds):
+        return "numbers"
+    if all(len(gold) == 1 and gold.upper() in LETTERS for gold in golds):
+        return "choice"
+    return "math" if any(mark in gold for gold in golds for mark in ("\\", "^", "_{")) else "words"
+
+
+def read_file(file: Path) -> Rows:
+    """The rows of a file. Raises DataError with one sentence naming file, line and fix."""
+    if not file.is_file():
+        raise DataError(f"problems.source is {str(file)!r} and there is no such file: name one that is there")
+    try:
+        if file.suffix == ".parquet":
+            import pyarrow.parquet
+
+            rows = pyarrow.parquet.read_table(file).to_pylist()
+            return [(row, f"{file} row {number}") for number, row in enumerate(rows)]
+        if file.suffix == ".csv":
+            with file.open(encoding="utf-8-sig", newline="") as opened:
+                return [(row, f"{file} row {number}") for number, row in enumerate(csv.DictReader(opened), 1)]
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors and OSErrors
+        raise DataError(f"{file} can't be read ({str(error).splitlines()[0][:150]}): check the file") from error
+    if file.suffix == ".json":
+        return as_rows(parsed(text, str(file)), file)
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return [row_of(parsed(line, f"{file} line {number}"), f"{file} line {number}") for number, line in lines]
+
+
+def parsed(text: str, where: str) -> Any:
+    """JSON, or DataError."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not valid JSON: mend or remove it") from error
+
+
+def as_rows(found: Any, file: Path) -> Rows:
+    """A JSON file's rows: a list of objects."""
+    if not isinstance(found, list):
+        raise DataError(f"{file} holds no list: write a list of objects, or one object a line in a .jsonl file")
+    return [row_of(row, f"{file} row {number}") for number, row in enumerate(found)]
+
+
+def row_of(row: Any, where: str) -> tuple[Mapping[str, Any], str]:
+    """A row's columns, or DataError."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where} is not a JSON object: write one with a question and an answer")
+    return row, where

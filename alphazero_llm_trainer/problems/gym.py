@@ -1,0 +1,180 @@
+"""reasoning-gym's procedural tasks as sources (extra `tasks`): `reasoning-gym:NAME`, and `gsm-symbolic` with its solutions.
+
+An entry is `dataset[index]` of one endless stream a task. It belongs to the split that a stable hash of its question
+names, so splits are disjoint by construction and an id, `reasoning-gym:NAME/index`, gives the entry back. A response is
+graded by the task's own `score_answer`, which may be anything in [0, 1]. Questions that come a second time are left out;
+a task with few different questions has small splits.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .. import answers
+from ..config.sections import ProblemsConfig
+from ..errors import ConfigError, DataError
+from ..types import Problem, Task
+from .grading import Grade, Verdict
+from .prompts import OPEN_PROMPT, SYSTEM_PROMPT
+from .source import Source, check_alone
+from .splits import split_of
+
+STREAM = 2**31 - 1  # entries of a task: reasoning-gym seeds entry i with seed + i
+SEED = 0
+TRIES = 400  # entries in a row that may be repeats before a split is at its end
+
+
+class ReasoningGym(Source):
+    """One of reasoning-gym's tasks. `hold_out` names what must not be shared by splits: a question, or its template."""
+
+    rule = "exact"
+    endless = True
+    system_prompt = OPEN_PROMPT
+
+    def __init__(self, task: str, hold_out: str = "questions") -> None:
+        self.task, self.hold_out = task, hold_out
+        self.name = f"reasoning-gym:{task}"
+        self.data = create(task)
+        self._splits: dict[str, list[Task]] = {}
+        self._streams: dict[str, Iterator[Task]] = {}
+
+    @classmethod
+    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+        """See `Source.open`: the task's name is behind the colon."""
+        if not rest:
+            raise ConfigError(
+                f"problems.source is {problems.source!r} without a task: write reasoning-gym:NAME, such as"
+                " reasoning-gym:chain_sum"
+            )
+        return cls(rest, problems.hold_out)
+
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        """See `Source.load`. A split is searched for in the stream, so its first tasks are the quickest."""
+        known = self._splits.setdefault(split, [])
+        stream = self._streams.setdefault(split, self.stream(split))
+        while len(known) < start + count:
+            task = next(stream, None)
+            if task is None:
+                break
+            known.append(task)
+        return known[start : start + count]
+
+    def stream(self, split: str) -> Iterator[Task]:
+        """The tasks of a split in the order of the stream."""
+        seen: set[str] = set()
+        repeated = 0
+        for index in range(STREAM):
+            entry = self.data[index]
+            question = str(entry["question"])
+            if question in seen:
+                repeated += 1
+                if repeated >= TRIES:
+                    return
+                continue
+            repeated = 0
+            seen.add(question)
+            if split_of(self.held_out(entry)) == split:
+                yield self.as_task(entry, index)
+
+    def held_out(self, entry: dict[str, Any]) -> str:
+        """What no two splits share of an entry."""
+        if self.hold_out == "questions":
+            return str(entry["question"])
+        raise ConfigError(
+            f"problems.hold_out is {self.hold_out!r} and {self.name} has no templates to hold out: use questions, or the"
+            " source gsm-symbolic"
+        )
+
+    def as_task(self, entry: dict[str, Any], index: int) -> Task:
+        """An entry as a task. Its gold answer is "" where the task has many right ones and names none."""
+        gold = entry["answer"]
+        problem = Problem(f"{self.name}/{index}", str(entry["question"]), self.name)
+        return Task(problem, "" if gold is None else str(gold), self.solution(entry))
+
+    def solution(self, entry: dict[str, Any]) -> str | None:
+        """The worked solution, where the task has one."""
+        return None
+
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """All that follows the last `####`, several lines where there are; else as `answers.extract` finds words."""
+        stated = answers.after_mark(response)
+        return stated if stated is not None or strict else answers.extract(response, words=True)
+
+    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+        """By the task's own `score_answer`; correct means 1."""
+        return [self._grade(self.final_answer(response, strict), task) for response, task in pairs]
+
+    def _grade(self, answer: str | None, task: Task) -> Grade:
+        if answer is None:
+            return Grade(Verdict.UNPARSED, None)
+        index = task.problem.id.rpartition("/")[2]
+        if not index.isdigit():
+            raise DataError(f"task {task.problem.id!r} is no entry of {self.name}: its id has to end with a number")
+        try:
+            score = float(self.data.score_answer(answer=answer, entry=self.data[int(index)]))
+        except (
+            Exception
+        ):  # the task's own code reads a model's text, and many of its tasks raise at what they can't read
+            score = 0.0
+        score = min(1.0, max(0.0, score))
+        return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, score=score)
+
+
+class GsmSymbolic(ReasoningGym):
+    """GSM-Symbolic (Mirzadeh et al. 2024): word problems from about 100 templates, each with its worked solution.
+
+    `problems.hold_out: templates` keeps whole templates out of training: no template is in two splits.
+    """
+
+    name = "gsm-symbolic"
+    rule = "numbers"
+    system_prompt = SYSTEM_PROMPT
+
+    def __init__(self, hold_out: str = "questions") -> None:
+        super().__init__("gsm_symbolic", hold_out)
+        self.name = "gsm-symbolic"
+
+    @classmethod
+    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+        """See `Source.open`."""
+        check_alone(cls.name, rest, problems)
+        return cls(problems.hold_out)
+
+    def held_out(self, entry: dict[str, Any]) -> str:
+        """The question, or the names of the template's variables: templates that share them all are held out together."""
+        if self.hold_out == "templates":
+            return " ".join(sorted(entry["metadata"]["variables"]))
+        return str(entry["question"])
+
+    def solution(self, entry: dict[str, Any]) -> str | None:
+        """The steps a line, ending in `#### N`."""
+        return str(entry["metadata"]["answer_cot"]).strip()
+
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """As numbers are found."""
+        return self.reader.final_answer(response, strict)
+
+
+def create(task: str) -> Any:
+    """reasoning-gym's data set of a task. Raises ConfigError where the package or the task is missing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import reasoning_gym
+            from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise ConfigError(
+            "problems.source needs reasoning-gym, which is not installed: install alphazero-llm-trainer[tasks]"
+        ) from error
+    if task not in DATASETS:
+        near = [name for name in DATASETS if task.split("_", maxsplit=1)[0] in name] or sorted(DATASETS)
+        raise ConfigError(
+            f"problems.source is 'reasoning-gym:{task}', which is none of its {len(DATASETS)} tasks: try"
+            f" {', '.join(near[:6])}"
+        )
+    try:
+        return reasoning_gym.create_dataset(task, size=STREAM, seed=SEED)
+    except (AssertionError, ValueError, TypeError) as error:
+        raise ConfigError(f"reasoning-gym:{task} can't be made on its own ({error}): choose another task") from error

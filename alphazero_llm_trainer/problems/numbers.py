@@ -1,0 +1,187 @@
+"""The game of numbers: reach a target from n numbers, each used once, with + - * / (Countdown; 24 is a case of it).
+
+A step is `a op b = c, numbers left`, such as `6 * 4 = 24, 1 3`; the last one leaves the target alone and is followed by
+`#### TARGET`. A level is how many numbers there are: 1 is three, 4 is six.
+
+A problem is made by legal play: numbers are drawn and played at random until one is left, and that one is the target.
+So every problem has a solution, the play itself is the worked one, and nothing here solves a problem. `numbers:24` keeps
+the plays that end in 24. Results are whole, from 1 to `LARGEST`; an order of play that only swaps the numbers of a sum or
+a product is written with the larger number first.
+
+Splits are disjoint in what is given: the multiset of numbers belongs to the split that its hash names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from random import Random
+
+from ..config.sections import ProblemsConfig
+from ..errors import ConfigError, DataError
+from ..types import Problem, Task
+from .grading import Grade, Verdict
+from .prompts import NUMBERS_PROMPT
+from .source import Source
+from .splits import split_of
+
+SIZES = {1: 3, 2: 4, 3: 5, 4: 6}  # level -> numbers
+DEFAULT_LEVELS = (1, 2)
+LARGEST_GIVEN, LARGEST = 20, 999
+TARGETS = range(10, 100)  # of problems without a target of their own
+
+Move = tuple[int, str, int, int]  # a op b = c
+_STEP = re.compile(r"(\d{1,4}) ([-+*/]) (\d{1,4}) = (\d{1,4}), ?((?:\d{1,4}(?: |$))*)")
+_QUESTION = re.compile(r"Use ([\d ,and]+) once each to make (\d+)\.")
+
+
+class Numbers(Source):
+    """Generated problems of the game, as many as asked for. `target` None: the play's own, from 10 to 99."""
+
+    name = "numbers"
+    endless = True
+    levels = tuple(SIZES)
+    demonstration_share = 0.2
+    prompt_tokens = 64
+    answered_by_steps = True
+    system_prompt = NUMBERS_PROMPT
+
+    def __init__(self, levels: tuple[int, ...] = DEFAULT_LEVELS, target: int | None = None) -> None:
+        self.chosen, self.target = levels, target
+        if target is not None:
+            self.name = f"numbers:{target}"
+
+    @classmethod
+    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+        """See `Source.open`: a target may be behind the colon."""
+        if rest and not (rest.isdigit() and 1 <= int(rest) <= LARGEST):
+            raise ConfigError(
+                f"problems.source is {problems.source!r}: write numbers, or numbers:TARGET with a target from 1 to {LARGEST}"
+            )
+        return cls(problems.levels or DEFAULT_LEVELS, int(rest) if rest else None)
+
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        """See `Source.load`; the levels take turns."""
+        return [
+            build(split, index, self.chosen[index % len(self.chosen)], self.target, self.name)
+            for index in range(start, start + count)
+        ]
+
+    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+        """Correct where every line is legal play from the given numbers and the last one leaves the target alone."""
+        return [self._grade(response, task.problem) for response, task in pairs]
+
+    def _grade(self, response: str, problem: Problem) -> Grade:
+        answer = self.final_answer(response, strict=True)
+        steps = [line for line in response.split("\n") if line.strip() and not line.startswith("####")]
+        if answer is None and not steps:
+            return Grade(Verdict.UNPARSED, None)
+        given, target = read_question(problem.question)
+        left = play(given, steps)
+        right = left == Counter([target]) and answer == str(target)
+        return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer)
+
+    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
+        """Whether the last step is legal play after the ones before it, and a final line states the target reached."""
+        given, target = read_question(problem.question)
+        *before, last = [line.strip() for line in steps]
+        left = play(given, before)
+        if left is None:
+            return False
+        if last.startswith("####"):
+            return left == Counter([target]) and last == f"#### {target}"
+        return play_one(left, last) is not None
+
+    def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
+        """The numbers left, smallest first, and the target: all that the rest of the game depends on."""
+        given, target = read_question(problem.question)
+        left = play(given, [line.strip() for line in steps])
+        return None if left is None else f"{' '.join(map(str, sorted(left.elements())))} -> {target}"
+
+    def vocabulary_texts(self) -> Iterable[str]:
+        """Every word and digit: two problems of each size."""
+        for level in SIZES:
+            task = build("train", 0, level, self.target, self.name)
+            yield f"{task.problem.question}\n{task.solution}"
+        yield "0123456789 + 1 - 1 * 1 / 1 = 1, 1\n#### 1"
+
+
+def build(split: str, index: int, level: int, target: int | None = None, name: str = "numbers") -> Task:
+    """Problem number `index` of a split and level: the same on every call and every machine."""
+    rng = Random(f"{name}/{split}/{level}/{index}")
+    for _ in range(100_000):
+        given = sorted(rng.randint(1, LARGEST_GIVEN) for _ in range(SIZES[level]))
+        if split_of(" ".join(map(str, given))) != split:
+            continue
+        moves = random_play(rng, given)
+        if moves is None or (moves[-1][3] not in TARGETS if target is None else moves[-1][3] != target):
+            continue
+        reached = moves[-1][3]
+        shuffled = rng.sample(given, len(given))
+        question = f"Use {', '.join(map(str, shuffled[:-1]))} and {shuffled[-1]} once each to make {reached}."
+        return Task(
+            Problem(f"{name}/{split}/{level}/{index}", question, name, level), str(reached), write(given, moves)
+        )
+    raise DataError(f"source {name} has no problem of level {level} with its target: choose another level or target")
+
+
+def random_play(rng: Random, given: Sequence[int]) -> list[Move] | None:
+    """Random legal moves until one number is left; None where no move was legal."""
+    left, moves = list(given), []
+    while len(left) > 1:
+        first, second = rng.sample(range(len(left)), 2)
+        a, b = max(left[first], left[second]), min(left[first], left[second])
+        legal = [move for op in "+-*/" if (move := apply(a, op, b)) is not None]
+        if not legal:
+            return None
+        move = rng.choice(legal)
+        moves.append(move)
+        left = [n for at, n in enumerate(left) if at not in (first, second)] + [move[3]]
+    return moves
+
+
+def apply(a: int, op: str, b: int) -> Move | None:
+    """The move `a op b`, or None where it is not legal: a result below 1, above `LARGEST`, or not whole."""
+    if op == "/" and (b == 0 or a % b):
+        return None
+    result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[op]
+    return (a, op, b, result) if 1 <= result <= LARGEST else None
+
+
+def write(given: Sequence[int], moves: Sequence[Move]) -> str:
+    """Moves as a worked solution."""
+    left, lines = Counter(given), []
+    for a, op, b, c in moves:
+        left = left - Counter([a]) - Counter([b]) + Counter([c])
+        lines.append(f"{a} {op} {b} = {c}, {' '.join(map(str, sorted(left.elements())))}")
+    return "\n".join([*lines, f"#### {moves[-1][3]}"])
+
+
+def read_question(question: str) -> tuple[Counter[int], int]:
+    """The given numbers and the target. Raises DataError for another text."""
+    found = _QUESTION.search(question)
+    if found is None:
+        raise DataError(f"{question!r} is no question of the game: write `Use 3, 5 and 7 once each to make 22.`")
+    return Counter(map(int, re.findall(r"\d+", found[1]))), int(found[2])
+
+
+def play(given: Counter[int], steps: Sequence[str]) -> Counter[int] | None:
+    """The numbers left after `steps`, or None where one of them is not legal."""
+    left: Counter[int] | None = given
+    for step in steps:
+        left = play_one(left, step) if left is not None else None
+    return left
+
+
+def play_one(left: Counter[int], step: str) -> Counter[int] | None:
+    """The numbers left after one line `a op b = c, numbers left`; None where it is not legal or says other numbers."""
+    found = _STEP.fullmatch(step.strip())
+    if found is None:
+        return None
+    a, op, b, c = int(found[1]), found[2], int(found[3]), int(found[4])
+    used = Counter([a]) + Counter([b])
+    if any(left[n] < count for n, count in used.items()) or apply(a, op, b) != (a, op, b, c):
+        return None
+    after = left - used + Counter([c])
+    return after if after == Counter(map(int, found[5].split())) else None

@@ -1,0 +1,398 @@
+"""What a source of problems is, and how one is found by its name or address.
+
+Everything that the package asks about problems it asks a `Source`: its tasks by split, what a model is told before
+them, the grade of a response, and what only some sources know (worked solutions, levels, a rule that checks a step). No
+file outside `problems` and `environment` names a source.
+
+A source is found by the value of `problems.source` (`--source`):
+
+* a name of `BUILT_IN` or of the entry-point group `alphazero_llm_trainer.sources`;
+* such a name, a colon and what it should open (`reasoning-gym:chain_sum`, `hub:OWNER/NAME`);
+* a file of rows (`FILE.jsonl`, `FILE.parquet`), or Python code of your own (`file.py:NAME`, `package.module:NAME`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ..config.load import Config
+from ..config.sections import ProblemsConfig
+from ..errors import AlphaZeroError, ConfigError, DataError
+from ..types import Problem, Task
+from .grading import RULES, Grade, Rule
+from .prompts import SYSTEM_PROMPTS
+
+SPLITS = ("train", "validation", "arena", "test")
+GROUP = "alphazero_llm_trainer.sources"
+WITH_PUBLIC_ROWS = ("gsm8k", "math", "hotpotqa")  # what `grade` checks the rules on
+ROW_FILES = (".jsonl", ".json", ".parquet", ".csv")
+
+# name -> module and class. Each is one file, and one line here.
+BUILT_IN = {
+    "embedded": "embedded_source:Embedded",
+    "gsm8k": "gsm8k:Gsm8k",
+    "math": "math:Math",
+    "hotpotqa": "hotpotqa:HotpotQa",
+    "svamp": "word_problems:Svamp",
+    "asdiv": "word_problems:Asdiv",
+    "mawps": "word_problems:Mawps",
+    "numbers": "numbers:Numbers",
+    "reasoning-gym": "gym:ReasoningGym",
+    "gsm-symbolic": "gym:GsmSymbolic",
+    "hub": "files:HubRows",
+    "file": "files:FileRows",
+}
+
+
+class Source(ABC):
+    """Problems of one kind. A subclass gives `load`; the other methods have defaults that fit numbers as answers.
+
+    Attributes:
+        name: its address, as `problems.source` says it and `Problem.source` keeps it.
+        rule: how answers are found and compared (`grading.RULES`): "numbers", "math", "words", "exact" or "choice".
+        system_prompt: what a chat model is told before a problem.
+        endless: a split has as many tasks as are asked for.
+        levels: difficulty levels that `problems.levels` may choose from; () where there are none.
+        demonstration_share: share of a training batch that replays worked solutions unless the configuration says.
+        prompt_tokens: tokens of a long prompt, for the memory plan.
+        answered_by_steps: `check_step` is there: a rule that judges a step without gold.
+    """
+
+    name: str = ""
+    rule: str = "numbers"
+    endless: bool = False
+    levels: tuple[int, ...] = ()
+    demonstration_share: float = 0.0
+    prompt_tokens: int = 320
+    answered_by_steps: bool = False
+    system_prompt: str = ""
+
+    @classmethod
+    def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
+        """The source of an address.
+
+        Args:
+            rest: what follows the name and its colon; "" where nothing does.
+            problems: the configuration's section: levels, columns, rules.
+            path: `dataset.path`, a folder with rows.
+        """
+        check_alone(cls.name, rest, problems)
+        return cls()
+
+    @abstractmethod
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        """At most `count` tasks of a split from its number `start` on; fewer, or none, where the split ends before that.
+
+        Splits are disjoint and a task is the same on every call.
+
+        Raises:
+            DataError: rows are missing or broken; one sentence naming file, line and fix.
+            ConfigError: the source has no such split.
+        """
+
+    # -- responses ---------------------------------------------------------------------------------------------------
+
+    @property
+    def reader(self) -> Rule:
+        """The rule's object: answers, votes and plain grades."""
+        return RULES[self.rule]
+
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """The answer that `response` states, as written, or None. `strict`: as a finished response is marked alone."""
+        return self.reader.final_answer(response, strict)
+
+    def vote_key(self, response: str) -> str:
+        """What responses with the same answer share, for majority votes; "" where there is no answer."""
+        return self.reader.vote_key(response)
+
+    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+        """The grades of responses to tasks, in order."""
+        return self.reader.grade_many([(response, task.gold) for response, task in pairs], strict)
+
+    def grade(self, response: str, task: Task, strict: bool = False) -> Grade:
+        """The grade of one response: a verdict and a score in [0, 1]."""
+        return self.grade_many([(response, task)], strict)[0]
+
+    async def grade_async(self, response: str, task: Task, strict: bool = False) -> Grade:
+        """`grade` without holding up the event loop."""
+        if self.reader.waits:
+            return await asyncio.to_thread(self.grade, response, task, strict)
+        return self.grade(response, task, strict)
+
+    # -- what some sources know --------------------------------------------------------------------------------------
+
+    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
+        """Whether the last of `steps` is right as far as a rule can tell without gold. Where `answered_by_steps`."""
+        raise NotImplementedError
+
+    def spoiled(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
+        """At most `count` wrong steps that could stand in a right one's place; none by default."""
+        return []
+
+    def vocabulary_texts(self) -> Iterable[str]:
+        """Texts with every word of the source, where a small vocabulary covers it; () where none does."""
+        return ()
+
+    def split_of(self, task_id: str, question: str, solution: str | None) -> str | None:
+        """The split that an id and its worked solution belong to, where the source can tell without a look-up."""
+        return None
+
+
+def check_alone(name: str, rest: str, problems: ProblemsConfig) -> None:
+    """Raise ConfigError where something follows the name of a source that takes nothing."""
+    if rest:
+        raise ConfigError(f"problems.source is {problems.source!r}: write {name} alone")
+
+
+class TaskList(Source):
+    """Tasks in memory as a source: `Source`'s splits by a stable hash of each question.
+
+    A tenth of the questions is test, a twentieth validation and another one arena, the rest is train; of fewer than 40
+    tasks, the shares are the same to rounding.
+
+    Args:
+        tasks: the tasks, or a list for each split.
+        name: the source's name.
+        rule: one of `grading.RULES`.
+        system_prompt: what a chat model is told; None takes the rule's.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task] | dict[str, Sequence[Task]],
+        name: str,
+        rule: str = "numbers",
+        system_prompt: str | None = None,
+    ) -> None:
+        self.name, self.rule = name, rule
+        self.system_prompt = SYSTEM_PROMPTS[rule] if system_prompt is None else system_prompt
+        given = tasks if isinstance(tasks, dict) else by_hash(tasks)
+        self.tasks = {split: [own(task, name) for task in given.get(split, ())] for split in SPLITS}
+        check_tasks([task for tasks in self.tasks.values() for task in tasks], name)
+
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        """See `Source.load`."""
+        return self.tasks[split][start : start + count]
+
+
+def own(task: Task, name: str) -> Task:
+    """The task with this source's name in its problem."""
+    problem = task.problem
+    if problem.source == name:
+        return task
+    return Task(Problem(problem.id, problem.question, name, problem.level), task.gold, task.solution)
+
+
+def check_tasks(tasks: Sequence[Task], name: str) -> None:
+    """Raise DataError for duplicate ids, empty questions and missing gold answers."""
+    seen: set[str] = set()
+    for task in tasks:
+        if task.problem.id in seen:
+            raise DataError(f"source {name} has two tasks with the id {task.problem.id!r}: give each its own")
+        seen.add(task.problem.id)
+        if not task.problem.question.strip():
+            raise DataError(f"source {name} has an empty question, task {task.problem.id!r}: write it or drop the task")
+
+
+def by_hash(tasks: Sequence[Task]) -> dict[str, list[Task]]:
+    """Tasks by split: a stable order of their questions' hashes is cut at fixed shares."""
+    ordered = sorted(tasks, key=lambda task: hashlib.sha256(task.problem.question.encode()).digest())
+    total = len(ordered)
+    test, small = round(total * 0.1), round(total * 0.05)
+    cuts = [0, test, test + small, test + 2 * small, total]
+    named = zip(("test", "validation", "arena", "train"), pairwise(cuts), strict=True)
+    kept = {id(task): split for split, (low, high) in named for task in ordered[low:high]}
+    return {split: [task for task in tasks if kept[id(task)] == split] for split in SPLITS}
+
+
+# -- finding one -------------------------------------------------------------------------------------------------------
+
+_open: dict[str, Source] = {}  # the newest source of each name: what a problem's `source` refers to
+
+
+def open_source(config: Config, address: str | None = None) -> Source:
+    """The source that `address` (None: `problems.source`) names, set up as the configuration says.
+
+    Raises ConfigError or DataError with one sentence where there is none, or it can't be opened.
+    """
+    problems = config.problems
+    if address is not None and address != problems.source:
+        problems = problems.model_copy(update={"source": address})
+    return open_problems(problems, config.dataset.path)
+
+
+def open_problems(problems: ProblemsConfig, path: str | None) -> Source:
+    """See `open_source`: with the section `problems` and `dataset.path` alone."""
+    source = _find(problems, path)
+    if problems.levels is not None and not source.levels:
+        raise ConfigError(
+            f"problems.levels is {list(problems.levels)}, but {source.name} has no levels to choose: leave it out"
+        )
+    return register(source)
+
+
+def register(source: Source) -> Source:
+    """Make `source` the one that its problems refer to by name."""
+    _open[source.name] = source
+    return source
+
+
+def source_of(problem: Problem) -> Source:
+    """The source that a problem came from. One that was never opened in this process is opened as it is by default."""
+    known = _open.get(problem.source)
+    if known is None:
+        by_name = problem.source in names()
+        known = load_class(problem.source)() if by_name else TaskList([], problem.source)
+        register(known)
+    return known
+
+
+def names() -> dict[str, str]:
+    """Every known name and its `module:Class`: the built-in ones, and those that installed packages declare."""
+    own_module = __name__.rpartition(".")[0]
+    built_in = {name: f"{own_module}.{place}" for name, place in BUILT_IN.items()}
+    return built_in | {entry.name: entry.value for entry in metadata.entry_points(group=GROUP)}
+
+
+def load_class(name: str) -> Any:
+    """What a known name stands for: a subclass of `Source`, or whatever `from_object` takes."""
+    module, _, attribute = names()[name].partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"problems.source is {name!r}, which needs a package that is missing ({error})") from error
+
+
+def _find(problems: ProblemsConfig, path: str | None) -> Source:
+    address = problems.source
+    name, _, rest = address.partition(":")
+    if name in names():
+        found = load_class(name)
+        if isinstance(found, type) and issubclass(found, Source):
+            return found.open(rest, problems, path)
+        return from_object(found, address, problems)
+    if address.endswith(ROW_FILES):
+        return load_class("file").open(address, problems, path)
+    if rest and (name.endswith(".py") or importable(name)):
+        return from_object(load_object(name, rest, "problems.source"), address, problems)
+    known = ", ".join(sorted(names()))
+    raise ConfigError(
+        f"problems.source is {address!r}: choose one of {known}, a file of rows ({', '.join(ROW_FILES)}),"
+        " hub:OWNER/NAME, file.py:NAME or package.module:NAME"
+    )
+
+
+def importable(module: str) -> bool:
+    """Whether a module of this name can be found; its packages are imported, itself it isn't."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def load_object(place: str, name: str, key: str) -> Any:
+    """The object `name` of a Python file or module: the user's own code, which runs when it is loaded.
+
+    `key` is the configuration's, for messages. Raises ConfigError where it can't be loaded, with the code's own error.
+    """
+    try:
+        if place.endswith(".py"):
+            file = Path(place).expanduser()
+            if not file.is_file():
+                raise ConfigError(f"{key} is '{place}:{name}' and {file} is not there: name a Python file")
+            spec = importlib.util.spec_from_file_location(f"_alphazero_user_{file.stem}", file.resolve())
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+    except AlphaZeroError:
+        raise
+    except Exception as error:  # whatever the user's own module raises while it is imported
+        raise ConfigError(
+            f"{key} is '{place}:{name}' and {place} can't be imported ({type(error).__name__}: {error}): mend it"
+        ) from error
+    if not hasattr(module, name):
+        public = ", ".join(sorted(one for one in vars(module) if not one.startswith("_"))[:12])
+        raise ConfigError(f"{key} is '{place}:{name}' and {place} has no {name}: it has {public}")
+    return getattr(module, name)
+
+
+def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
+    """A source out of the user's object: a `Source` or its class, tasks, tasks by split, or a function that returns tasks.
+
+    A function with a parameter `split` is called once for each split; what it raises as ValueError names a split that
+    it doesn't have.
+    """
+    rule = problems.grade or "numbers"
+    if isinstance(found, type) and issubclass(found, Source):
+        found = found()
+    if isinstance(found, Source):
+        found.name = found.name or address
+        return found
+    if callable(found):
+        found = call_for_tasks(found, address)
+    if isinstance(found, dict):
+        unknown = sorted(set(found) - set(SPLITS))
+        if unknown:
+            raise ConfigError(f"source {address} has the split {unknown[0]!r}: use {', '.join(SPLITS)}")
+        given: Any = {split: as_tasks(tasks, address) for split, tasks in found.items()}
+    else:
+        given = as_tasks(found, address)
+    return TaskList(given, address, rule, problems.system_prompt)
+
+
+def call_for_tasks(function: Callable[..., Any], address: str) -> Any:
+    """What the user's function returns, asked split by split where it takes one."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        parameters = {}  # type: ignore[assignment]
+    if "split" not in parameters:
+        return function()
+    by_split = {}
+    for split in SPLITS:
+        try:
+            by_split[split] = function(split=split)
+        except ValueError:
+            by_split[split] = []
+    return by_split
+
+
+def as_tasks(given: Any, address: str) -> list[Task]:
+    """Tasks out of tasks, or out of (question, gold) pairs and mappings with `question`, `answer` and `solution`."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigError(
+            f"source {address} is a {type(given).__name__}: give a list of tasks, or a function that does"
+        )
+    return [row if isinstance(row, Task) else as_task(row, number, address) for number, row in enumerate(given)]
+
+
+def as_task(row: Any, number: int, address: str) -> Task:
+    """A pair or mapping as a task; its id is made of the question's hash."""
+    parts = (row.get("question"), row.get("answer"), row.get("solution")) if isinstance(row, dict) else row
+    if (
+        not isinstance(parts, tuple | list)
+        or len(parts) not in (2, 3)
+        or not all(isinstance(p, str) for p in parts[:2])
+    ):
+        raise DataError(
+            f"source {address} has no task at number {number}: give a Task, a (question, answer) pair of texts, or a"
+            " mapping with question and answer"
+        )
+    question, gold, solution = (*parts, None)[:3]
+    digest = hashlib.sha256(question.encode()).hexdigest()[:12]
+    return Task(Problem(f"{address}/{digest}", question, address), gold, solution)
