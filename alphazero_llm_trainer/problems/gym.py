@@ -21,7 +21,7 @@ from .prompts import OPEN_PROMPT, SYSTEM_PROMPT
 from .source import Source, check_alone
 from .splits import split_of
 
-STREAM = 2**31 - 1  # entries of a task: reasoning-gym seeds entry i with seed + i
+STREAM = 1_000_000  # entries of a task; some tasks keep a list as long
 SEED = 0
 TRIES = 400  # entries in a row that may be repeats before a split is at its end
 
@@ -114,9 +114,8 @@ class ReasoningGym(Source):
             raise DataError(f"task {task.problem.id!r} is no entry of {self.name}: its id has to end with a number")
         try:
             score = float(self.data.score_answer(answer=answer, entry=self.data[int(index)]))
-        except (
-            Exception
-        ):  # the task's own code reads a model's text, and many of its tasks raise at what they can't read
+        except Exception:  # noqa: BLE001
+            # The task's own code reads a model's text, and many tasks raise at what they can't read.
             score = 0.0
         score = min(1.0, max(0.0, score))
         return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, score=score)

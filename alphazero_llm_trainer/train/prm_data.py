@@ -175,7 +175,8 @@ def spoiled_sets(tasks: Iterable[Task], source: Source, student: Student, count:
 def spoiled_demonstrations(student: Student, config: Config, known: set[str]) -> list[StepSet]:
     """The student's own demonstrations with `train.prm.spoiled` wrong steps beside each right one.
 
-    Questions whose text is in `known` are left out. By default those of sources that replay demonstrations are spoiled. Raises ConfigError where another source's are asked for.
+    Questions whose text is in `known` are left out. By default those of sources that replay demonstrations are spoiled.
+    Raises ConfigError where another source's are asked for.
     """
     source, count = open_source(config), config.train.prm.spoiled
     if not config.train.demonstrations or count == 0 or (count is None and not source.demonstration_share):
