@@ -1,0 +1,341 @@
+"""Sources: what each gives, how one is found, and that nothing outside `problems` and `environment` names one."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphazero_llm_trainer.config.sections import ProblemsConfig
+from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
+from alphazero_llm_trainer.problems import numbers
+from alphazero_llm_trainer.problems.grading import Verdict
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import BUILT_IN, SPLITS, Source, TaskList, open_problems, register, source_of
+from alphazero_llm_trainer.types import Problem, Task
+
+PACKAGE = Path(__file__).parents[1] / "alphazero_llm_trainer"
+GENERATED = ("embedded", "numbers", "numbers:24")
+
+
+def open_named(source: str, **settings: object) -> Source:
+    return open_problems(ProblemsConfig.model_validate({"source": source, **settings}), None)
+
+
+# -- every source ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_sources_are_repeatable_and_their_splits_disjoint(name: str) -> None:
+    source = open_named(name)
+    by_split = {split: load_tasks(source, split, 60) for split in SPLITS}
+    questions = [task.problem.question for tasks in by_split.values() for task in tasks]
+    assert max(Counter(questions).values()) <= 2  # small numbers repeat within a split
+    for one, tasks in by_split.items():
+        texts = {task.problem.question for task in tasks}
+        assert all(not texts & {t.problem.question for t in others} for two, others in by_split.items() if two != one)
+        assert tasks == load_tasks(open_named(name), one, 60)
+        assert tasks[40:] == load_tasks(source, one, 20, start=40)
+        assert all(task.problem.source == source.name for task in tasks)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_worked_solutions_are_right_step_by_step(name: str) -> None:
+    source = open_named(name)
+    for task in load_tasks(source, "train", 40):
+        assert task.solution is not None
+        grade = source.grade(task.solution, task)
+        assert grade.correct and grade.hre == 1.0, task
+        lines = task.solution.split("\n")
+        assert all(source.check_step(task.problem, lines[: k + 1]) for k in range(len(lines)))
+        assert source.vote_key(task.solution) == task.gold
+
+
+def test_a_problem_finds_its_source_again() -> None:
+    source = open_named("numbers:24")
+    [task] = load_tasks(source, "test", 1)
+    assert source_of(task.problem) is source
+    assert source_of(Problem("p", "q", "gsm8k")).rule == "numbers"
+    assert source_of(Problem("p", "q", "hotpotqa")).rule == "words"
+    assert source_of(Problem("p", "q", "math")).reader.waits
+    assert source_of(Problem("p", "q", "a name that nobody opened")).rule == "numbers"
+
+
+# -- the game of numbers -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 300), st.sampled_from(sorted(numbers.SIZES)), st.sampled_from(SPLITS))
+def test_every_game_has_the_solution_that_made_it(index: int, level: int, split: str) -> None:
+    task = numbers.build(split, index, level)
+    given_, target = numbers.read_question(task.problem.question)
+    assert given_.total() == numbers.SIZES[level] and target in numbers.TARGETS and str(target) == task.gold
+    *steps, last = (task.solution or "").split("\n")
+    assert len(steps) == numbers.SIZES[level] - 1 and last == f"#### {target}"
+    assert numbers.play(given_, steps) == Counter([target])
+    # What the numbers are, in any order, decides the split.
+    assert numbers.split_of(" ".join(map(str, sorted(given_.elements())))) == split
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        ("6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 24", True),
+        ("6 * 4 = 24, 24 1\n24 / 1 = 24, 24\n#### 24", True),  # the numbers left, in any order
+        ("6 * 4 = 24, 1 24\n#### 24", False),  # 1 is left over
+        ("#### 24", False),
+        ("6 * 4 = 25, 1 25\n25 - 1 = 24, 24\n#### 24", False),  # wrong arithmetic
+        ("6 * 4 = 24, 24\n#### 24", False),  # says that 1 is gone
+        ("6 * 6 = 36, 1 36\n36 * 1 = 36, 36\n#### 24", False),  # 6 twice
+        ("6 * 4 = 24, 1 24\n24 * 1 = 24, 24\n#### 25", False),
+        ("4 - 6 = -2, 1 -2\n#### 24", False),
+        ("24 + 0 = 24, 24\n#### 24", False),
+        ("", False),
+    ],
+)
+def test_only_legal_play_reaches_the_target(response: str, right: bool) -> None:
+    source = open_named("numbers")
+    task = Task(Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers"), "24")
+    grade = source.grade(response, task)
+    assert grade.correct is right
+    assert (grade.verdict is Verdict.UNPARSED) is (response == "")
+
+
+def test_steps_are_checked_without_gold() -> None:
+    source = open_named("numbers")
+    problem = Problem("p", "Use 6, 1 and 4 once each to make 24.", "numbers")
+    assert source.check_step(problem, ["6 * 4 = 24, 1 24\n"])
+    assert not source.check_step(problem, ["6 * 4 = 24, 24\n"])
+    assert not source.check_step(problem, ["6 * 5 = 30, 1 30"])
+    assert source.check_step(problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20"])
+    assert not source.check_step(problem, ["6 - 1 = 5, 4 5", "5 * 4 = 20, 20", "#### 24"])
+    assert not source.check_step(problem, ["6 * 4 = 25, 1 25", "25 - 1 = 24, 24"])
+    assert isinstance(source, numbers.Numbers)
+    assert source.state(problem, ["6 - 1 = 5, 4 5"]) == "4 5 -> 24"
+    assert source.state(problem, ["6 - 1 = 4, 4 4"]) is None
+
+
+# -- rows of one's own -------------------------------------------------------------------------------------------------
+
+
+def rows(path: Path, count: int = 100, **extra: str) -> Path:
+    file = path / "rows.jsonl"
+    lines = [json.dumps({"question": f"What is {i} + 1?", "answer": str(i + 1), **extra}) for i in range(count)]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_a_file_of_rows_is_a_source(tmp_path: Path) -> None:
+    source = open_named(str(rows(tmp_path)))
+    assert isinstance(source, TaskList) and source.rule == "numbers" and "plain number" in source.system_prompt
+    sizes = {split: len(tasks) for split, tasks in source.tasks.items()}
+    assert sizes == {"train": 80, "validation": 5, "arena": 5, "test": 10}
+    ids = [task.problem.id for tasks in source.tasks.values() for task in tasks]
+    assert len(set(ids)) == 100
+    again = open_named(str(rows(tmp_path)))
+    assert isinstance(again, TaskList) and again.tasks == source.tasks
+    [task] = load_tasks(source, "test", 1)
+    assert source.grade(f"so it is\n#### {task.gold}.0", task).correct
+    assert not source.grade("#### 0", task).correct
+
+
+def test_columns_are_named_or_found(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row = {"text": "2 + 2?", "key": "4", "rationale": "2 + 2 = 4", "split": "test"}
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=r"has no column 'question', it has text, key, rationale, split"):
+        open_named(str(file))
+    with pytest.raises(DataError, match=r"no column 'keys'.*problems.answer_column"):
+        open_named(str(file), question_column="text", answer_column="keys")
+    source = open_named(str(file), question_column="text", answer_column="key")
+    [task] = source.load("test", 9)
+    assert (task.problem.question, task.gold, task.solution) == ("2 + 2?", "4", "2 + 2 = 4\n#### 4")
+    assert source.load("train", 9) == []
+    with pytest.raises(DataError, match="has no task number 0"):
+        load_tasks(source, "train", 1)
+
+
+@pytest.mark.parametrize(
+    ("golds", "rule", "response"),
+    [
+        (["1", "2.5", "1,000"], "numbers", "#### 1"),
+        (["A", "C"], "choice", "The answer is (A)."),
+        ([r"\frac{1}{2}", "x^2"], "math", r"so \boxed{\frac12}"),
+        (["Paris", "the Seine"], "words", "#### paris"),
+    ],
+)
+def test_the_rule_is_read_off_the_gold_answers(golds: list[str], rule: str, response: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"question": f"q{i}?", "answer": g, "split": "test"}) + "\n" for i, g in enumerate(golds)))
+    source = open_named(str(file))
+    assert source.rule == rule
+    task = source.load("test", 1)[0]
+    assert source.grade(response, task).correct
+    assert open_named(str(file), grade="exact").rule == "exact"
+
+
+def test_choices_become_letters(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"question": "Which?", "choices": ["red", "blue"], "answer": 1, "split": "test"}) + "\n")
+    source = open_named(str(file))
+    [task] = source.load("test", 1)
+    assert task.problem.question == "Which?\nA. red\nB. blue" and task.gold == "B" and source.rule == "choice"
+    assert source.grade("I think B is right.\n#### B. blue", task).correct
+    assert not source.grade("#### A", task).correct
+
+
+def test_parquet_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    expected = open_named(str(rows(tmp_path, 20)))
+    table = pyarrow.table({"question": [f"What is {i} + 1?" for i in range(20)], "answer": [i + 1 for i in range(20)]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    lines = ["question,answer", *(f"What is {i} + 1?,{i + 1}" for i in range(20))]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    for name in ("rows.parquet", "rows.csv"):
+        found = open_named(str(tmp_path / name))
+        assert isinstance(found, TaskList) and isinstance(expected, TaskList)
+        for split in SPLITS:
+            same = [(t.problem.question, t.gold) for t in expected.tasks[split]]
+            assert [(t.problem.question, t.gold) for t in found.tasks[split]] == same
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no rows"),
+        ("{\n", "line 1 is not valid JSON"),
+        ("[1]\n", "line 1 is not a JSON object"),
+        ('{"question": "q", "answer": null}\n', "has None as `answer`"),
+        ('{"question": " ", "answer": "1"}\n', "has ' ' as `question`"),
+        ('{"id": "a", "question": "q", "answer": "1"}\n{"id": "a", "question": "r", "answer": "1"}\n', "two tasks with the id"),
+        ('{"question": "q", "answer": "1", "split": "best"}\n', "has the split 'best'"),
+        ("[" * 100_000, "is not valid JSON"),
+    ],
+)
+def test_broken_rows_are_named(text: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    with pytest.raises(DataError, match=words):
+        open_named(str(file))
+
+
+# -- code of one's own -------------------------------------------------------------------------------------------------
+
+CODE = """
+from alphazero_llm_trainer.problems.source import Source, TaskList
+from alphazero_llm_trainer.types import Problem, Task
+
+PAIRS = [(f"{i} + 1?", str(i + 1)) for i in range(40)]
+
+def tasks():
+    return PAIRS
+
+def by_split(split):
+    if split == "arena":
+        raise ValueError("there is none")
+    return [{"question": f"{split} {i}?", "answer": str(i), "solution": f"#### {i}"} for i in range(3)]
+
+class Parity(Source):
+    name = "parity"
+    def load(self, split, count, start=0):
+        return [Task(Problem(f"{split}/{i}", f"Is {i} even? ({split})", "parity"), "no" if i % 2 else "yes")
+                for i in range(start, start + count)]
+
+BROKEN = [("only a question",)]
+NUMBER = 3
+"""
+
+
+def test_code_of_ones_own_is_a_source(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(CODE)
+    listed = open_named(f"{file}:PAIRS")
+    called = open_named(f"{file}:tasks")
+    assert [t.gold for t in listed.load("train", 99)] == [t.gold for t in called.load("train", 99)]
+    split = open_named(f"{file}:by_split")
+    assert [len(split.load(name, 9)) for name in SPLITS] == [3, 3, 0, 3]
+    assert split.load("test", 1)[0].solution == "#### 0"
+    parity = open_named(f"{file}:Parity", grade=None)
+    assert parity.name == "parity" and len(load_tasks(parity, "train", 7)) == 7
+    for name, words in (("BROKEN", "no task at number 0"), ("NUMBER", "is a int"), ("missing", "has no missing: it has")):
+        with pytest.raises(AlphaZeroError, match=words):
+            open_named(f"{file}:{name}")
+    (tmp_path / "bad.py").write_text("import nothing_of_this_name\n")
+    with pytest.raises(ConfigError, match="can't be imported .ModuleNotFoundError: No module named 'nothing_of_this_name'"):
+        open_named(f"{tmp_path}/bad.py:x")
+
+
+def test_what_is_no_source_is_said_in_one_sentence() -> None:
+    for address in ("nope", "no.module.of_this:name", "missing.py:x", "hub:x", "numbers:0", "gsm8k:train", "missing.jsonl"):
+        with pytest.raises(AlphaZeroError) as caught:
+            open_named(address)
+        assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="has no levels to choose"):
+        open_named("gsm8k", levels=(1,))
+
+
+# -- reasoning-gym -----------------------------------------------------------------------------------------------------
+
+
+def test_reasoning_gym_grades_by_its_own_rule() -> None:
+    pytest.importorskip("reasoning_gym")
+    source = open_named("reasoning-gym:chain_sum")
+    tasks = load_tasks(source, "test", 20)
+    assert not {t.problem.question for t in tasks} & {t.problem.question for t in load_tasks(source, "train", 20)}
+    for task in tasks:
+        assert source.grade(f"thinking\n#### {task.gold}", task).hre == 1.0
+        assert source.grade("#### 123456789", task).hre < 1.0
+    assert source.grade("nothing", tasks[0], strict=True).verdict is Verdict.UNPARSED
+    with pytest.raises(ConfigError, match="none of its .* tasks"):
+        open_named("reasoning-gym:no_such_task")
+
+
+def test_gsm_symbolic_holds_out_whole_templates() -> None:
+    pytest.importorskip("reasoning_gym")
+
+    def templates(source: Source, split: str) -> set[tuple[str, ...]]:
+        entries = [source.data[int(t.problem.id.rpartition("/")[2])] for t in load_tasks(source, split, 60)]  # type: ignore[attr-defined]
+        return {tuple(sorted(entry["metadata"]["variables"])) for entry in entries}
+
+    held = open_named("gsm-symbolic", hold_out="templates")
+    assert not templates(held, "train") & templates(held, "test")
+    shared = open_named("gsm-symbolic")
+    assert templates(shared, "train") & templates(shared, "test")
+    [task] = load_tasks(shared, "train", 1)
+    assert task.solution is not None and shared.grade(task.solution, task).correct
+    with pytest.raises(ConfigError, match="no templates to hold out"):
+        load_tasks(open_named("reasoning-gym:chain_sum", hold_out="templates"), "train", 1)
+
+
+# -- the house ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_outside_problems_and_environment_names_a_source() -> None:
+    """`embedded` is the shipped student's name as well: there it may stand, but not beside a source."""
+    names = set(BUILT_IN) - {"embedded", "file", "numbers", "math"}
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] in ("problems", "environment"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in names:
+                raise AssertionError(f"{path.name} line {node.lineno} names {node.value}")
+            if isinstance(node, ast.Compare):
+                text = ast.unparse(node)
+                named = [f"'{name}'" for name in BUILT_IN if f"'{name}'" in text]
+                assert not (named and "source" in text), f"{path.name} line {node.lineno}: {text}"
+
+
+def test_the_newest_source_of_a_name_is_the_one_that_problems_refer_to() -> None:
+    first = TaskList([Task(Problem("a", "q?", "mine"), "1")], "mine")
+    second = TaskList([Task(Problem("a", "q?", "mine"), "A")], "mine", rule="choice")
+    register(first)
+    assert source_of(Problem("a", "q?", "mine")) is first
+    register(second)
+    assert source_of(Problem("a", "q?", "mine")) is second
