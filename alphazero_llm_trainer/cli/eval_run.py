@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, config: Config) -> int:
     if not args.resume and (out / CARD).exists():
         raise ConfigError(f"--out {out} holds an evaluation already: add --resume to go on with it, or name another")
     benchmarks = [Benchmark(name, load(config, name, "test", args.num, args.start)) for name in args.benchmarks]
-    student = load_student(config, path=args.path)
+    student = load_student(config, path=args.path, inference=args.prm is None and args.value is None)
     identity = settings_of(args, config) | {"weights": policy_fingerprint(student.model)}
     folder = EvalFolder(out, identity, {one.name: one.data_hash for one in benchmarks}, args.resume)
     progress, stop = Progress(), Stop()

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from ..config.sections import EngineConfig
 from ..errors import EngineError, RequestError
@@ -28,6 +27,9 @@ from .protocol import Capabilities, Generated, GenerateRequest, Watch
 from .rows import Call, Rider
 from .sampling import Sampler
 from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
 TURNS = 16  # of the event loop, at most, that callers get to put in their next requests before a step

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .rows import Computed, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
 PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth at most

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
@@ -49,7 +48,7 @@ class EngineValue:
         return value
 
 
-def policy_fingerprint(model: PreTrainedModel) -> str:
+def policy_fingerprint(model: Any) -> str:
     """SHA-256 over the names, shapes and numbers of a policy's parameters: what a head was trained on."""
     return fingerprint(model)
 
@@ -143,6 +142,8 @@ def network_model(folder: Path, student: Student, adapted: dict[str, Any] | None
     model: Any
     if adapted is not None:
         return shared_model(folder, student, adapted, VALUE)
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
     try:
         network: Any = AutoModelForTokenClassification.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
     except (OSError, ValueError, RuntimeError) as error:

@@ -20,8 +20,8 @@ from transformers import set_seed
 from ..config.load import Config, validate
 from ..errors import CheckpointError
 from ..eval.compare import StoppedError
-from ..policy.adapters import ADAPTER_CONFIG
-from ..policy.student import load_student, resolve_name
+from ..policy.folders import ADAPTER_CONFIG, resolve_name
+from ..policy.student import load_student
 from ..policy.value import CARD as VALUE_CARD
 from ..policy.value import policy_fingerprint
 from ..problems.load import load_tasks

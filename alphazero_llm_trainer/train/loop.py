@@ -21,7 +21,8 @@ from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import paired_bootstrap, wilson
-from ..policy.student import frozen_student, load_student, resolve_name
+from ..policy.folders import resolve_name
+from ..policy.student import frozen_student, load_student
 from ..policy.value import EngineValue
 from ..problems.load import load_tasks
 from ..problems.prompts import system_prompt

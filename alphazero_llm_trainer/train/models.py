@@ -19,7 +19,6 @@ from ..config.sections import LoraConfig, StudentModel
 from ..config.train import TrainConfig
 from ..errors import ConfigError
 from ..policy.adapters import (
-    ADAPTER_FILE,
     BASE,
     POLICY,
     fingerprint,
@@ -29,6 +28,7 @@ from ..policy.adapters import (
     own_parameters,
     recomputing,
 )
+from ..policy.folders import ADAPTER_FILE
 
 SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT"  # peft, on several adapters
 PREFIX = "base_model.model."  # of the names in an adapter's file

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.load import Config
 from ..errors import CheckpointError, DataError, TrainingError
-from ..policy.student import load_student, resolve_name
+from ..policy.folders import resolve_name
+from ..policy.student import load_student
 from ..policy.value import policy_fingerprint
 from ..search.journal import read
 from ..search.tree import Tree
