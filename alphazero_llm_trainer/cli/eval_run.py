@@ -30,18 +30,17 @@ from ..eval.results import (
     write_json,
 )
 from ..eval.verifiers import COMBINATION, Product, load_parts
+from ..live import Progress
 from .base import EXIT_STOPPED, Stop
 
 if TYPE_CHECKING:
     from ..engine.protocol import Verifier
-    from ..eval.progress import Progress
     from ..policy.student import Student
     from ..types import Task
 
 
 def run(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
-    from ..eval.progress import Progress
     from ..policy.student import load_student
     from ..policy.value import policy_fingerprint
 
@@ -133,6 +132,7 @@ def work(
     progress.start(
         sum(len(b.tasks) for b, _, _ in cells),
         sum(len(b.tasks) for (b, _, _), finished in zip(cells, done, strict=True) if finished),
+        "problem",
     )
     parts = load_verifiers(args, config, student)
     judges: dict[str, Verifier] = {}
@@ -149,13 +149,17 @@ def work(
             judges[benchmark.name] = asked[0] if len(asked) == 1 else Product(asked)
         if finished:
             continue
-        progress.cell(f"{benchmark.name}, {method}, {budget}")
+        progress.describe(f"{benchmark.name}, {method}, {budget}")
         sampler = Sampler(student, judges[benchmark.name], config)
+
+        def tell(tokens: int) -> None:
+            progress.advance(tokens=tokens)
+
         if method == "samples":
-            found = asyncio.run(run_samples(sampler, benchmark, budget, stop, progress.problem))
+            found = asyncio.run(run_samples(sampler, benchmark, budget, stop, tell))
             folder.write(found)
         else:
-            folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, progress.problem)))
+            folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, tell)))
 
 
 def load_verifiers(args: argparse.Namespace, config: Config, student: Student) -> dict[str, Verifier]:

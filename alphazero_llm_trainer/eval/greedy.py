@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..engine.protocol import GenerateRequest
@@ -37,23 +37,42 @@ class Answers:
 
 
 def answer(
-    student: Student, tasks: Sequence[Task], *, max_tokens: int, n: int = 1, temperature: float = 0.0, seed: int = 0
+    student: Student,
+    tasks: Sequence[Task],
+    *,
+    max_tokens: int,
+    n: int = 1,
+    temperature: float = 0.0,
+    seed: int = 0,
+    tell: Callable[[int], None] = lambda tokens: None,
 ) -> Answers:
-    """Answer `tasks` with `n` responses each and grade them against gold. Runs its own event loop."""
+    """Answer `tasks` with `n` responses each and grade them against gold. Runs its own event loop.
+
+    `tell` is called with the sampled tokens of each problem as soon as it is answered.
+    """
     began = time.perf_counter()
-    answers = asyncio.run(_answer(student, tasks, max_tokens, n, temperature, seed))
+    answers = asyncio.run(_answer(student, tasks, max_tokens, n, temperature, seed, tell))
     answers.seconds = time.perf_counter() - began
     return answers
 
 
 async def _answer(
-    student: Student, tasks: Sequence[Task], max_tokens: int, n: int, temperature: float, seed: int
+    student: Student,
+    tasks: Sequence[Task],
+    max_tokens: int,
+    n: int,
+    temperature: float,
+    seed: int,
+    tell: Callable[[int], None],
 ) -> Answers:
+    async def respond(task: Task) -> tuple[list[str], int]:
+        texts, tokens = await _respond(student, task, max_tokens, n, temperature, seed)
+        tell(tokens)
+        return texts, tokens
+
     answers = Answers([], [], 0, 0.0, 0)
     for start in range(0, len(tasks), BATCH):
-        for texts, tokens in await asyncio.gather(
-            *(_respond(student, task, max_tokens, n, temperature, seed) for task in tasks[start : start + BATCH])
-        ):
+        for texts, tokens in await asyncio.gather(*(respond(task) for task in tasks[start : start + BATCH])):
             task = tasks[len(answers.responses)]
             answers.skipped += not texts
             answers.responses.append(texts)

@@ -20,6 +20,7 @@ from transformers import set_seed
 from ..config.load import Config, validate
 from ..errors import CheckpointError
 from ..eval.compare import StoppedError
+from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, resolve_name
 from ..policy.student import load_student
 from ..policy.value import CARD as VALUE_CARD
@@ -30,7 +31,6 @@ from ..types import Task
 from .arena import Decision, Side, contest, costs, gate, meet, shown
 from .checkpoint import write_json
 from .contamination import Contamination, questions_hash
-from .report import Progress
 from .stages import (
     QUESTIONS,
     LoopStopped,

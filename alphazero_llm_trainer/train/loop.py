@@ -21,6 +21,7 @@ from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import paired_bootstrap, wilson
+from ..live import Progress
 from ..policy.folders import resolve_name
 from ..policy.student import frozen_student, load_student
 from ..policy.value import EngineValue
@@ -35,7 +36,8 @@ from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
 from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
-from .report import Progress, draw_report
+from .progress import tell_round, tell_tree
+from .report import draw_report
 from .run import RunFolder
 from .source import Interrupted, RoundSource, RoundStats
 from .track import check_tracker, open_tracker
@@ -327,7 +329,7 @@ class Run:
         self.train_seconds += time.perf_counter() - began
 
     def on_tree(self, tree: GradedTree) -> None:
-        self.progress.tree(tree)
+        tell_tree(self.progress, tree)
 
     def record(self, line: dict[str, Any]) -> None:
         """Write a line of metrics, and tell the tracker."""
@@ -420,7 +422,7 @@ class _Watch(TrainerCallback):
         self.run.record(line)
         done = line["round"] + 1
         if done % self.run.config.train.log_interval == 0 or done == self.run.rounds:
-            self.run.progress.round(line, self.run.rounds)
+            tell_round(self.run.progress, line, self.run.rounds)
         self.pending = {}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -429,7 +431,7 @@ class _Watch(TrainerCallback):
         accuracy = run.validate(rounds_done)
         if accuracy is not None:
             run.record({"round": rounds_done - 1, "validation_accuracy": accuracy})
-            run.progress.validated(rounds_done, accuracy)
+            run.progress.say(f"checkpoint after round {rounds_done}: validation accuracy {accuracy:.3f}")
         folder = run.folder.path / f"checkpoint-{state.global_step}"
         write_manifest(
             folder,

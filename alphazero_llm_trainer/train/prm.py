@@ -391,6 +391,7 @@ def train_scorer(
     out_dir: Path,
     seed: int,
     watch: Watcher = lambda line: None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> FittedPrm:
     """Train in place; the scorer ends with its best weights by held-out pair accuracy, the untrained ones included.
 
@@ -429,7 +430,7 @@ def train_scorer(
         ),
         train_dataset=list(train),
         data_collator=StepCollator(cast(torch.Tensor, scorer.bare.get_input_embeddings().weight).dtype),
-        callbacks=[callback],
+        callbacks=[callback, *callbacks],
     )
     trainer.settings, trainer.kind = settings, kind
     trainer.remove_callback(PrinterCallback)

@@ -20,6 +20,7 @@ from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.prm import JudgedSteps, best_total, follows_plan, measure
+from ..live import Progress
 from ..policy.adapters import fingerprint as base_fingerprint
 from ..policy.prm import CARD, FLOOR, SCORE, squash
 from ..policy.student import Student, load_student
@@ -29,6 +30,7 @@ from .checkpoint import fingerprint, write_json
 from .models import Economy, checkpoint_layers, make_trainable
 from .prm import FittedPrm, StepRow, StepScorer, adapter_scorer, balanced, new_scorer, step_scores, train_scorer
 from .prm_data import StepSet
+from .progress import StepProgress
 from .value import platt
 from .value_run import EXTRA_LAYERS, save_network
 
@@ -70,8 +72,10 @@ def train_prm(
     parts: tuple[Sequence[StepSet], Sequence[StepSet], Sequence[StepSet]],
     out: Path,
     watch: Callable[[str, dict[str, float]], None] = lambda kind, line: None,
+    progress: Progress | None = None,
 ) -> TrainedPrm:
     """Train on the first part, choose, stop and calibrate on the second, report on the third."""
+    progress = progress if progress is not None else Progress(quiet=True)
     settings = config.train.prm
     if settings.trainer == "trl" and (settings.kind != "bradley-terry" or settings.logprob):
         raise ConfigError(
@@ -107,7 +111,12 @@ def train_prm(
         else:
             scorer = new_scorer(base, kind, settings, extra)
             scorer.lm = make_trainable(scorer.lm, student.spec, adapter)
-        tell = partial(watch, kind)
+        common: dict[str, Any] = {
+            "out_dir": out,
+            "seed": config.seed,
+            "watch": partial(watch, kind),
+            "callbacks": [StepProgress(progress, kind)],
+        }
         if settings.trainer == "trl":
             from .prm_trl import pair_rows, train_reward
 
@@ -115,11 +124,9 @@ def train_prm(
                 row for one in training
                 for row in pair_rows(one.prompt_ids, balanced(one.pairs, settings.pairs_per_question))
             ]  # fmt: skip
-            fits[kind] = train_reward(
-                scorer, pairs, rows, held_out, student.tokenizer, settings, out_dir=out, seed=config.seed, watch=tell
-            )
+            fits[kind] = train_reward(scorer, pairs, rows, held_out, student.tokenizer, settings, **common)
         else:
-            fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, out_dir=out, seed=config.seed, watch=tell)
+            fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, **common)
         if scorer.adapter is not None:
             scorer.lm.requires_grad_(False)  # the next kind's adapter is trained alone
         scores[kind] = scores_of(scorer, reported, WHOLE_TREES)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase, PrinterCallback
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl import RewardConfig, RewardTrainer
 
 from ..config.train import PrmConfig
@@ -50,6 +50,7 @@ def train_reward(
     out_dir: Path,
     seed: int,
     watch: Watcher = lambda line: None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> FittedPrm:
     """Train a scorer's backbone and linear layer in place on `rows`, for all epochs; `held_out` is only measured on."""
     check(train, held_out)
@@ -89,6 +90,7 @@ def train_reward(
         ),
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=tokenizer,
+        callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()

@@ -166,10 +166,16 @@ class WeightedSFTTrainer(SFTTrainer):
 class TimedSFTTrainer(WeightedSFTTrainer):
     """Adds the settings' learning-rate schedule, which also follows the clock, and the stop at `max_seconds`."""
 
-    def __init__(self, settings: SftSettings, evaluate: Evaluate | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        settings: SftSettings,
+        evaluate: Evaluate | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
+        **kwargs: Any,
+    ) -> None:
         self.settings = settings
         self.watch = _Watch(settings, evaluate)
-        super().__init__(**kwargs, callbacks=[self.watch])
+        super().__init__(**kwargs, callbacks=[self.watch, *callbacks])
         self.remove_callback(PrinterCallback)  # the caller has the losses; a library doesn't print
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -238,6 +244,7 @@ def train_student(
     out_dir: Path,
     evaluate: Evaluate | None = None,
     economy: Economy = Economy(),  # noqa: B008
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best evaluated weights.
 
@@ -249,6 +256,7 @@ def train_student(
     trainer = TimedSFTTrainer(
         settings,
         evaluate,
+        callbacks,
         model=model,
         args=_trainer_arguments(settings, out_dir, economy),
         train_dataset=Dataset.from_list(list(rows)),
@@ -286,6 +294,7 @@ def run_sft(
     facts: Mapping[str, Any] | None = None,
     economy: Economy = Economy(),  # noqa: B008
     save: Callable[[Any, Path], None] = lambda model, folder: model.save_pretrained(folder),
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Train a student (a new one where `model` is None) and write weights, tokenizer and `manifest.json` to `out_dir`.
 
@@ -293,7 +302,9 @@ def run_sft(
     tasks the rows are); `save` writes the weights. Returns the manifest.
     """
     model = new_student(tokenizer, settings.shape, settings.seed) if model is None else model
-    result = train_student(model, rows, tokenizer, settings, out_dir=out_dir, evaluate=evaluate, economy=economy)
+    result = train_student(
+        model, rows, tokenizer, settings, out_dir=out_dir, evaluate=evaluate, economy=economy, callbacks=callbacks
+    )
     evaluations = result.pop("evaluations")
     manifest = {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.load import Config
 from ..errors import CheckpointError, DataError, TrainingError
+from ..live import Progress
 from ..policy.folders import resolve_name
 from ..policy.student import load_student
 from ..policy.value import policy_fingerprint
@@ -21,7 +22,6 @@ from ..types import Cost, Task
 from .arena import Side
 from .checkpoint import write_json
 from .loop import Run
-from .report import Progress
 from .run import RunFolder
 from .source import outcome
 from .value_run import JOURNAL, Question, read_questions, save_value, split_by_question, train_value

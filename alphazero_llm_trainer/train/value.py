@@ -426,6 +426,7 @@ def train_network(
     seed: int,
     watch: Watcher = lambda line: None,
     learning_rate: float | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> Fitted:
     """Train `network` (of `new_network`, perhaps under LoRA) in place; it ends with its best held-out weights."""
     check(train, held_out)
@@ -452,7 +453,7 @@ def train_network(
         ),
         train_dataset=list(train),
         data_collator=ValueCollator(next(network.parameters()).dtype),
-        callbacks=[callback],
+        callbacks=[callback, *callbacks],
     )
     trainer.rank_weight = settings.rank_weight
     trainer.remove_callback(PrinterCallback)

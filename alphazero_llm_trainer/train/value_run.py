@@ -19,6 +19,7 @@ from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.value import States, Verdict, blend, measure, reliability, verdict
+from ..live import Progress
 from ..policy.adapters import VALUE, own_parameters
 from ..policy.adapters import fingerprint as base_fingerprint
 from ..policy.student import Student
@@ -31,7 +32,17 @@ from ..types import Task
 from .checkpoint import fingerprint, write_json
 from .models import Economy, checkpoint_layers, make_trainable, save_adapter
 from .rows import ValueRow, pack_values
-from .value import Fitted, adapter_network, hidden_states, network_logits, new_network, train_head, train_network
+from .progress import StepProgress
+from .value import (
+    HEAD_FITS,
+    Fitted,
+    adapter_network,
+    hidden_states,
+    network_logits,
+    new_network,
+    train_head,
+    train_network,
+)
 
 EXTRA_LAYERS = 2  # of a small network that is trained whole, where train.value.extra_layers is null
 JOURNAL = "journal.jsonl"
@@ -225,14 +236,23 @@ def train_value(
     parts: tuple[Sequence[Question], Sequence[Question], Sequence[Question]],
     out: Path,
     watch: Callable[[dict[str, float]], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> Valued:
     """Train on the first part, stop, calibrate, judge and fit the blend on the second, report on the third."""
     settings = config.train.value
+    progress = progress if progress is not None else Progress(quiet=True)
     training, validation, test = parts
     rows = value_rows(training, student, settings.every_token)
     held_out = value_rows(validation, student, settings.every_token)
     if settings.kind == "head":
-        fitted = train_head(student.model, rows, held_out, settings, watch)
+        progress.start(HEAD_FITS, unit="fit", doing="head")
+
+        def fit_watch(line: dict[str, float]) -> None:
+            progress.advance()
+            watch(line)
+
+        fitted = train_head(student.model, rows, held_out, settings, fit_watch)
+        progress.stop()
     else:
         adapter = config.train.adapter or student.spec.adapter
         extra = settings.extra_layers
@@ -249,7 +269,10 @@ def train_value(
                 checkpoint_layers(student.model)
         else:
             network = make_trainable(new_network(student.model, extra), student.spec, adapter, task="TOKEN_CLS")
-        fitted = train_network(network, rows, held_out, settings, out_dir=out, seed=config.seed, watch=watch)
+        callbacks = [StepProgress(progress, "network")]
+        fitted = train_network(
+            network, rows, held_out, settings, out_dir=out, seed=config.seed, watch=watch, callbacks=callbacks
+        )
     size, least = settings.batch_size, settings.least_outcomes
     states, packed = held_out_states(validation, student)
     base = base_rate(training)
