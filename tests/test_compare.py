@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import Sampler
 from alphazero_llm_trainer.eval.compare import Benchmark, Cell, Samples, StoppedError, run_cell, run_samples

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.train import PrmConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval import prm as metrics
 from alphazero_llm_trainer.policy.prm import CARD, load_prm, squash, total_of, unsquash
@@ -39,7 +40,6 @@ from alphazero_llm_trainer.train.prm import (
 )
 from alphazero_llm_trainer.train.prm_trl import pair_rows, sequence_model, train_reward
 from alphazero_llm_trainer.train.value_run import Question
-from alphazero_llm_trainer.train_sections import PrmConfig
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 from tests.support import VOCABULARY, library_scores, run, tiny_llama
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from alphazero_llm_trainer.cli import main
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.prm import CARD, load_prm
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded import build

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2Model
 
-from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, RequestError
 from alphazero_llm_trainer.policy.prm import load_prm
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM

@@ -16,17 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.cli.serve_run import STEPWISE, by_eval
+from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.sections import ServeConfig
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Calculator
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.prm import EnginePrm, squash
-from alphazero_llm_trainer.policy.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.sections import ServeConfig
 from alphazero_llm_trainer.serve.answering import Answerer
 from alphazero_llm_trainer.serve.app import Answering, make_app
 from alphazero_llm_trainer.serve.conversation import Prompted
@@ -41,7 +42,6 @@ from alphazero_llm_trainer.serve.server import listen, serve
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.traces import KeptJournal, Trace, TraceStore
 from alphazero_llm_trainer.serve.wanted import Wanted, chat_request
-from alphazero_llm_trainer.serve_run import STEPWISE, by_eval
 from alphazero_llm_trainer.types import Cost, Step
 from tests.support import run, tiny_engine
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ScriptedPolicy
 
+from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.policy.protocol import Judgement
 from alphazero_llm_trainer.search.driver import Search, SearchResult
 from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.search.select import RULES, open_puct
 from alphazero_llm_trainer.search.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.search.verified import Judge
-from alphazero_llm_trainer.sections import SearchConfig
 from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step
 
 PROBLEM = Problem("p", "question", "test")

@@ -11,7 +11,8 @@ import pytest
 import torch
 from support import LINE_ENDS, run, tiny_engine, tiny_llama
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.protocol import Judgement, Limits
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.combination import Combination, fit_combination, fit_logistic, fit_weakest
 from alphazero_llm_trainer.eval.verifiers import (
@@ -22,7 +23,6 @@ from alphazero_llm_trainer.eval.verifiers import (
     ValueVerifier,
     check_name,
 )
-from alphazero_llm_trainer.policy.protocol import Judgement, Limits
 from alphazero_llm_trainer.policy.steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.value import EngineValue

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..answers import is_final
-from ..config import Config
-from ..policy.protocol import Judgement, Limits, Verifier
+from ..config.load import Config
+from ..engine.protocol import Judgement, Limits, Verifier
 from ..policy.steps import EngineSteps
 from ..problems.grading import final_answer
 from ..search.driver import derive_seed

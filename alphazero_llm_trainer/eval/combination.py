@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.protocol import Judgement, Limits, Verifier
 from ..errors import DataError, RequestError
-from ..policy.protocol import Judgement, Limits, Verifier
 from ..policy.steps import EngineSteps
 from ..rewards.calculator import consistent
 from ..search.driver import derive_seed

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import Config
+from ..config.load import Config
+from ..engine.protocol import Judgement, Verifier
 from ..errors import ConfigError
-from ..policy.protocol import Judgement, Verifier
 from ..rewards.calculator import consistent
 from ..types import Problem, Step
 

@@ -22,12 +22,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ..config import Config
+from ..config.load import Config
+from ..engine.inprocess import InProcessEngine
+from ..engine.protocol import Judgement
 from ..errors import CheckpointError
 from ..types import Problem, Step
 from .adapters import PRM
-from .inprocess import InProcessEngine
-from .protocol import Judgement
 from .public_prm import CausalPrm, ClassifierPrm, load_public
 from .student import Student
 from .value import on_base, shared_model

@@ -24,11 +24,11 @@ from safetensors import safe_open
 from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from ..config import Config
+from ..config.load import Config
+from ..engine.inprocess import InProcessEngine
+from ..engine.protocol import Judgement
 from ..errors import CheckpointError, RequestError
 from ..types import Problem, Step
-from .inprocess import InProcessEngine
-from .protocol import Judgement
 
 GOOD, BAD, TAG, SEPARATOR = "+", "-", "ки", "<extra_0>"
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."

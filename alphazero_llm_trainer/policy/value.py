@@ -19,10 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
-from ..config import Config
+from ..config.load import Config
+from ..engine.inprocess import InProcessEngine
 from ..errors import CheckpointError
 from .adapters import VALUE, AdapterView, fingerprint, load_adapter
-from .inprocess import InProcessEngine
 from .student import Student
 
 CARD, LAST_LAYER, ADAPTER = "value.json", "value.safetensors", "adapter"

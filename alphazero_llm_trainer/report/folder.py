@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import DataError
-from ..view_command import Reader, find_source
 from ..viewer.page import run_page
 from .comparison import evaluation_parts, ladder_parts
 from .generations import loop_parts, value_parts
 from .page import heading, link, page
 from .training import TREES, training_parts
+from .trees import Reader, find_source
 
 Made = TypeVar("Made")
 MOST_TREES = 200  # embedded in trees.html

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..engine.protocol import Capabilities, Generated, GenerateRequest
 from ..errors import AlphaZeroError, EngineError
-from ..policy.protocol import Capabilities, Generated, GenerateRequest
 from ..types import Cost
 from .pool import reason_of
 

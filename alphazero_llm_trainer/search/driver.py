@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..config.sections import SearchConfig
+from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError
-from ..policy.protocol import ValueFunction, Verifier
-from ..sections import SearchConfig
 from ..types import Cost, Problem, Step
 from .choose import Choice, Reading, accepted, agreed, answer_of, choose, most_visited, settled
 from .mcts import Evaluation, Leaf, Mcts, Widening

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..answers import extract, is_final
-from ..policy.protocol import Judgement, Limits, Verifier
-from ..sections import SearchConfig
+from ..config.sections import SearchConfig
+from ..engine.protocol import Judgement, Limits, Verifier
 from ..types import Continuation, Cost, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed

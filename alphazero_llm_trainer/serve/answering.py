@@ -9,8 +9,8 @@ from typing import Any
 
 from ..answers import extract
 from ..collect import Perplexity, answer_search, finished_earns_one
-from ..config import Config
-from ..policy.protocol import ValueFunction, Verifier
+from ..config.load import Config
+from ..engine.protocol import ValueFunction, Verifier
 from ..policy.steps import EngineSteps
 from ..search.choose import Choice, choose, most_visited
 from ..search.driver import Evaluate, Search

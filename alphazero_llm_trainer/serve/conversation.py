@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ..policy.protocol import Engine, Generated, GenerateRequest, Judgement, Verifier, Watch
+from ..engine.protocol import Engine, Generated, GenerateRequest, Judgement, Verifier, Watch
 from ..search.verified import Judge
 from ..types import Cost, Problem, Step
 

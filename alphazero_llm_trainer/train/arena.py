@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config.load import Config
+from ..engine.protocol import Verifier
 from ..errors import CheckpointError
 from ..eval.attempt import Sampler
 from ..eval.compare import Benchmark, run_cell
 from ..eval.metrics import Interval, paired_bootstrap, wilson
 from ..eval.verifiers import Product, load_parts
-from ..policy.protocol import Verifier
 from ..policy.student import Student, load_student
 from ..policy.value import policy_fingerprint
 from ..problems.prompts import system_prompt

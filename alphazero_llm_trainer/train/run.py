@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, validate
+from ..config.load import Config, validate
 from ..errors import CheckpointError, ConfigError
 from .checkpoint import write_json
 

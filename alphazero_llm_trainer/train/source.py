@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from ..collect import Collector, GradedTree
-from ..config import Config
-from ..policy.protocol import Verifier
+from ..config.load import Config
+from ..engine.protocol import Verifier
 from ..policy.student import Student
 from ..policy.tokens import EngineTokens
 from ..search.driver import derive_seed
