@@ -28,6 +28,7 @@ PAGES = ROOT / "docs" / "results"
 README = ROOT / "README.md"
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student" / "manifest.json"
 BEGIN, END = "<!-- results: begin (scripts/results_pages.py) -->", "<!-- results: end -->"
+HIDE = ["---", "hide: [toc]", "---", ""]  # front matter: the tables get that column's room
 URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
 
 Triple = Sequence[float]  # a value with its 95% interval: value, low, high
@@ -160,7 +161,7 @@ def improvement(data: dict[str, Any]) -> Page:
                 share(mean(after)),
                 ", ".join(f"{sum(bits(run['correct'])) / len(before):.3f}" for run in found),
                 gain(difference(after, before)),
-                "" if after == control else f"{gain(over_control)}, {verdict(over_control)}",
+                "" if after == control else f"{gain(over_control)}<br>{verdict(over_control)}",
                 f"{sum(run['sampled_tokens'] for run in found) / len(found):,.0f}",
                 f"{sum(run['training_seconds'] for run in found) / len(found):,.0f}",
             ]
@@ -205,7 +206,7 @@ def ladder(data: dict[str, Any]) -> Page:
             rung["name"],
             share(rung["accuracy"]),
             ", ".join(f"{one:.3f}" for one in rung["by_seed"]),
-            f"{gain(rung['gain'])}, {verdict(rung['gain'])}" if "gain" in rung else "",
+            f"{gain(rung['gain'])}<br>{verdict(rung['gain'])}" if "gain" in rung else "",
             f"{rung['tokens']:.0f}",
             "" if rung["training_tokens"] is None else f"{rung['training_tokens']:,}",
         ]
@@ -243,7 +244,7 @@ def ladder(data: dict[str, Any]) -> Page:
                         share(row["accuracy"]),
                         f"{row['sampled_tokens']:.0f}",
                         f"{row['tokens'] - row['sampled_tokens']:.0f}",
-                        f"{gain(row['mcts_gain'])}, {verdict(row['mcts_gain'])}" if "mcts_gain" in row else "",
+                        f"{gain(row['mcts_gain'])}<br>{verdict(row['mcts_gain'])}" if "mcts_gain" in row else "",
                     ]
                     for row in rows
                 ],
@@ -358,7 +359,7 @@ def loop(data: dict[str, Any]) -> Page:
                         test[f"champion {kind}"]["method"],
                         share(test[f"first student {kind}"]["accuracy"]),
                         share(test[f"champion {kind}"]["accuracy"]),
-                        f"{gain(test[f'gain {kind}'])}, {verdict(test[f'gain {kind}'])}",
+                        f"{gain(test[f'gain {kind}'])}<br>{verdict(test[f'gain {kind}'])}",
                         f"{test[f'first student {kind}']['tokens']:.0f} -> {test[f'champion {kind}']['tokens']:.0f}",
                     ]
                     for kind in ("greedy", "search")
@@ -395,7 +396,7 @@ def search_vs_greedy(data: dict[str, Any]) -> Page:
                         row["method"],
                         share(row["accuracy"]),
                         f"{row['tokens']:.0f}",
-                        f"{gain(row['gain'])}, {verdict(row['gain'])}" if row["gain"] else "",
+                        f"{gain(row['gain'])}<br>{verdict(row['gain'])}" if row["gain"] else "",
                     ]
                     for row in rows
                 ],
@@ -437,7 +438,7 @@ def value(data: dict[str, Any]) -> Page:
                 f"{row['tokens']:.0f}",
                 f"{row['scored_tokens']:.0f}",
                 gain(row["gain"]["greedy"]) if "greedy" in row["gain"] else "",
-                f"{gain(over)} ({equal['method'].removeprefix('majority of ')}), {verdict(over)}"
+                f"{gain(over)} ({equal['method'].removeprefix('majority of ')})<br>{verdict(over)}"
                 if over
                 else "none measured",
             ]
@@ -1029,15 +1030,14 @@ def text_of(stem: str, page: Page) -> str:
     source = source_of(stem).relative_to(ROOT).as_posix()
     facts = page.facts | {"Data": f"[`{source}`]({URLS['Repository']}/blob/main/{source})"}
     lines = [
+        *HIDE,
         f"# {page.title}",
         "",
         f"<!-- Written by scripts/results_pages.py from {source}: change those. -->",
         "",
         page.intro,
         "",
-        "| | |",
-        "|---|---|",
-        *(f"| **{name}** | {text} |" for name, text in facts.items()),
+        *(f"- **{name}**: {text}" for name, text in facts.items()),
         *page.body,
     ]
     if page.limits:
