@@ -160,13 +160,10 @@ def work(
 
 def load_verifiers(args: argparse.Namespace, config: Config, student: Student) -> dict[str, Verifier]:
     """The verifiers that `--verifier` is made of, by name; of a combination the network, where one is named."""
-    from ..policy.steps import EngineSteps
-
     names = [name for name in args.verifier.split("+") if name != COMBINATION]
     if COMBINATION in args.verifier.split("+"):
         names += ["prm"] * (args.prm is not None) + ["value"] * (args.value is not None)
-    prompt_ids = EngineSteps(student, config.search.temperature).prompt_ids
-    loaded = load_parts(names, student, config, args.prm, args.value, prompt_ids)
+    loaded = load_parts(names, student, config, args.prm, args.value)
     return dict(zip(names, loaded, strict=True))
 
 

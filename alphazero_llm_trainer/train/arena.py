@@ -49,8 +49,7 @@ class Side:
     def verifier(self, config: Config, student: Student) -> Verifier:
         """`loop.verifier`, and beside it the side's own PRM or value, where it searches under one."""
         names = [name for name in (config.loop.verifier, self.own) if name not in ("none", None)] or ["none"]
-        sampler = Sampler(student, Product(()), config)
-        parts = load_parts(names, student, config, self.prm, self.value, sampler.policy.prompt_ids)
+        parts = load_parts(names, student, config, self.prm, self.value)
         return parts[0] if len(parts) == 1 else Product(parts)
 
 

@@ -206,7 +206,7 @@ class Run:
             "rounds": self.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
-            "engine": getattr(self.student.engine, "facts", {"backend": "inprocess"}),
+            "engine": self.student.engine.facts,
         }
 
     # -- evaluation --------------------------------------------------------------------------------------------------
