@@ -10,11 +10,13 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "config"
@@ -24,6 +26,8 @@ LINE = re.compile(r"^(?P<indent> *)(?P<key>[\w.-]+):(?: +(?P<value>[^#]*?))?(?: 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """MkDocs calls this once it has listed docs/."""
+    from mkdocs.structure.files import File
+
     for name, text in (("cli", commands()), ("configuration", configuration())):
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files

@@ -4,8 +4,7 @@
     uv run python scripts/results_pages.py --check    # exit 1 where a page and its JSON differ
 
 A page is one function here, registered under the stem of its JSON file. Every figure is read from the JSON or computed
-from it. Sentences with a direction ("better", "no difference shown") are computed from the intervals as well, so that
-they can't outlive a new measurement.
+from it, and so is every "better" or "no difference shown" beside one, so that no sentence outlives a new measurement.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import html
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +27,38 @@ PAGES = ROOT / "docs" / "results"
 README = ROOT / "README.md"
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student" / "manifest.json"
 BEGIN, END = "<!-- results: begin (scripts/results_pages.py) -->", "<!-- results: end -->"
-HIDE = ["---", "hide: [toc]", "---", ""]  # front matter: the tables get that column's room
-URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+
+EMBEDDED = "embedded test problems, levels 1 and 2 (2 and 3 steps)"
+HARDER = "embedded test problems, levels 3 and 4 (4 to 6 steps)"
+FIXED = "fixed in the benchmark"
+TINY = "The student has 0.66 million parameters and the problems come from a generator. It says nothing about larger models."
+RATIOS = "Ratios carry over to another machine, absolute times do not."
 
 Triple = Sequence[float]  # a value with its 95% interval: value, low, high
+Row = Mapping[str, Any]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Page:
-    """One page: `facts` are its measurement in a table, `headline` its line in the index, `body` Markdown lines."""
+    """A page: `headline` is its line in the index, `facts` say how it was measured, `limits` what it doesn't show."""
 
     title: str
     headline: str
     intro: str
-    facts: dict[str, str]
-    body: list[str]
-    limits: list[str] = field(default_factory=list)
+    facts: Mapping[str, str]
+    body: Sequence[str]
+    limits: Sequence[str]
 
 
-# -- Markdown ----------------------------------------------------------------------------------------------------------
+# -- Markdown and figures ----------------------------------------------------------------------------------------------
 
 
-def table(head: str, rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table with blank lines around it; `head` is its first line. Columns after the first are right-aligned."""
-    rule = "|".join(["---", *["---:"] * head.count("|")])
-    return ["", f"| {head} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows), ""]
+def table(rows: Iterable[Row], columns: Mapping[str, str]) -> list[str]:
+    """A Markdown table. `columns` has a head and a `str.format` template a column; all but the first are right-aligned."""
+    rule = "|".join(["---", *["---:"] * (len(columns) - 1)])
+    body = (" | ".join(template.format_map(row) for template in columns.values()) for row in rows)
+    return ["", f"| {' | '.join(columns)} |", f"|{rule}|", *(f"| {line} |" for line in body), ""]
 
 
 def share(found: Triple) -> str:
@@ -68,8 +74,14 @@ def verdict(found: Triple) -> str:
     return "better" if found[1] > 0 else "worse" if found[2] < 0 else "no difference shown"
 
 
-def listed(names: Sequence[str]) -> str:
-    return "none" if not names else " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+def judged(found: Triple | None) -> str:
+    """A paired difference with its verdict, for a cell; nothing for None."""
+    return f"{gain(found)}<br>{verdict(found)}" if found else ""
+
+
+def listed(names: Iterable[Any]) -> str:
+    *first, last = [str(name) for name in names] or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def bits(text: str) -> list[float]:
@@ -77,9 +89,14 @@ def bits(text: str) -> list[float]:
     return [float(one) for one in text]
 
 
-def over_seeds(outcomes: Sequence[str]) -> list[float]:
-    """Each problem's mean outcome over the seeds."""
-    return [sum(one) / len(one) for one in zip(*map(bits, outcomes), strict=True)]
+def over_seeds(runs: Iterable[Row]) -> list[float]:
+    """Each problem's mean outcome over the seeds' runs."""
+    return [sum(one) / len(one) for one in zip(*(bits(run["correct"]) for run in runs), strict=True)]
+
+
+def mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
 
 
 def difference(after: Sequence[float], before: Sequence[float]) -> Triple:
@@ -87,51 +104,53 @@ def difference(after: Sequence[float], before: Sequence[float]) -> Triple:
     return found.value, found.low, found.high
 
 
-def mean(values: Sequence[float]) -> Triple:
-    return difference(values, [0.0] * len(values))
+def proportion(successes: int, trials: int) -> Triple:
+    found = wilson(successes, trials)
+    return found.value, found.low, found.high
 
 
-def dots(rows: Sequence[tuple[str, Triple]], what: str, show: Callable[[Triple], str] = share) -> list[str]:
+def dots(rows: Sequence[tuple[str, Triple]], what: str) -> list[str]:
     """A dot plot with intervals as inline SVG: a row has its label, its figure, and a line below them."""
-    low, high = min(one[1] for _, one in rows), max(one[2] for _, one in rows)
-    low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
-    width, row_height = 420, 38
+    low, high = min(found[1] for _, found in rows), max(found[2] for _, found in rows)
+    width, height, edge = 420, 38, 8
 
     def x(value: float) -> str:
-        return f"{8 + (width - 16) * (value - low) / (high - low):.1f}"
+        return f"{2 * edge + (width - 4 * edge) * (value - low) / (high - low):.1f}"
 
-    height = row_height * len(rows) + 22
     parts = [
-        f'<svg class="dots" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(what)}">',
-        *(
-            f'<g transform="translate(0 {row_height * i})"><text x="8" y="14">{html.escape(label)}</text>'
-            f'<text class="figure" x="{width - 8}" y="14">{show(found)}</text>'
-            f'<line class="axis" x1="8" x2="{width - 8}" y1="26" y2="26"/>'
+        f'<svg class="dots" viewBox="0 0 {width} {height * len(rows) + 22}" role="img" aria-label="{html.escape(what)}">'
+    ]
+    for i, (label, found) in enumerate(rows):
+        parts.append(
+            f'<g transform="translate(0 {height * i})"><text x="{edge}" y="14">{html.escape(label)}</text>'
+            f'<text class="figure" x="{width - edge}" y="14">{share(found)}</text>'
+            f'<line class="axis" x1="{edge}" x2="{width - edge}" y1="26" y2="26"/>'
             f'<line class="interval" x1="{x(found[1])}" x2="{x(found[2])}" y1="26" y2="26"/>'
             f'<circle cx="{x(found[0])}" cy="26" r="4.5"/></g>'
-            for i, (label, found) in enumerate(rows)
-        ),
-        f'<text class="note" x="8" y="{height - 6}">{html.escape(what)}, 95% intervals</text>',
-        "</svg>",
-    ]
+        )
+    parts.append(
+        f'<text class="note" x="{edge}" y="{height * len(rows) + 16}">{html.escape(what)}, 95% intervals</text></svg>'
+    )
     return ["", "".join(parts), ""]
 
 
-def command_of(data: dict[str, Any], otherwise: str = "") -> str:
+def command(data: Row, otherwise: str = "") -> str:
     """The command that wrote a JSON file, as a person types it; `otherwise` where the file doesn't say."""
-    command = " ".join(str(data.get("command") or otherwise).split())
-    return command if command.startswith("uv run ") else f"uv run {command}"
+    words = " ".join(str(data.get("command") or otherwise).split())
+    return f"`{words}`" if words.startswith("uv run ") else f"`uv run {words}`"
+
+
+def seeds_of(data: Row) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {seed}" for name, seed in data["seeds"].items())
+
+
+def note_of(data: Row) -> list[str]:
+    return [f"Note of the run: {data['note']}."] if data.get("note") else []
 
 
 def load(stem: str) -> dict[str, Any]:
-    return json.loads((DATA / f"{stem}.json").read_text(encoding="utf-8"))
-
-
-# -- learning ----------------------------------------------------------------------------------------------------------
-
-EMBEDDED = "embedded test problems, levels 1 and 2 (2 and 3 steps)"
-HARDER = "embedded test problems, levels 3 and 4 (4 to 6 steps)"
-TINY = "The student has 0.66 million parameters and the problems come from a generator. It says nothing about larger models."
+    path = STUDENT if stem == "student" else DATA / f"{stem}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def twins() -> str:
@@ -144,47 +163,92 @@ def twins() -> str:
     )
 
 
-def improvement(data: dict[str, Any]) -> Page:
-    runs: dict[str, list[dict[str, Any]]] = {}
+# -- learning and answering --------------------------------------------------------------------------------------------
+
+
+def student(data: Row) -> Page:
+    greedy, eight = (
+        [data[key][part] for part in ("value", "low", "high")] for key in ("test_greedy", "test_pass_at_8")
+    )
+    rows = [
+        {"figure": "greedy accuracy", "value": share(greedy)},
+        {"figure": "pass@8", "value": share(eight)},
+        {"figure": "validation accuracy of the kept weights", "value": f"{data['validation_accuracy']:.3f}"},
+    ]
+    return Page(
+        "The student that ships with the package",
+        f"greedy {share(greedy)}, pass@8 {eight[0]:.3f}",
+        "A Llama with 3 layers and a vocabulary of words and digits, trained from scratch on worked solutions.",
+        {
+            "Problems": f"{data['test_greedy']['problems']:,} {EMBEDDED}",
+            "Seeds": str(data["seed"]),
+            "Size": f"{data['parameters']:,} parameters",
+            "Training": f"{data['rows']:,} demonstrations, {data['steps']:,} updates, {data['seconds']:,.0f} seconds",
+            "Command": command(data),
+        },
+        table(rows, {"figure": "{figure}", "value": "{value}"}),
+        [
+            TINY,
+            twins(),
+            "It knows about 170 words. On real GSM8K it is close to zero: `uv run vf-eval alphazero-llm-trainer"
+            " --env.taskset.source gsm8k` prints the figure.",
+        ],
+    )
+
+
+def improvement(data: Row) -> Page:
+    arms: dict[str, list[Row]] = {}
     for run in data["runs"]:
-        runs.setdefault(run["arm"], []).append(run)
+        arms.setdefault(run["arm"], []).append(run)
     before = bits(data["runs"][0]["before"])
-    control = over_seeds([run["correct"] for run in runs["control: more SFT"]])
-    rows, plotted = [], [("before training", mean(before))]
-    for arm, found in runs.items():
-        after = over_seeds([run["correct"] for run in found])
-        over_control = difference(after, control)
-        plotted.append((arm, mean(after)))
+    control = arms["control: more SFT"]
+    rows = []
+    for arm, runs in arms.items():
+        after = over_seeds(runs)
         rows.append(
-            [
-                arm,
-                share(mean(after)),
-                ", ".join(f"{sum(bits(run['correct'])) / len(before):.3f}" for run in found),
-                gain(difference(after, before)),
-                "" if after == control else f"{gain(over_control)}<br>{verdict(over_control)}",
-                f"{sum(run['sampled_tokens'] for run in found) / len(found):,.0f}",
-                f"{sum(run['training_seconds'] for run in found) / len(found):,.0f}",
-            ]
+            {
+                "arm": arm,
+                "accuracy": difference(after, [0.0] * len(after)),
+                "after": share(difference(after, [0.0] * len(after))),
+                "seeds": ", ".join(f"{mean(bits(run['correct'])):.3f}" for run in runs),
+                "gain": gain(difference(after, before)),
+                "control": "" if runs is control else judged(difference(after, over_seeds(control))),
+                "tokens": mean(run["sampled_tokens"] for run in runs),
+                "seconds": mean(run["training_seconds"] for run in runs),
+            }
         )
-    tree, chain = (over_seeds([run["correct"] for run in runs[f"grpo, {kind} groups"]]) for kind in ("tree", "chain"))
+    tree, chain = (over_seeds(arms[f"grpo, {kind} groups"]) for kind in ("tree", "chain"))
     chains = difference(chain, tree)
-    seeds = [str(run["seed"]) for run in runs["control: more SFT"]]
-    headline = difference(tree, before)
+    plotted = [
+        ("before training", difference(before, [0.0] * len(before))),
+        *((row["arm"], row["accuracy"]) for row in rows),
+    ]
     return Page(
         "Does training from search teach?",
-        f"GRPO on trees: {sum(before) / len(before):.3f} -> {sum(tree) / len(tree):.3f}, {gain(headline)}",
+        f"GRPO on trees: {mean(before):.3f} -> {mean(tree):.3f}, {gain(difference(tree, before))}",
         "Each arm starts from the student that ships with the package and sees 5,760 new questions with their final answers"
         " only. The control spends the same seconds on more supervised training over the same demonstrations. No teacher"
         " takes part.",
         {
             "Problems": f"{len(before):,} {EMBEDDED}",
-            "Seeds": listed(seeds),
+            "Seeds": listed(run["seed"] for run in control),
             "Tokens": "sampled in training, mean over the seeds, in the table",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         [
             *dots(plotted, "accuracy on the test problems"),
-            *table("arm | after | by seed | over before | over the control | sampled tokens | training seconds", rows),
+            *table(
+                rows,
+                {
+                    "arm": "{arm}",
+                    "after": "{after}",
+                    "by seed": "{seeds}",
+                    "over before": "{gain}",
+                    "over the control": "{control}",
+                    "sampled tokens": "{tokens:,.0f}",
+                    "training seconds": "{seconds:,.0f}",
+                },
+            ),
             "Intervals are over problems, each with its mean over the seeds; seconds are of one core.",
             "",
             f"Chain groups (plain samples from the root) against tree groups, both under GRPO: {gain(chains)},"
@@ -200,21 +264,31 @@ def improvement(data: dict[str, Any]) -> Page:
     )
 
 
-def ladder(data: dict[str, Any]) -> Page:
-    rungs = [
-        [
-            rung["name"],
-            share(rung["accuracy"]),
-            ", ".join(f"{one:.3f}" for one in rung["by_seed"]),
-            f"{gain(rung['gain'])}<br>{verdict(rung['gain'])}" if "gain" in rung else "",
-            f"{rung['tokens']:.0f}",
-            "" if rung["training_tokens"] is None else f"{rung['training_tokens']:,}",
-        ]
+def ladder(data: Row) -> Page:
+    rungs = {rung["name"]: rung for rung in data["rungs"]}
+    rows = [
+        rung
+        | {
+            "share": share(rung["accuracy"]),
+            "seeds": ", ".join(f"{one:.3f}" for one in rung["by_seed"]),
+            "over": judged(rung.get("gain")),
+            "training": "" if rung["training_tokens"] is None else f"{rung['training_tokens']:,}",
+        }
         for rung in data["rungs"]
     ]
     body = [
         *dots([(rung["name"], rung["accuracy"]) for rung in data["rungs"]], "accuracy on the test problems"),
-        *table("rung | accuracy | by seed | over the rung below | tokens a problem | training tokens", rungs),
+        *table(
+            rows,
+            {
+                "rung": "{name}",
+                "accuracy": "{share}",
+                "by seed": "{seeds}",
+                "over the rung below": "{over}",
+                "tokens a problem": "{tokens:.0f}",
+                "training tokens": "{training}",
+            },
+        ),
         "Every seed trains its own students from 2,000 demonstrations. PPO samples as many tokens as GRPO and its PRM"
         " together; both replay the same demonstrations and the student's own right responses. GRPO is one generation:"
         " trees of the SFT student, a PRM on 1,000 other questions that starts from the next seed's SFT student, then"
@@ -229,108 +303,106 @@ def ladder(data: dict[str, Any]) -> Page:
         "",
         "All on the GRPO student. A budget is a cap on sampled and scored tokens a problem; adaptive methods spend less."
         " The last column is MCTS against that method, paired by problem.",
-    ]
-    for setting in dict.fromkeys((row["verifier"], row["budget"]) for row in data["methods"]):
-        rows = [row for row in data["methods"] if (row["verifier"], row["budget"]) == setting]
-        against = {row["name"]: verdict(row["mcts_gain"]) for row in rows if "mcts_gain" in row}
-        body += [
-            "",
-            f"### Verifier {setting[0]}, {setting[1]} tokens",
-            *table(
-                "method | accuracy | sampled | scored | MCTS over it",
-                [
-                    [
-                        row["name"],
-                        share(row["accuracy"]),
-                        f"{row['sampled_tokens']:.0f}",
-                        f"{row['tokens'] - row['sampled_tokens']:.0f}",
-                        f"{gain(row['mcts_gain'])}<br>{verdict(row['mcts_gain'])}" if "mcts_gain" in row else "",
-                    ]
-                    for row in rows
-                ],
-            ),
-            "; ".join(
-                f"MCTS {words}: {listed([name for name, one in against.items() if one == word])}"
-                for word, words in (
-                    ("better", "is above"),
-                    ("no difference shown", "is level with"),
-                    ("worse", "is below"),
-                )
-            )
-            + ".",
-        ]
-    body += [
-        "",
+        *(line for setting in settings(data) for line in compared(data, *setting)),
         "## The process reward model",
         "",
         "Measured on held-out questions that no training saw, beside the policy's own step log-probability. The labels of"
         " the step AUC are exact. Intervals are over questions.",
-        *table(
-            "seed | pairs: log-probability | PRM | both | step AUC: log-probability | PRM | both",
-            [
-                [
-                    seed,
-                    *(
-                        share(test[kind][name])
-                        for kind in ("pair accuracy", "step AUC")
-                        for name in ("policy log-probability", "implicit", "kept + policy log-probability")
-                    ),
-                ]
-                for seed, test in data["prm"].items()
-            ],
-        ),
+        *prm_table(data["prm"]),
         "Most of a PRM's gain is independence: it starts from another seed's student, which errs elsewhere. One that starts"
         " from the policy itself only ties with the log-probability at small learning rates.",
     ]
-    limits = [
-        TINY,
-        "Recipes were chosen on one earlier student (validation and some of the test problems). Read GRPO over PPO as recipe"
-        " against recipe, not as loss against loss.",
-        "`calculator-tool` writes results into the response itself. Its token count is of the model's own tokens alone; the"
-        " results that were inserted are left out.",
-        "The PRM's tokens count as scored, its prompt included.",
-    ]
-    if data.get("note"):
-        limits.append(f"Note of the run: {data['note']}.")
-    seeds = listed([str(seed) for seed in data["seeds"]])
-    by_name = {rung["name"]: rung for rung in data["rungs"]}
-    top = by_name["+GRPO (PRM) +MCTS"]
     return Page(
         "The ladder: Base, SFT, PPO, GRPO, GRPO with MCTS",
-        f"SFT {by_name['SFT']['accuracy'][0]:.3f}, PPO {by_name['+PPO']['accuracy'][0]:.3f},"
-        f" GRPO {by_name['+GRPO (PRM)']['accuracy'][0]:.3f}, with MCTS {share(top['accuracy'])}",
+        f"SFT {rungs['SFT']['accuracy'][0]:.3f}, PPO {rungs['+PPO']['accuracy'][0]:.3f},"
+        f" GRPO {rungs['+GRPO (PRM)']['accuracy'][0]:.3f}, with MCTS {share(rungs['+GRPO (PRM) +MCTS']['accuracy'])}",
         "Five students, each built on the one before it, and nine methods of answering on the best of them.",
         {
             "Problems": f"{data['problems']:,} {HARDER}",
-            "Seeds": seeds,
+            "Seeds": listed(data["seeds"]),
             "Tokens": "sampled and scored a problem, and sampled in training, in the tables",
             "Time": f"{data['seconds'] / 60:.0f} minutes on 2 cores",
-            "Command": f"`{command_of(data)}` (recipe: `config/ladder.yaml`)",
+            "Command": f"{command(data)} (recipe: `config/ladder.yaml`)",
         },
         body,
-        limits,
+        [
+            TINY,
+            "Recipes were chosen on one earlier student (validation and some of the test problems). Read GRPO over PPO as"
+            " recipe against recipe, not as loss against loss.",
+            "`calculator-tool` writes results into the response itself. Its token count is of the model's own tokens alone;"
+            " the results that were inserted are left out.",
+            "The PRM's tokens count as scored, its prompt included.",
+            *note_of(data),
+        ],
     )
 
 
-def loop(data: dict[str, Any]) -> Page:
+def settings(data: Row) -> list[tuple[str, int]]:
+    """The verifiers and budgets of a ladder's comparison, in its order."""
+    return list(dict.fromkeys((row["verifier"], row["budget"]) for row in data["methods"]))
+
+
+def compared(data: Row, verifier: str, budget: int) -> list[str]:
+    """The methods of a ladder under one verifier and budget."""
+    rows = [row for row in data["methods"] if (row["verifier"], row["budget"]) == (verifier, budget)]
+    words = {"better": "is above", "no difference shown": "is level with", "worse": "is below"}
+    told = [
+        f"MCTS {text}: {listed(row['name'] for row in rows if 'mcts_gain' in row and verdict(row['mcts_gain']) == word)}"
+        for word, text in words.items()
+    ]
+    shown = (
+        row
+        | {
+            "share": share(row["accuracy"]),
+            "scored": row["tokens"] - row["sampled_tokens"],
+            "over": judged(row.get("mcts_gain")),
+        }
+        for row in rows
+    )
+    columns = {
+        "method": "{name}",
+        "accuracy": "{share}",
+        "sampled": "{sampled_tokens:.0f}",
+        "scored": "{scored:.0f}",
+        "MCTS over it": "{over}",
+    }
+    return ["", f"### Verifier {verifier}, {budget} tokens", *table(shown, columns), f"{'; '.join(told)}.", ""]
+
+
+def prm_table(by_seed: Mapping[str, Row]) -> list[str]:
+    kinds = {"pairs": "pair accuracy", "step AUC": "step AUC"}
+    models = {"log-probability": "policy log-probability", "PRM": "implicit", "both": "kept + policy log-probability"}
+    columns = {f"{kind}: {name}": (key, model) for kind, key in kinds.items() for name, model in models.items()}
+    rows = [
+        {"seed": seed, "cells": [share(test[key][model]) for key, model in columns.values()]}
+        for seed, test in by_seed.items()
+    ]
+    return table(rows, {"seed": "{seed}"} | {name: f"{{cells[{i}]}}" for i, name in enumerate(columns)})
+
+
+def loop(data: Row) -> Page:
     rows = []
     for one in data["generations"]:
-        arena = one["arena"]
-        cells = [
-            f"{arena[f'champion {kind}']['accuracy'][0]:.3f} -> {arena[f'candidate {kind}']['accuracy'][0]:.3f}"
+        arena, kinds = one["arena"], ("greedy", "search")
+        told = {
+            kind: f"{arena[f'champion {kind}']['accuracy'][0]:.3f} -> {arena[f'candidate {kind}']['accuracy'][0]:.3f}"
             f"<br>{gain(arena[f'gain {kind}'])}"
-            for kind in ("greedy", "search")
-        ]
-        cost = sum(part.get("sampled_tokens", 0) + part.get("scored_tokens", 0) for part in one["costs"].values())
-        rows.append([str(one["generation"]), *cells, f"{cost:,}", one["decision"]])
-    test = data["test"]
-    first = data["generations"][0]["arena"]["champion search"]
-    earned = [one["generation"] for one in data["generations"] if one["value"]["earned"] or one["verifier"]["chosen"]]
-    helped = (
-        "In no generation did the value or the PRM help: the calculator alone was as good on validation problems, and cheaper."
-        if not earned
-        else f"The value or the PRM helped in generation {listed([str(one) for one in earned])}."
-    )
+            for kind in kinds
+        }
+        tokens = sum(part.get("sampled_tokens", 0) + part.get("scored_tokens", 0) for part in one["costs"].values())
+        rows.append(one | told | {"tokens": tokens})
+    test, first = data["test"], data["generations"][0]["arena"]["champion search"]
+    tested = [
+        {
+            "method": test[f"champion {kind}"]["method"],
+            "first": share(test[f"first student {kind}"]["accuracy"]),
+            "last": share(test[f"champion {kind}"]["accuracy"]),
+            "gain": judged(test[f"gain {kind}"]),
+            "tokens": f"{test[f'first student {kind}']['tokens']:.0f} -> {test[f'champion {kind}']['tokens']:.0f}",
+        }
+        for kind in ("greedy", "search")
+    ]
+    helped = [one["generation"] for one in data["generations"] if one["value"]["earned"] or one["verifier"]["chosen"]]
     return Page(
         "Generations with a gate",
         f"greedy {test['first student greedy']['accuracy'][0]:.3f} -> {test['champion greedy']['accuracy'][0]:.3f},"
@@ -338,44 +410,52 @@ def loop(data: dict[str, Any]) -> Page:
         "Each generation searches with the champion, trains a candidate on those trees, and lets both meet on fresh problems"
         " at equal tokens. Only a better candidate is promoted.",
         {
-            "Problems": f"{first['problems']:,} fresh arena problems a generation; {test['champion greedy']['problems']:,}"
-            f" {EMBEDDED}, read once at the end",
+            "Problems": f"{first['problems']:,} fresh arena problems a generation;"
+            f" {test['champion greedy']['problems']:,} {EMBEDDED}, read once at the end",
             "Seeds": str(data["seed"]),
             "Tokens": "sampled and scored, in the tables",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         [
             *table(
-                f"generation | greedy | {first['method']}, {first['verifier']} | training and arena tokens | decision",
                 rows,
+                {
+                    "generation": "{generation}",
+                    "greedy": "{greedy}",
+                    f"{first['method']}, {first['verifier']}": "{search}",
+                    "training and arena tokens": "{tokens:,}",
+                    "decision": "{decision}",
+                },
             ),
             "The columns in the middle read champion -> candidate, then the paired gain.",
             "",
             "## Test problems",
             *table(
-                "method | first student | last champion | gain | tokens a problem",
-                [
-                    [
-                        test[f"champion {kind}"]["method"],
-                        share(test[f"first student {kind}"]["accuracy"]),
-                        share(test[f"champion {kind}"]["accuracy"]),
-                        f"{gain(test[f'gain {kind}'])}<br>{verdict(test[f'gain {kind}'])}",
-                        f"{test[f'first student {kind}']['tokens']:.0f} -> {test[f'champion {kind}']['tokens']:.0f}",
-                    ]
-                    for kind in ("greedy", "search")
-                ],
+                tested,
+                {
+                    "method": "{method}",
+                    "first student": "{first}",
+                    "last champion": "{last}",
+                    "gain": "{gain}",
+                    "tokens a problem": "{tokens}",
+                },
             ),
-            helped,
+            f"Generations in which the trained value or PRM was chosen beside the calculator: {listed(helped)}.",
         ],
         [TINY, twins(), "One seed."],
     )
 
 
-def search_vs_greedy(data: dict[str, Any]) -> Page:
+def search_vs_greedy(data: Row) -> Page:
     rows = data["rows"]
-    better = [row["method"] for row in rows if row["gain"] and row["gain"][1] > 0]
-    mcts = [row for row in rows if row["method"].startswith("mcts")]
-    best = max(mcts, key=lambda row: row["accuracy"][0])
+    best = max((row for row in rows if row["method"].startswith("mcts")), key=lambda row: row["accuracy"][0])
+    shown = (row | {"share": share(row["accuracy"]), "over": judged(row["gain"])} for row in rows)
+    columns = {
+        "method": "{method}",
+        "accuracy": "{share}",
+        "sampled tokens a problem": "{tokens:.0f}",
+        "over greedy": "{over}",
+    }
     return Page(
         "Search at answering time, judged by perplexity alone",
         f"greedy {rows[0]['accuracy'][0]:.3f}; best MCTS setting {best['accuracy'][0]:.3f}, {gain(best['gain'])}"
@@ -386,73 +466,64 @@ def search_vs_greedy(data: dict[str, Any]) -> Page:
             "Problems": f"{data['num']:,} {EMBEDDED}",
             "Seeds": "7, the command's default",
             "Tokens": "sampled a problem, in the table; tokens that the perplexity computes are not in it",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         [
-            *table(
-                "method | accuracy | sampled tokens a problem | over greedy",
-                [
-                    [
-                        row["method"],
-                        share(row["accuracy"]),
-                        f"{row['tokens']:.0f}",
-                        f"{gain(row['gain'])}<br>{verdict(row['gain'])}" if row["gain"] else "",
-                    ]
-                    for row in rows
-                ],
-            ),
-            f"Above greedy by its interval: {listed(better)}. The student is too sure of its mistakes, and perplexity cannot"
-            " tell them apart. See what a [value network](value.md) and an exact check of each step"
-            " ([ladder](ladder.md)) can do.",
+            *table(shown, columns),
+            f"Above greedy by its interval: {listed(row['method'] for row in rows if row['gain'] and row['gain'][1] > 0)}."
+            " The student is sure of its mistakes, and perplexity cannot tell them apart. See what a"
+            " [value network](value.md) and an exact check of each step ([ladder](ladder.md)) can do.",
         ],
         [TINY, twins(), "One seed. The gains are not corrected for the number of settings."],
     )
 
 
-def value(data: dict[str, Any]) -> Page:
+VALUE_FIGURES = {
+    "brier": "Brier score (lower is better)",
+    "brier of the base rate": "Brier score of the base rate",
+    "calibration error": "calibration error",
+    "AUC": "AUC",
+    "AUC, deeper is better": "AUC of depth",
+    "AUC, log-probability": "AUC of the log-probability",
+    "sibling ranking": "siblings ranked rightly",
+    "sibling ranking, longer is better": "siblings ranked by length",
+    "sibling ranking, log-probability": "siblings ranked by log-probability",
+}
+
+
+def value(data: Row) -> Page:
     kinds = data["kinds"]
-    names = {
-        "brier": "Brier score (lower is better)",
-        "brier of the base rate": "Brier score of the base rate",
-        "calibration error": "calibration error",
-        "AUC": "AUC",
-        "AUC, deeper is better": "AUC of depth",
-        "AUC, log-probability": "AUC of the log-probability",
-        "sibling ranking": "siblings ranked rightly",
-        "sibling ranking, longer is better": "siblings ranked by length",
-        "sibling ranking, log-probability": "siblings ranked by log-probability",
-    }
-    figures = [[name, *(share(kind["test"][key]) for kind in kinds.values())] for key, name in names.items()]
-    figures.append(["weight of rollouts, fitted", *(f"{kind['rollout_weight']:.2f}" for kind in kinds.values())])
-    figures.append(["training seconds", *(f"{kind['seconds']:,.0f}" for kind in kinds.values())])
-    shown = [row for row in data["rows"] if ", head" not in row["method"]]
-    majorities = {"majority of 4", "majority of 8", "majority of 16", "greedy"}
-    rows = []
-    for row in shown:
-        equal = row.get("at_all_tokens")
-        over = equal["gain"] if equal else None
-        rows.append(
-            [
-                row["method"],
-                share(row["accuracy"]),
-                f"{row['tokens']:.0f}",
-                f"{row['scored_tokens']:.0f}",
-                gain(row["gain"]["greedy"]) if "greedy" in row["gain"] else "",
-                f"{gain(over)} ({equal['method'].removeprefix('majority of ')})<br>{verdict(over)}"
-                if over
-                else "none measured",
-            ]
-        )
-    winners = [
-        row["method"]
-        for row in shown
-        if row["method"] not in majorities and row.get("at_all_tokens") and row["at_all_tokens"]["gain"][1] > 0
+    figures = [
+        {"figure": text} | {name: share(kind["test"][key]) for name, kind in kinds.items()}
+        for key, text in VALUE_FIGURES.items()
     ]
-    network = next(iter(kinds.values())) if "network" not in kinds else kinds["network"]
+    figures.append(
+        {"figure": "weight of rollouts, fitted"}
+        | {name: f"{kind['rollout_weight']:.2f}" for name, kind in kinds.items()}
+    )
+    figures.append({"figure": "training seconds"} | {name: f"{kind['seconds']:,.0f}" for name, kind in kinds.items()})
+    rows, winners = [], []
+    for row in data["rows"]:
+        if ", head" in row["method"]:
+            continue
+        equal = row.get("at_all_tokens")
+        over = (
+            f"{gain(equal['gain'])} ({equal['method'].removeprefix('majority of ')})<br>{verdict(equal['gain'])}"
+            if equal
+            else "none measured"
+        )
+        greedy = gain(row["gain"]["greedy"]) if "greedy" in row["gain"] else ""
+        rows.append(row | {"share": share(row["accuracy"]), "greedy": greedy, "over": over})
+        plain = row["method"] == "greedy" or (
+            row["method"].startswith("majority of") and "weighted" not in row["method"]
+        )
+        if equal and equal["gain"][1] > 0 and not plain:
+            winners.append(row["method"])
+    network = kinds["network"]
     questions = network["questions"]
     return Page(
         "Value functions, and search with them",
-        f"AUC {share(network['test']['AUC'])}; {len(winners)} of {len(shown)} methods beat a majority that spends as much",
+        f"AUC {share(network['test']['AUC'])}; {len(winners)} of {len(rows)} methods beat a majority that spends as much",
         "A value function predicts whether a partial response will end right. `head` is a linear probe of the policy's own"
         " hidden states, `network` a model of its own. Then the methods that can use one, against sampling.",
         {
@@ -461,23 +532,32 @@ def value(data: dict[str, Any]) -> Page:
             "Tokens": "sampled by the student and scored by a network of its own, a problem, in the table",
             "Training": f"trees of {questions['training']:,} questions; {questions['validation']:,} validation questions for"
             " stopping, calibration and the weights",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         [
             "",
             "## On held-out questions",
-            *table(" | ".join(["figure", *kinds]), figures),
+            *table(figures, {"figure": "{figure}"} | {name: f"{{{name}}}" for name in kinds}),
             *(
-                line
+                f"- `{name}` {'gets weight' if kind['earned'] else 'gets no weight'}: {kind['why']}."
                 for name, kind in kinds.items()
-                for line in (f"- `{name}` {'gets weight' if kind['earned'] else 'gets no weight'}: {kind['why']}.",)
             ),
             "",
             "## Search with the network",
             "",
             "A budget of n samples is the tokens of n whole responses. The last column compares with the smallest majority that"
             " spends at least as many tokens, scored ones included.",
-            *table("method | accuracy | sampled | scored | over greedy | over a majority of equal tokens", rows),
+            *table(
+                rows,
+                {
+                    "method": "{method}",
+                    "accuracy": "{share}",
+                    "sampled": "{tokens:.0f}",
+                    "scored": "{scored_tokens:.0f}",
+                    "over greedy": "{greedy}",
+                    "over a majority (of n)": "{over}",
+                },
+            ),
             f"Better than such a majority: {listed(winners)}.",
             "",
             "Where the network alone judges finished responses, more candidates are more of its mistakes to pick from.",
@@ -492,80 +572,56 @@ def value(data: dict[str, Any]) -> Page:
     )
 
 
-def overlap(data: dict[str, Any]) -> Page:
-    first = data["rows"][0]
+def overlap(data: Row) -> Page:
+    rows = [row | {"level": listed(row["levels"]), "part": share(row["share"])} for row in data["rows"]]
+    columns = {
+        "levels": "{level}",
+        "training problems": "{training_problems:,}",
+        "test problems with a twin": "{twins:,} of {test_problems:,}",
+        "share": "{part}",
+        "distinct solutions": "{distinct_solutions:,}",
+    }
     return Page(
         "How much the test problems repeat the training problems",
-        f"{share(first['share'])} of the default test problems have a twin in training",
+        f"{rows[0]['part']} of the default test problems have a twin in training",
         "The splits of the embedded problems share no worked solution. Their sentences come from few patterns, though. A"
         " test problem has a twin when a training problem reads the same once people, pronouns, things, containers and"
         " numbers are masked.",
         {
-            "Problems": f"{first['test_problems']:,} test problems a row",
+            "Problems": f"{rows[0]['test_problems']:,} test problems a row",
             "Seeds": "none: the problems are numbered",
             "Tokens": "none: no model is asked",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
-        table(
-            "levels | training problems | test problems with a twin | share | distinct solutions",
-            [
-                [
-                    listed([str(level) for level in row["levels"]]),
-                    f"{row['training_problems']:,}",
-                    f"{row['twins']:,} of {row['test_problems']:,}",
-                    share(row["share"]),
-                    f"{row['distinct_solutions']:,}",
-                ]
-                for row in data["rows"]
-            ],
-        ),
+        table(rows, columns),
         [
-            "Accuracy on levels 1 and 2 is therefore accuracy on known story patterns with new names and numbers. On levels 3"
-            " and 4 it is mostly accuracy on new ones.",
+            "Accuracy on levels 1 and 2 is to a large part accuracy on known story patterns with new names and numbers. On"
+            " levels 3 and 4 it is mostly accuracy on new ones.",
             "The training problems are those of a default run, demonstrations included. Longer runs see more.",
         ],
     )
 
 
-def student(data: dict[str, Any]) -> Page:
-    test, eight = data["test_greedy"], data["test_pass_at_8"]
-    greedy = (test["value"], test["low"], test["high"])
-    return Page(
-        "The student that ships with the package",
-        f"greedy {share(greedy)}, pass@8 {eight['value']:.3f}",
-        "A Llama with 3 layers and a vocabulary of words and digits, trained from scratch on worked solutions.",
-        {
-            "Problems": f"{test['problems']:,} {EMBEDDED}",
-            "Seeds": str(data["seed"]),
-            "Size": f"{data['parameters']:,} parameters",
-            "Training": f"{data['rows']:,} demonstrations, {data['steps']:,} updates, {data['seconds']:,.0f} seconds",
-            "Command": f"`{command_of(data)}`",
-        },
-        table(
-            "figure | value",
-            [
-                ["greedy accuracy", share(greedy)],
-                ["pass@8", share((eight["value"], eight["low"], eight["high"]))],
-                ["validation accuracy at the kept update", f"{data['validation_accuracy']:.3f}"],
-            ],
-        ),
-        [
-            TINY,
-            twins(),
-            "It knows about 170 words. On real GSM8K it is close to zero; `uv run vf-eval alphazero-llm-trainer"
-            " --env.taskset.source gsm8k` prints the figure.",
-        ],
-    )
+# -- machinery ---------------------------------------------------------------------------------------------------------
 
 
-# -- speed, memory, robustness -----------------------------------------------------------------------------------------
-
-RATIOS = "Ratios carry over to another machine, absolute times do not."
-
-
-def engine(data: dict[str, Any]) -> Page:
+def engine(data: Row) -> Page:
     found = data["search"]
     best = next(row for row in data["decode"] if row["batch"] == 32)
+    rows = (
+        row | {"name": row["model"] + (f", {row['samples_a_prompt']} a prompt" if row["samples_a_prompt"] > 1 else "")}
+        for row in data["decode"]
+    )
+    columns = {
+        "model": "{name}",
+        "batch": "{batch}",
+        "engine": "{ours_tokens_per_second:,.0f}",
+        "`generate`": "{hf_generate_tokens_per_second:,.0f}",
+        "ratio": "{over_hf_generate:.1f}x",
+        "decoding only: ratio": "{decode_over_hf_generate:.1f}x",
+        "of the floor": "{share_of_floor:.0%}",
+        "over re-prefill": "{over_reprefill:.0f}x",
+    }
     return Page(
         "The in-process engine against `generate`",
         f"{best['over_hf_generate']:.1f} times Hugging Face `generate` at batch 32, on one CPU thread",
@@ -574,28 +630,13 @@ def engine(data: dict[str, Any]) -> Page:
         " kernels are faster than those.",
         {
             "Problems": "embedded prompts, or random tokens for the random Llama",
-            "Seeds": "fixed in the benchmark",
+            "Seeds": FIXED,
             "Tokens": "48 new tokens a row",
             "Threads": "1",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         [
-            *table(
-                "model | batch | engine | `generate` | ratio | decoding only: ratio | of the floor | over re-prefill",
-                [
-                    [
-                        row["model"] + (f", {row['samples_a_prompt']} a prompt" if row["samples_a_prompt"] > 1 else ""),
-                        str(row["batch"]),
-                        f"{row['ours_tokens_per_second']:,.0f}",
-                        f"{row['hf_generate_tokens_per_second']:,.0f}",
-                        f"{row['over_hf_generate']:.1f}x",
-                        f"{row['decode_over_hf_generate']:.1f}x",
-                        f"{row['share_of_floor']:.0%}",
-                        f"{row['over_reprefill']:.0f}x",
-                    ]
-                    for row in data["decode"]
-                ],
-            ),
+            *table(rows, columns),
             f"A step-level search of {found['trees']} trees runs {found['simulations_per_second']:,.0f} simulations a second,"
             f" samples {found['sampled_tokens_per_second']:,.0f} tokens a second and computes"
             f" {found['computed_per_unique_token']:.2f} tokens a distinct tree token"
@@ -605,65 +646,57 @@ def engine(data: dict[str, Any]) -> Page:
     )
 
 
-def search(data: dict[str, Any]) -> Page:
+def search(data: Row) -> Page:
+    columns = {
+        "search": "{label}",
+        "trees": "{trees}",
+        "at once": "{together}",
+        "simulations/s": "{simulations_per_second:,.1f}",
+        "CPU ms a simulation": "{cpu_ms_per_simulation:.2f}",
+        "over (a)": "{cpu_gain:.0f}x",
+        "tokens a simulation": "{tokens_per_simulation:.1f}",
+        "tokens a unique token": "{tokens_per_unique_token:.2f}",
+        "in the forward": "{forward_share:.0%}",
+        "identical trees": "{same}",
+    }
     body = []
-    for part in ("feasibility", "student"):
-        body += [
-            "",
-            f"## {'A random Llama of 3 M parameters' if part == 'feasibility' else 'The embedded student'}",
-            *table(
-                "search | trees | at once | simulations/s | CPU ms a simulation | over (a) | tokens a simulation"
-                " | tokens a unique token | in the forward | identical trees",
-                [
-                    [
-                        row["label"],
-                        str(row["trees"]),
-                        str(row["at_once"] or row["trees"]),
-                        f"{row['simulations_per_second']:,.1f}",
-                        f"{row['cpu_ms_per_simulation']:.2f}",
-                        f"{row['cpu_gain']:.0f}x",
-                        f"{row['tokens_per_simulation']:.1f}",
-                        f"{row['tokens_per_unique_token']:.2f}",
-                        f"{row['forward_share']:.0%}",
-                        f"{row['identical_trees']} of {row['compared_trees']}" if "compared_trees" in row else "",
-                    ]
-                    for row in data[part]["rows"]
-                ],
-            ),
-        ]
-    ours = max(
-        (row for row in data["feasibility"]["rows"] if row["label"].startswith("(c)")), key=lambda row: row["cpu_gain"]
-    )
+    for part, title in (("feasibility", "A random Llama of 3 M parameters"), ("student", "The embedded student")):
+        rows = (
+            row
+            | {
+                "together": row["at_once"] or row["trees"],
+                "same": f"{row['identical_trees']} of {row['compared_trees']}" if "compared_trees" in row else "",
+            }
+            for row in data[part]["rows"]
+        )
+        body += ["", f"## {title}", *table(rows, columns)]
+    work = {
+        "work": "{label}",
+        "CPU ms a simulation": "{cpu_ms_per_simulation:.2f}",
+        "CPU time": "{cpu_growth:.1f}x",
+        "computed tokens": "{token_growth:.1f}x",
+    }
+    base = {"cpu_growth": 1.0, "token_growth": 1.0}
     body += [
-        "",
         "## Cost against work",
-        *table(
-            "work | CPU ms a simulation | CPU time | computed tokens",
-            [
-                [
-                    row["label"],
-                    f"{row['cpu_ms_per_simulation']:.2f}",
-                    f"{row.get('cpu_growth', 1.0):.1f}x",
-                    f"{row.get('token_growth', 1.0):.1f}x",
-                ]
-                for row in data["work"]
-            ],
-        ),
+        *table((base | row for row in data["work"]), work),
         "Time grows with trees and simulations as the work does, and with length faster than tokens: attention.",
     ]
-    seeds = ", ".join(f"{name.replace('_', ' ')} {seed}" for name, seed in data["seeds"].items())
+    best = max(
+        (row for row in data["feasibility"]["rows"] if row["label"].startswith("(c)")), key=lambda row: row["cpu_gain"]
+    )
     return Page(
         "Token-level search against the plain way",
-        f"{ours['cpu_gain']:.0f} times less CPU time a simulation than the plain way with {ours['at_once']} trees at once",
+        f"{best['cpu_gain']:.0f} times less CPU time a simulation than the plain way with {best['at_once']} trees at once",
         f"24 simulations a tree, {data['top_k']} children a node, c = {data['exploration']:.0f}. (a) and (b) are the plain way"
         " (`benchmarks/plain_search.py`): the prefix is computed again for every call, one tree at a time. The feasibility"
         " setting has prompts of 160 tokens, a horizon of 96 and a reward that is a hash of the response.",
         {
             "Problems": "trees as the table says",
-            "Seeds": seeds,
+            "Seeds": seeds_of(data),
             "Tokens": "computed a simulation, in the table",
             "Device": data["device"],
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         body,
         [
@@ -675,51 +708,52 @@ def search(data: dict[str, Any]) -> Page:
     )
 
 
-def vllm_cpu(data: dict[str, Any]) -> Page:
-    best, worst = (f(row["ratio_tokens_per_second"] for row in data["rows"]) for f in (max, min))
+def vllm_cpu(data: Row) -> Page:
+    ratios = [row["ratio_tokens_per_second"] for row in data["rows"]]
+    columns = {
+        "model": "{model}",
+        "requests": "{batch}",
+        "engine, tokens/s": "{ours_tokens_per_second:,.0f}",
+        "vLLM": "{vllm_tokens_per_second:,.0f}",
+        "vLLM with log-probabilities": "{vllm_logprobs_tokens_per_second:,.0f}",
+        "ratio": "{ratio_tokens_per_second:.1f}x",
+        "ratio by CPU time": "{ratio_tokens_per_cpu_second:.1f}x",
+    }
     return Page(
         "The engine against vLLM's CPU build",
-        f"{worst:.1f} to {best:.1f} times vLLM {data['theirs']['vllm']} on one thread",
+        f"{min(ratios):.1f} to {max(ratios):.1f} times vLLM {data['theirs']['vllm']} on one thread",
         "Same prompts, one thread, fp32, temperature 1, best of several repeats. The engine always returns log-probabilities;"
         " vLLM was timed without and with them.",
         {
             "Problems": "random or embedded prompts, as many as the requests",
-            "Seeds": ", ".join(f"{name.replace('_', ' ')} {seed}" for name, seed in data["seeds"].items()),
-            "Tokens": "48 new tokens a request",
+            "Seeds": seeds_of(data),
+            "Tokens": f"{data['rows'][0]['new_tokens']} new tokens a request",
             "Device": data["device"],
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
-        table(
-            "model | requests | engine, tokens/s | vLLM | vLLM with log-probabilities | ratio | ratio by CPU time",
-            [
-                [
-                    row["model"],
-                    str(row["batch"]),
-                    f"{row['ours_tokens_per_second']:,.0f}",
-                    f"{row['vllm_tokens_per_second']:,.0f}",
-                    f"{row['vllm_logprobs_tokens_per_second']:,.0f}",
-                    f"{row['ratio_tokens_per_second']:.1f}x",
-                    f"{row['ratio_tokens_per_cpu_second']:.1f}x",
-                ]
-                for row in data["rows"]
-            ],
-        ),
+        table(data["rows"], columns),
         ["Tiny models on a CPU, which is not what vLLM is made for. Nothing was measured on a GPU.", RATIOS],
     )
 
 
-def vllm_contract(data: dict[str, Any]) -> Page:
+def vllm_contract(data: Row) -> Page:
     def cell(found: Any) -> str:
-        if found is None:
-            return ""
         if isinstance(found, list):
             return ", ".join(map(str, found))
-        return f"{found:.1e}" if isinstance(found, float) and 0 < abs(found) < 0.01 else f"{found:,}"
+        return "" if found is None else f"{found:.1e}" if 0 < abs(found) < 0.01 else f"{found:,}"
 
-    worst = max(row["difference"] for row in data["rows"] if "nats" in row["what"])
+    rows = (row | {key: cell(row[key]) for key in ("inprocess", "vllm", "difference")} for row in data["rows"])
+    columns = {
+        "check": "{what}",
+        "backend": "{backend}",
+        "in-process engine": "{inprocess}",
+        "vLLM": "{vllm}",
+        "difference": "{difference}",
+    }
     return Page(
         "vLLM gives what the in-process engine gives",
-        f"log-probabilities within {worst:.0e} nats on every check",
+        f"log-probabilities within {max(row['difference'] for row in data['rows'] if 'nats' in row['what']):.0e} nats on every"
+        " check",
         "The same requests go to the in-process engine and to vLLM's CPU build, in process and as a server on loopback.",
         {
             "Problems": "prompts and trees as the rows say, embedded student",
@@ -729,23 +763,25 @@ def vllm_contract(data: dict[str, Any]) -> Page:
             "Versions": ", ".join(f"{name} {version}" for name, version in data["versions"].items()),
             "Command": "`VLLM_CPU_ENV=ENV scripts/vllm_cpu.sh`",
         },
-        table(
-            "check | backend | in-process engine | vLLM | difference",
-            [
-                [row["what"], row["backend"], cell(row["inprocess"]), cell(row["vllm"]), cell(row["difference"])]
-                for row in data["rows"]
-            ],
-        ),
+        table(rows, columns),
         ["Sleep and wake, 4-bit loading in vLLM and CUDA graphs need a GPU and were not run."],
     )
 
 
-def tree_training(data: dict[str, Any]) -> Page:
+def tree_training(data: Row) -> Page:
+    most = max(row["ratio"] for row in data["rows"])
     rows = [row for row in data["rows"] if "all trees" in row["batch"] or "together" in row["batch"]]
-    largest = max(data["rows"], key=lambda row: row["ratio"])
-    rows += [row for row in data["rows"] if row["ratio"] == largest["ratio"]]
-    worst = max(row["gradient_difference"] for row in data["rows"])
+    rows += [row | {"batch": "the largest tree"} for row in data["rows"] if row["ratio"] == most]
     usual = next(row for row in rows if row["batch"].startswith("default mix, all trees"))
+    columns = {
+        "model": "{model}",
+        "batch": "{batch}",
+        "rows": "{rows}",
+        "flat / unique tokens": "{ratio:.2f}",
+        "flat tokens": "{flat_tokens:,}",
+        "unique tokens": "{unique_tokens:,}",
+        "speed-up": "{speedup:.2f}x",
+    }
     return Page(
         "Shared prefixes trained once",
         f"{usual['speedup']:.1f} times less CPU time a step on the default problems, same gradient",
@@ -753,40 +789,44 @@ def tree_training(data: dict[str, Any]) -> Page:
         " (packed), on real trees of 60 simulations.",
         {
             "Problems": "trees of embedded training problems",
-            "Seeds": "fixed in the benchmark",
+            "Seeds": FIXED,
             "Tokens": "flat and unique tokens of a batch, in the table",
             "Threads": "1",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         [
-            *table(
-                "model | batch | rows | flat / unique tokens | flat tokens | unique tokens | speed-up",
-                [
-                    [
-                        row["model"],
-                        row["batch"] if row["ratio"] != largest["ratio"] else "the largest tree",
-                        str(row["rows"]),
-                        f"{row['ratio']:.2f}",
-                        f"{row['flat_tokens']:,}",
-                        f"{row['unique_tokens']:,}",
-                        f"{row['speedup']:.2f}x",
-                    ]
-                    for row in rows
-                ],
-            ),
-            f"Gradients of the two ways differ by at most {worst:.0e} (relative). Masked attention is about a third of the"
-            " packed time, so the gain is smaller than the ratio of tokens.",
+            *table(rows, columns),
+            f"Gradients of the two ways differ by at most {max(row['gradient_difference'] for row in data['rows']):.0e}"
+            " (relative). Masked attention is about a third of the packed time, so the gain is smaller than the ratio of"
+            " tokens.",
         ],
         [RATIOS],
     )
 
 
-def memory(data: dict[str, Any]) -> Page:
+def memory(data: Row) -> Page:
     over = max(abs(one - 1) for row in data["rows"] for one in row["ratio_over_load"].values())
     shared = load("shared_base")
-    limits = ["Random weights on a CPU. The plan for CUDA uses the same sums and was not checked on a GPU."]
-    if data.get("note"):
-        limits.append(f"Note of the run: {data['note']}.")
+    rows = (
+        {
+            "model": row["size"],
+            "arm": row["arm"].replace("again", "activations computed again"),
+            "phase": phase,
+            "forecast": row["forecast"][phase] / 2**20,
+            "peak": row["allocated"][phase] / 2**20,
+            "ratio": row["ratio"][phase],
+        }
+        for row in data["rows"]
+        for phase in ("load", "search", "train")
+    )
+    columns = {
+        "model": "{model}",
+        "arm": "{arm}",
+        "phase": "{phase}",
+        "forecast, MiB": "{forecast:,.0f}",
+        "peak, MiB": "{peak:,.0f}",
+        "forecast / peak": "{ratio:.3f}",
+    }
     return Page(
         "The memory plan against real peaks",
         f"within {data['worst']:.0%} of the peak of every phase",
@@ -794,26 +834,12 @@ def memory(data: dict[str, Any]) -> Page:
         " PyTorch's allocator had handed out at once.",
         {
             "Problems": "random Llamas of 20 and 60 million parameters, whole and as NF4 with LoRA",
-            "Seeds": "fixed in the benchmark",
+            "Seeds": FIXED,
             "Tokens": f"prompts of {data['rows'][0]['prompt']}, rows of {data['rows'][0]['length']}",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         [
-            *table(
-                "model | arm | phase | forecast, MiB | peak, MiB | forecast / peak",
-                [
-                    [
-                        row["size"],
-                        row["arm"].replace("again", "activations computed again"),
-                        phase,
-                        f"{row['forecast'][phase] / 2**20:,.0f}",
-                        f"{row['allocated'][phase] / 2**20:,.0f}",
-                        f"{row['ratio'][phase]:.3f}",
-                    ]
-                    for row in data["rows"]
-                    for phase in ("load", "search", "train")
-                ],
-            ),
+            *table(rows, columns),
             f"Of what a phase adds to the loaded weights the forecast is off by at most {over:.0%}.",
             "",
             "## One base, many adapters",
@@ -823,45 +849,41 @@ def memory(data: dict[str, Any]) -> Page:
             f" it takes {shared['shared_mb']:.0f} MB; copies would take {shared['copies_mb']:.0f} MB"
             " (`uv run python benchmarks/shared_base.py`).",
         ],
-        limits,
+        ["Random weights on a CPU. The plan for CUDA uses the same sums and was not checked on a GPU.", *note_of(data)],
     )
 
 
-def serve(data: dict[str, Any]) -> Page:
-    names = dict.fromkeys(name.rpartition("/")[0] for name in data["http"])
+def serve(data: Row) -> Page:
+    rows = []
+    for key, row in data["http"].items():
+        method, _, clients = key.rpartition("/")
+        rows.append(row | {"method": method, "clients": clients, "bare": data["bare"][key]["requests_per_second"]})
+    columns = {
+        "method": "{method}",
+        "clients": "{clients}",
+        "p50, ms": "{p50_ms:.1f}",
+        "p95, ms": "{p95_ms:.1f}",
+        "p99, ms": "{p99_ms:.1f}",
+        "requests/s": "{requests_per_second:.0f}",
+        "sampled tokens/s": "{sampled_tokens_per_second:,.0f}",
+        "bare: requests/s": "{bare:.0f}",
+    }
     soak = data["soak"]
-    one, sixteen = (data["http"][f"sample/{n}"]["requests_per_second"] for n in (1, 16))
+    one, sixteen = (data["http"][f"sample/{clients}"]["requests_per_second"] for clients in (1, 16))
     return Page(
         "Serving",
         f"{one:.0f} plain answers a second to one client, {sixteen:.0f} to sixteen",
         "The embedded student behind the OpenAI-compatible server on loopback, clients on the same cores. `bare` is the same"
         " work without HTTP.",
         {
-            "Problems": "embedded questions, each asked once",
-            "Seeds": "fixed in the benchmark",
+            "Problems": "embedded questions",
+            "Seeds": FIXED,
             "Tokens": "sampled a second, in the table",
             "Cores": str(data["cores"]),
-            "Command": "`uv run python benchmarks/serve.py`",
+            "Command": command(data, "python benchmarks/serve.py"),
         },
         [
-            *table(
-                "method | clients | p50, ms | p95, ms | p99, ms | requests/s | sampled tokens/s | bare: requests/s",
-                [
-                    [
-                        name,
-                        str(clients),
-                        f"{row['p50_ms']:.1f}",
-                        f"{row['p95_ms']:.1f}",
-                        f"{row['p99_ms']:.1f}",
-                        f"{row['requests_per_second']:.0f}",
-                        f"{row['sampled_tokens_per_second']:,.0f}",
-                        f"{data['bare'][f'{name}/{clients}']['requests_per_second']:.0f}",
-                    ]
-                    for name in names
-                    for clients in (1, 4, 16, 64)
-                    for row in [data["http"][f"{name}/{clients}"]]
-                ],
-            ),
+            *table(rows, columns),
             "## A minute of 64 clients",
             "",
             f"All methods mixed, each request with a deadline of 2 s or 500 ms, {soak['seconds']:.0f} seconds:"
@@ -875,8 +897,16 @@ def serve(data: dict[str, Any]) -> Page:
     )
 
 
-def kill_test(data: dict[str, Any]) -> Page:
-    kinds = ", ".join(f"{kind} {count}" for kind, count in data["kills"].items())
+def kill_test(data: Row) -> Page:
+    figures = {
+        "processes killed": ", ".join(f"{kind} {count}" for kind, count in data["kills"].items()),
+        "trees at the end": f"{data['trees']} of {data['questions']}",
+        "lost, twice, half written": f"{data['lost']}, {data['duplicate']}, {data['half_written']}",
+        "equal to an undisturbed run's": f"{data['same_as_undisturbed']} of {data['questions']}",
+        "sessions": data["sessions"],
+        "seconds": f"{data['seconds']:.0f}",
+    }
+    rows = ({"figure": name, "value": found} for name, found in figures.items())
     return Page(
         "Nothing is lost when processes die",
         f"{data['kills_in_all']} kills, {data['lost']} trees lost, {data['duplicate']} twice",
@@ -886,19 +916,9 @@ def kill_test(data: dict[str, Any]) -> Page:
             "Problems": f"{data['questions']} embedded training questions",
             "Seeds": str(data["seed"]),
             "Tokens": "not counted",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
-        table(
-            "figure | value",
-            [
-                ["processes killed", kinds],
-                ["trees at the end", f"{data['trees']} of {data['questions']}"],
-                ["lost, twice, half written", f"{data['lost']}, {data['duplicate']}, {data['half_written']}"],
-                ["equal to an undisturbed run's", f"{data['same_as_undisturbed']} of {data['questions']}"],
-                ["sessions", str(data["sessions"])],
-                ["seconds", f"{data['seconds']:.0f}"],
-            ],
-        ),
+        table(rows, {"figure": "{figure}", "value": "{value}"}),
         [
             "Equal means the same tree, costs aside and log-probabilities to three digits.",
             "One machine with two cores.",
@@ -906,26 +926,31 @@ def kill_test(data: dict[str, Any]) -> Page:
     )
 
 
-def teacher_faults(data: dict[str, Any]) -> Page:
+def teacher_faults(data: Row) -> Page:
     rows = []
     for name, found in data["scenarios"].items():
         if "trees" not in found:
             continue
-        spent, ended = found["charged_by_server"], sum(found["trees"]["ended"].values())
-        limits = {key: limit for key, limit in found["budget"]["limits"].items() if limit is not None}
+        limits = (f"{limit:,} {key}" for key, limit in found["budget"]["limits"].items() if limit is not None)
         rows.append(
-            [
-                name,
-                f"{found['requests']:,}",
-                f"{ended} of {found['trees']['asked']}",
-                str(found["most_attempts_of_a_request"]),
-                f"${spent['dollars']:.3f}, {spent['tokens']:,} tokens",
-                ", ".join(f"{limit:,} {key}" for key, limit in limits.items()) or "none",
-                "all" if all(found["verdicts"].values()) else "NOT all",
-            ]
+            found
+            | {
+                "name": name,
+                "ended": f"{sum(found['trees']['ended'].values())} of {found['trees']['asked']}",
+                "limit": ", ".join(limits) or "none",
+                "held": "all" if all(found["verdicts"].values()) else "NOT all",
+            }
         )
-    faults = data["scenarios"]["faults"]["ledgers"]
-    good, poor = faults["bench/good"], faults["bench/poor"]
+    columns = {
+        "scenario": "{name}",
+        "requests": "{requests:,}",
+        "trees ended": "{ended}",
+        "most attempts": "{most_attempts_of_a_request}",
+        "charged": "${charged_by_server[dollars]:.3f}, {charged_by_server[tokens]:,} tokens",
+        "limit": "{limit}",
+        "checks held": "{held}",
+    }
+    good, poor = (rows[0]["ledgers"][f"bench/{name}"] for name in ("good", "poor"))
     return Page(
         "Teachers that misbehave",
         f"{data['requests']:,} requests to a faulty server, {'every' if data['held'] else 'NOT every'} check held",
@@ -934,12 +959,12 @@ def teacher_faults(data: dict[str, Any]) -> Page:
         " budgets hold, no connection or task is left, the key is on no disk.",
         {
             "Problems": "embedded training questions, as many as the trees",
-            "Seeds": "fixed in the benchmark",
+            "Seeds": FIXED,
             "Tokens": "charged by the server, in the table",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
         [
-            *table("scenario | requests | trees ended | most attempts | charged | limit | checks held", rows),
+            *table(rows, columns),
             "Reservations are careful: an answer that never arrived is booked at the most it could have cost.",
             "",
             f"In the first scenario the good teacher's steps were worth {good['mean_value']:.3f} to the student and the poor"
@@ -950,39 +975,39 @@ def teacher_faults(data: dict[str, Any]) -> Page:
     )
 
 
-def grade_agreement(data: dict[str, Any]) -> Page:
-    rows, perfect, everything = [], 0, 0
+def grade_agreement(data: Row) -> Page:
+    names = {"ours": "this package", "math-verify": "math-verify", "string": "string match"}
+    rows = []
     for source in ("gsm8k", "math", "hotpotqa"):
         found = data[source]
-        counts = {name: 0 for name in found["graders"]}
-        pairs = 0
-        for patterns in found["patterns"].values():
-            for pattern, number in patterns.items():
-                pairs += number
-                for name, mark in zip(found["graders"], pattern, strict=True):
-                    counts[name] += number * (mark == "+")
-        selves = found["rows"] - len(found["self_failures"])
-        perfect, everything = perfect + selves, everything + found["rows"]
+        marks = [(mark, count) for marks in found["patterns"].values() for mark, count in marks.items()]
+        pairs = sum(count for _, count in marks)
+        right = {
+            name: share(proportion(sum(count for mark, count in marks if mark[i] == "+"), pairs))
+            for i, name in enumerate(found["graders"])
+        }
         rows.append(
-            [
-                source,
-                f"{selves:,} of {found['rows']:,}",
-                f"{pairs:,}",
-                *(share(_wilson(counts[name], pairs)) for name in found["graders"]),
-            ]
+            {
+                "source": source,
+                "good": found["rows"] - len(found["self_failures"]),
+                "all": found["rows"],
+                "pairs": pairs,
+            }
+            | right
         )
+    columns = {"rows": "{source}", "gold equals itself": "{good:,} of {all:,}", "pairs": "{pairs:,}"}
     return Page(
         "The graders on real rows",
-        f"{perfect:,} of {everything:,} gold answers are correct against themselves",
+        f"{sum(row['good'] for row in rows):,} of {sum(row['all'] for row in rows):,} gold answers equal themselves",
         "Every gold answer is graded against itself. Then pairs are made from the rows (other spellings of the gold answer, and"
         " wrong answers) and three graders say correct or wrong: this package's, math-verify alone, and plain string match.",
         {
             "Problems": "GSM8K train and test, MATH-500, part of HotpotQA's validation split",
             "Seeds": "fixed in the command",
             "Tokens": "none: no model is asked",
-            "Command": f"`{command_of(data)}`",
+            "Command": command(data),
         },
-        table("rows | gold equals itself | pairs | this package | math-verify | string match", rows),
+        table(rows, columns | {text: f"{{{name}}}" for name, text in names.items()}),
         [
             "Most pairs are easy, pairs of one row are not independent, and one guard was added after seeing them.",
             "A verdict of this table is about spellings. It does not show that every wrong answer is found.",
@@ -990,15 +1015,11 @@ def grade_agreement(data: dict[str, Any]) -> Page:
     )
 
 
-def _wilson(successes: int, trials: int) -> Triple:
-    found = wilson(successes, trials)
-    return found.value, found.low, found.high
-
-
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- all of them -------------------------------------------------------------------------------------------------------
 
 # Stem of the JSON file -> its page, in the order of the index.
-LEARNING: dict[str, Callable[[dict[str, Any]], Page]] = {
+LEARNING: dict[str, Callable[[Row], Page]] = {
+    "student": student,
     "improvement": improvement,
     "ladder": ladder,
     "search_vs_greedy": search_vs_greedy,
@@ -1006,7 +1027,7 @@ LEARNING: dict[str, Callable[[dict[str, Any]], Page]] = {
     "loop": loop,
     "overlap": overlap,
 }
-MACHINERY: dict[str, Callable[[dict[str, Any]], Page]] = {
+MACHINERY: dict[str, Callable[[Row], Page]] = {
     "engine": engine,
     "search": search,
     "vllm_cpu": vllm_cpu,
@@ -1021,28 +1042,21 @@ MACHINERY: dict[str, Callable[[dict[str, Any]], Page]] = {
 ON_ANOTHER_PAGE = {"shared_base"}  # memory's
 
 
-def source_of(stem: str) -> Path:
-    return STUDENT if stem == "student" else DATA / f"{stem}.json"
-
-
 def text_of(stem: str, page: Page) -> str:
-    """A page as Markdown."""
-    source = source_of(stem).relative_to(ROOT).as_posix()
-    facts = page.facts | {"Data": f"[`{source}`]({URLS['Repository']}/blob/main/{source})"}
-    lines = [
-        *HIDE,
-        f"# {page.title}",
-        "",
-        f"<!-- Written by scripts/results_pages.py from {source}: change those. -->",
-        "",
-        page.intro,
-        "",
-        *(f"- **{name}**: {text}" for name, text in facts.items()),
-        *page.body,
-    ]
-    if page.limits:
-        lines += ["", "## What this does not show", "", *(f"- {limit}" for limit in page.limits)]
-    return squeezed(lines)
+    """A page as Markdown. Its tables get the room of the table of contents."""
+    source = (STUDENT if stem == "student" else DATA / f"{stem}.json").relative_to(ROOT).as_posix()
+    facts = {**page.facts, "Data": f"[`{source}`]({REPOSITORY}/blob/main/{source})"}
+    return squeezed(
+        [
+            *("---", "hide: [toc]", "---", "", f"# {page.title}", ""),
+            f"<!-- Written by scripts/results_pages.py from {source}: change those. -->",
+            *("", page.intro, ""),
+            *(f"- **{name}**: {text}" for name, text in facts.items()),
+            *page.body,
+            *("", "## What this does not show", ""),
+            *(f"- {limit}" for limit in page.limits),
+        ]
+    )
 
 
 def squeezed(lines: Sequence[str]) -> str:
@@ -1051,15 +1065,10 @@ def squeezed(lines: Sequence[str]) -> str:
     return "\n".join(kept).rstrip() + "\n"
 
 
-def index(pages: dict[str, Page]) -> str:
-    def rows(stems: Sequence[str]) -> list[str]:
-        return [
-            "",
-            "| Result | In one line |",
-            "|---|---|",
-            *(f"| [{pages[stem].title}]({stem}.md) | {pages[stem].headline} |" for stem in stems),
-            "",
-        ]
+def index(pages: Mapping[str, Page]) -> str:
+    def rows(stems: Iterable[str]) -> list[str]:
+        listing = (f"| [{pages[stem].title}]({stem}.md) | {pages[stem].headline} |" for stem in stems)
+        return ["", "| Result | In one line |", "|---|---|", *listing, ""]
 
     return squeezed(
         [
@@ -1077,9 +1086,9 @@ def index(pages: dict[str, Page]) -> str:
             "- Nothing was measured on a GPU.",
             "",
             "## Learning and answering",
-            *rows(["student", *LEARNING]),
+            *rows(LEARNING),
             "## Machinery",
-            *rows(list(MACHINERY)),
+            *rows(MACHINERY),
             "## Not measured yet",
             "",
             "These commands exist and have not been run in full: `benchmarks/tree_grpo.py` (tree GRPO against plain TRL GRPO at"
@@ -1092,65 +1101,60 @@ def index(pages: dict[str, Page]) -> str:
 def summary() -> str:
     """README's table: four results, each with what it does not show."""
     taught, climbed, fast = load("improvement"), load("ladder"), load("engine")
-    runs = [run for run in taught["runs"] if run["arm"] == "grpo, tree groups"]
-    before, after = bits(runs[0]["before"]), over_seeds([run["correct"] for run in runs])
-    chains = over_seeds([run["correct"] for run in taught["runs"] if run["arm"] == "grpo, chain groups"])
-    rungs = {rung["name"]: rung for rung in climbed["rungs"]}
-    main = climbed["methods"][0]
-    methods = {
-        row["name"]: row
-        for row in climbed["methods"]
-        if (row["verifier"], row["budget"]) == (main["verifier"], main["budget"])
-    }
-    mcts, greedy, rejection, tool = (methods[name] for name in ("mcts", "greedy", "step-rejection", "calculator-tool"))
-    grpo = rungs["+GRPO (PRM)"]
-    speed = {row["model"]: row["over_hf_generate"] for row in fast["decode"] if row["batch"] == 32}
-    tokens = sum(run["sampled_tokens"] for run in runs) / len(runs)
+    runs, plain = (
+        [run for run in taught["runs"] if run["arm"] == f"grpo, {kind} groups"] for kind in ("tree", "chain")
+    )
+    before, after = bits(runs[0]["before"]), over_seeds(runs)
+    sampled = mean(run["sampled_tokens"] for run in runs)
     repeated = load("overlap")["rows"][0]["share"][0]
-    seeds, problems = len(climbed["seeds"]), climbed["problems"]
+    rungs = {rung["name"]: rung for rung in climbed["rungs"]}
+    sft, grpo = rungs["SFT"], rungs["+GRPO (PRM)"]
+    main = settings(climbed)[0]
+    methods = {row["name"]: row for row in climbed["methods"] if (row["verifier"], row["budget"]) == main}
+    greedy, mcts, rejection, tool = (methods[name] for name in ("greedy", "mcts", "step-rejection", "calculator-tool"))
+    fast_rows = [row for row in fast["decode"] if row["batch"] == 32 and row["samples_a_prompt"] == 1]
     rows = [
-        [
-            "[Training from search](docs/results/improvement.md): GRPO on trees",
-            f"{sum(before) / len(before):.3f} -> {sum(after) / len(after):.3f}, {gain(difference(after, before))}",
-            f"{len(before):,} problems, {len(runs)} seeds, {tokens / 1e6:.1f} M tokens",
-            f"that trees beat plain samples (those got {sum(chains) / len(chains):.3f}), or new kinds of stories:"
+        {
+            "what": "[Training from search](docs/results/improvement.md): GRPO on trees",
+            "result": f"{mean(before):.3f} -> {mean(after):.3f}, {gain(difference(after, before))}",
+            "on": f"{len(before):,} problems, {len(runs)} seeds, {sampled / 1e6:.1f} M tokens",
+            "not": f"that trees beat plain samples (those got {mean(over_seeds(plain)):.3f}), or new kinds of stories:"
             f" {repeated:.0%} of the problems repeat a training problem but for names and numbers",
-        ],
-        [
-            "[The ladder](docs/results/ladder.md): SFT, then GRPO with a PRM",
-            f"{rungs['SFT']['accuracy'][0]:.3f} -> {grpo['accuracy'][0]:.3f}, over PPO {gain(grpo['gain'])}",
-            f"{problems:,} harder problems, {seeds} seeds, {grpo['training_tokens'] / 1e6:.1f} M tokens",
-            "that the loss is better than PPO's: recipe stands against recipe",
-        ],
-        [
-            "[Search while answering](docs/results/ladder.md#methods-at-equal-tokens): MCTS over greedy",
-            f"{greedy['accuracy'][0]:.3f} -> {mcts['accuracy'][0]:.3f}, {gain(greedy['mcts_gain'])}",
-            f"same problems, {greedy['tokens']:.0f} -> {mcts['tokens']:.0f} tokens a problem",
-            f"that choosing in a tree is what helps: step rejection gets {rejection['accuracy'][0]:.3f}, a calculator that"
-            f" writes the results {tool['accuracy'][0]:.3f}",
-        ],
-        [
-            "[The engine](docs/results/engine.md): tokens/s over HF `generate`",
-            " and ".join(f"{ratio:.1f}x ({model})" for model, ratio in speed.items() if "a prompt" not in model),
-            "one CPU thread, batch 32",
-            "anything about a GPU",
-        ],
+        },
+        {
+            "what": "[The ladder](docs/results/ladder.md): SFT, then GRPO with a PRM",
+            "result": f"{sft['accuracy'][0]:.3f} -> {grpo['accuracy'][0]:.3f}, over PPO {gain(grpo['gain'])}",
+            "on": f"{climbed['problems']:,} harder problems, {len(climbed['seeds'])} seeds,"
+            f" {grpo['training_tokens'] / 1e6:.1f} M tokens",
+            "not": "that the loss is better than PPO's: recipe stands against recipe",
+        },
+        {
+            "what": "[Search while answering](docs/results/ladder.md#methods-at-equal-tokens): MCTS over greedy",
+            "result": f"{greedy['accuracy'][0]:.3f} -> {mcts['accuracy'][0]:.3f}, {gain(greedy['mcts_gain'])}",
+            "on": f"same problems, {greedy['tokens']:.0f} -> {mcts['tokens']:.0f} tokens a problem",
+            "not": f"that choosing in a tree is what helps: step rejection gets {rejection['accuracy'][0]:.3f}, a calculator"
+            f" that writes the results {tool['accuracy'][0]:.3f}",
+        },
+        {
+            "what": "[The engine](docs/results/engine.md): tokens/s over HF `generate`",
+            "result": listed(f"{row['over_hf_generate']:.1f}x ({row['model']})" for row in fast_rows),
+            "on": "one CPU thread, batch 32",
+            "not": "anything about a GPU",
+        },
     ]
     head = "| What | Result, 95% interval | Measured on | What it does not show |\n|---|---|---|---|"
-    return "\n".join([BEGIN, head, *(f"| {' | '.join(row)} |" for row in rows), END])
+    return "\n".join([BEGIN, head, *("| {what} | {result} | {on} | {not} |".format_map(row) for row in rows), END])
 
 
 def files() -> dict[Path, str]:
     """Every file that this script owns, with the text that it should have."""
-    makers = {"student": student, **LEARNING, **MACHINERY}
-    pages = {stem: make(json.loads(source_of(stem).read_text(encoding="utf-8"))) for stem, make in makers.items()}
+    pages = {stem: make(load(stem)) for stem, make in {**LEARNING, **MACHINERY}.items()}
     found = {PAGES / f"{stem}.md": text_of(stem, page) for stem, page in pages.items()}
     found[PAGES / "index.md"] = index(pages)
-    readme = README.read_text(encoding="utf-8")
-    head, begin, rest = readme.partition(BEGIN)
+    head, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md has no place for the table: write {BEGIN} and {END} where it goes")
+        sys.exit(f"README.md has no place for the table: write {BEGIN} and {END} where it goes")
     found[README] = head + summary() + tail
     return found
 
@@ -1159,11 +1163,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file differs")
     check = parser.parse_args().check
-    stems = {path.stem for path in DATA.glob("*.json")}
-    wrong = [
-        f"{DATA.name}/{stem}.json has no page" for stem in sorted(stems - {*LEARNING, *MACHINERY, *ON_ANOTHER_PAGE})
-    ]
     wanted = files()
+    unknown = {path.stem for path in DATA.glob("*.json")} - {*LEARNING, *MACHINERY, *ON_ANOTHER_PAGE}
+    wrong = [f"benchmarks/results/{stem}.json has no page" for stem in sorted(unknown)]
     wrong += [f"{path.relative_to(ROOT)} has no JSON file" for path in sorted(set(PAGES.glob("*.md")) - set(wanted))]
     for path, text in wanted.items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
@@ -1171,7 +1173,6 @@ def main() -> None:
         if check:
             wrong.append(f"{path.relative_to(ROOT)} differs from its JSON file")
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
     if wrong:
