@@ -36,6 +36,11 @@ def script(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    return build_parser()
+
+
 def shell_lines(text: str) -> list[str]:
     """The lines of the shell blocks of a Markdown text, continued ones joined."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
@@ -61,9 +66,8 @@ def test_links_into_the_repository_lead_somewhere():
 @pytest.mark.parametrize(
     "path", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 )
-def test_every_command_line_of_the_documentation_parses(path):
+def test_every_command_line_of_the_documentation_parses(path, parser):
     """Options that are gone, renamed or misspelt fail here; nothing is run."""
-    parser = build_parser()
     for line in shell_lines((ROOT / path).read_text(encoding="utf-8")):
         words = re.split(r"\s+#\s", line)[0].replace('"', "'").split("'")
         # Quoted text is one word, whatever is in it.
@@ -119,10 +123,9 @@ def test_a_changed_figure_a_page_without_json_and_json_without_a_page_fail_the_c
     assert "benchmarks/results/new.json has no page" in said
 
 
-def test_reference_pages_have_every_command_option_and_key():
+def test_reference_pages_have_every_command_option_and_key(parser):
     pages = script("reference_pages")
     text = pages.commands()
-    parser = build_parser()
     [children] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     for name, child in children.choices.items():
         part = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
