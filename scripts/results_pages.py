@@ -148,6 +148,11 @@ def note_of(data: Row) -> list[str]:
     return [f"Note of the run: {data['note']}."] if data.get("note") else []
 
 
+def version_of(data: Row) -> list[str]:
+    """Which version wrote a file; the files that don't say so are of the first one."""
+    return [f"Measured with version {data.get('version', '0.1.0')}."]
+
+
 def load(stem: str) -> dict[str, Any]:
     path = STUDENT if stem == "student" else DATA / f"{stem}.json"
     return json.loads(path.read_text(encoding="utf-8"))
@@ -201,44 +206,41 @@ def improvement(data: Row) -> Page:
     for run in data["runs"]:
         arms.setdefault(run["arm"], []).append(run)
     before = bits(data["runs"][0]["before"])
-    control = arms["control: more SFT"]
     rows = []
-    for arm, runs in arms.items():
-        after = over_seeds(runs)
+    for summary in data["summary"]:
+        after = over_seeds(arms[summary["arm"]])
+        over_control = summary["gain_over_control"]
         rows.append(
             {
-                "arm": arm,
+                "arm": summary["arm"],
                 "accuracy": difference(after, [0.0] * len(after)),
-                "after": share(difference(after, [0.0] * len(after))),
-                "seeds": ", ".join(f"{mean(bits(run['correct'])):.3f}" for run in runs),
-                "gain": gain(difference(after, before)),
-                "control": "" if runs is control else judged(difference(after, over_seeds(control))),
-                "tokens": mean(run["sampled_tokens"] for run in runs),
-                "seconds": mean(run["training_seconds"] for run in runs),
+                "seeds": ", ".join(f"{one:.3f}" for one in summary["by_seed"].values()),
+                "gain": gain(list(summary["gain"].values())),
+                "control": judged(over_control and list(over_control.values())),
+                "tokens": summary["sampled_tokens"],
+                "seconds": summary["training_seconds"],
             }
         )
     tree, chain = (over_seeds(arms[f"grpo, {kind} groups"]) for kind in ("tree", "chain"))
     chains = difference(chain, tree)
-    plotted = [
-        ("before training", difference(before, [0.0] * len(before))),
-        *((row["arm"], row["accuracy"]) for row in rows),
-    ]
+    plotted = [("before training", proportion(round(sum(before)), len(before)))]
+    plotted += [(row["arm"], row["accuracy"]) for row in rows]
     return Page(
         "Does training from search teach?",
-        f"GRPO on trees: {mean(before):.3f} -> {mean(tree):.3f}, {gain(difference(tree, before))}",
+        f"GRPO on trees: {mean(before):.3f} -> {mean(tree):.3f}, {rows[0]['gain']}",
         "Each arm starts from the student that ships with the package and sees 5,760 new questions with their final answers"
         " only. The control spends the same seconds on more supervised training over the same demonstrations. No teacher"
         " takes part.",
         {
             "Problems": f"{len(before):,} {EMBEDDED}",
-            "Seeds": listed(run["seed"] for run in control),
+            "Seeds": listed(data["summary"][0]["by_seed"]),
             "Tokens": "sampled in training, mean over the seeds, in the table",
             "Command": command(data),
         },
         [
             *dots(plotted, "accuracy on the test problems"),
             *table(
-                rows,
+                (row | {"after": share(row["accuracy"])} for row in rows),
                 {
                     "arm": "{arm}",
                     "after": "{after}",
@@ -259,7 +261,7 @@ def improvement(data: Row) -> Page:
             twins(),
             "Two choices were made with test figures in view: the number of demonstrations (for a student between 0.50 and"
             " 0.65) and the weight 0.3 of below-average rows.",
-            "Measured with version 0.1.0. It has not been measured again since.",
+            *version_of(data),
         ],
     )
 
@@ -474,7 +476,7 @@ def search_vs_greedy(data: Row) -> Page:
             " The student is sure of its mistakes, and perplexity cannot tell them apart. See what a"
             " [value network](value.md) and an exact check of each step ([ladder](ladder.md)) can do.",
         ],
-        [TINY, twins(), "One seed. The gains are not corrected for the number of settings."],
+        [TINY, twins(), "One seed. The gains are not corrected for the number of settings.", *version_of(data)],
     )
 
 
@@ -1101,11 +1103,9 @@ def index(pages: Mapping[str, Page]) -> str:
 def summary() -> str:
     """README's table: four results, each with what it does not show."""
     taught, climbed, fast = load("improvement"), load("ladder"), load("engine")
-    runs, plain = (
-        [run for run in taught["runs"] if run["arm"] == f"grpo, {kind} groups"] for kind in ("tree", "chain")
-    )
-    before, after = bits(runs[0]["before"]), over_seeds(runs)
-    sampled = mean(run["sampled_tokens"] for run in runs)
+    before = bits(taught["runs"][0]["before"])
+    arms = {row["arm"]: row for row in taught["summary"]}
+    trees, plain = (arms[f"grpo, {kind} groups"] for kind in ("tree", "chain"))
     repeated = load("overlap")["rows"][0]["share"][0]
     rungs = {rung["name"]: rung for rung in climbed["rungs"]}
     sft, grpo = rungs["SFT"], rungs["+GRPO (PRM)"]
@@ -1116,9 +1116,9 @@ def summary() -> str:
     rows = [
         {
             "what": "[Training from search](docs/results/improvement.md): GRPO on trees",
-            "result": f"{mean(before):.3f} -> {mean(after):.3f}, {gain(difference(after, before))}",
-            "on": f"{len(before):,} problems, {len(runs)} seeds, {sampled / 1e6:.1f} M tokens",
-            "not": f"that trees beat plain samples (those got {mean(over_seeds(plain)):.3f}), or new kinds of stories:"
+            "result": f"{mean(before):.3f} -> {trees['accuracy']['value']:.3f}, {gain(list(trees['gain'].values()))}",
+            "on": f"{len(before):,} problems, {len(trees['by_seed'])} seeds, {trees['sampled_tokens'] / 1e6:.1f} M tokens",
+            "not": f"that trees beat plain samples (those got {plain['accuracy']['value']:.3f}), or new kinds of stories:"
             f" {repeated:.0%} of the problems repeat a training problem but for names and numbers",
         },
         {

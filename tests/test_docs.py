@@ -86,13 +86,7 @@ def test_every_command_line_of_the_documentation_parses(path, parser):
             assert stop.code in (0, None), f"{path}: {line}"
 
 
-def test_result_pages_and_readme_equal_their_json():
-    pages = script("results_pages")
-    for path, text in pages.files().items():
-        assert path.read_text(encoding="utf-8") == text, f"run scripts/results_pages.py: {path.name} differs"
-
-
-def test_a_changed_figure_a_page_without_json_and_json_without_a_page_fail_the_check(tmp_path):
+def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differs(tmp_path):
     pages = script("results_pages")
     for folder in ("benchmarks/results", "docs/results"):
         (tmp_path / folder).mkdir(parents=True)
