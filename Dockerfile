@@ -15,11 +15,11 @@ COPY . .
 
 FROM base AS cpu
 RUN uv sync --no-dev --no-cache
-WORKDIR /work
+WORKDIR /data
 CMD ["alphazero-llm-trainer", "info"]
 
 # PyTorch's wheels bring CUDA's libraries; the host brings the driver and the NVIDIA container toolkit.
 FROM base AS cuda
 RUN uv sync --no-dev --no-cache --extra gpu
-WORKDIR /work
+WORKDIR /data
 CMD ["alphazero-llm-trainer", "info"]
