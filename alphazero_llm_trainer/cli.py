@@ -152,6 +152,9 @@ def run_train(args: argparse.Namespace) -> int:
     from .train.report import Progress, table
 
     if resume and "after" in folder.read_card():
+        from .report.folder import write_report
+
+        write_report(folder.path)  # a crash after the last weights may have left none
         print(f"{table(folder.read_card())}\nthis run is finished: {folder.path}")
         return 0
     if args.dry_run:

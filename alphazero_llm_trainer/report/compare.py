@@ -45,7 +45,7 @@ def difference(one: Card, other: Card) -> tuple[Interval, bool]:
         return paired_bootstrap(right, left), True
     value = sum(right) / len(right) - sum(left) / len(left)
     half = sum(((f["high"] - f["low"]) / 2) ** 2 for f in (one["after"]["accuracy"], other["after"]["accuracy"])) ** 0.5
-    return Interval(value, value - half, value + half), False
+    return Interval(value, max(-1.0, value - half), min(1.0, value + half)), False
 
 
 def tested(card: Card) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..eval.metrics import Interval
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#8B5CF6", "#7F7F7F", "#A0522D", "#20B2AA")
 MARKERS = "osD^vP*X<>"
 INK = "#010203"  # stands for the page's text colour
@@ -67,9 +69,11 @@ def with_intervals(axis: Any, series: Mapping[str, Sequence[Point]], first: int 
 
 def bars(axis: Any, rows: Sequence[tuple[str, float, float, float]]) -> None:
     """Named bars with intervals, each with its value above it."""
-    for at, (_, value, low, high) in enumerate(rows):
+    for at, (_, *found) in enumerate(rows):
+        y = Interval(*found)
+        value, high = y.value, y.high
         axis.bar(
-            at, value, yerr=[[value - low], [high - value]], capsize=5, color=COLOURS[at % len(COLOURS)], ecolor=INK
+            at, value, yerr=[[value - y.low], [high - value]], capsize=5, color=COLOURS[at % len(COLOURS)], ecolor=INK
         )
         axis.text(at, high + 0.015, f"{value:.3f}", ha="center", fontsize=9)
     axis.set_xticks(range(len(rows)), [name for name, *_ in rows], fontsize=9)

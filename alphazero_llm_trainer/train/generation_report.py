@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..eval.metrics import Interval
+
 
 def loop_table(card: dict[str, Any]) -> str:
     """Generations with their arena figures and decisions, then the test split."""
@@ -71,11 +73,11 @@ def draw_loop(path: Path, card: dict[str, Any]) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), constrained_layout=True, sharey=True)
     for axis, kind in zip(axes, ("greedy", "search"), strict=True):
         for who, colour, shift in (("champion", "tab:gray", -0.06), ("candidate", "tab:blue", 0.06)):
-            found = [one["arena"][f"{who} {kind}"]["accuracy"] for one in met]
+            found = [Interval(*one["arena"][f"{who} {kind}"]["accuracy"]) for one in met]
             axis.errorbar(
                 [one["generation"] + shift for one in met],
-                [value for value, _, _ in found],
-                yerr=[[value - low for value, low, _ in found], [high - value for value, _, high in found]],
+                [one.value for one in found],
+                yerr=[[one.value - one.low for one in found], [one.high - one.value for one in found]],
                 fmt="o",
                 capsize=4,
                 color=colour,

@@ -167,8 +167,9 @@ def draw(path: Path, ladder: dict[str, Any]) -> None:
     figure, (bars, curve) = plt.subplots(1, 2, figsize=(14.5, 5), constrained_layout=True)
     rungs = ladder["rungs"]
     for at, rung in enumerate(rungs):
-        value, low, high = rung["accuracy"]
-        bars.bar(at, value, yerr=[[value - low], [high - value]], capsize=5, color=f"C{at}", alpha=0.85)
+        found = Interval(*rung["accuracy"])
+        value, high = found.value, found.high
+        bars.bar(at, value, yerr=[[value - found.low], [high - value]], capsize=5, color=f"C{at}", alpha=0.85)
         bars.text(at, max(high, *rung["by_seed"]) + 0.02, f"{value:.3f}", ha="center", fontsize=9)
         bars.scatter([at] * len(rung["by_seed"]), rung["by_seed"], color="black", s=12, zorder=3)
     bars.set_xticks(range(len(rungs)), [rung["name"].replace(" +MCTS", "\n+MCTS") for rung in rungs], fontsize=9)
@@ -176,11 +177,11 @@ def draw(path: Path, ladder: dict[str, Any]) -> None:
     main = ladder["methods"][0]["verifier"]
     rows = [row for row in ladder["methods"] if row["verifier"] == main]
     for at, name in enumerate(dict.fromkeys(row["name"] for row in rows)):
-        points = sorted((row["tokens"], *row["accuracy"]) for row in rows if row["name"] == name)
-        tokens, value = [p[0] for p in points], [p[1] for p in points]
-        error = [[p[1] - p[2] for p in points], [p[3] - p[1] for p in points]]
+        points = sorted((row["tokens"], Interval(*row["accuracy"])) for row in rows if row["name"] == name)
+        tokens, values = [x for x, _ in points], [y.value for _, y in points]
+        error = [[y.value - y.low for _, y in points], [y.high - y.value for _, y in points]]
         style = {"linewidth": 2.5, "zorder": 4} if name == "mcts" else {"linewidth": 1.2}
-        curve.errorbar(tokens, value, yerr=error, marker="o", capsize=2, color=f"C{at}", label=name, **style)
+        curve.errorbar(tokens, values, yerr=error, marker="o", capsize=2, color=f"C{at}", label=name, **style)
     curve.set(xlabel="tokens a problem, sampled and scored", ylabel="accuracy", title=f"Verifier: {main}")
     curve.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=110)

@@ -160,11 +160,11 @@ def draw_report(path: Path, card: dict[str, Any], metrics: list[dict[str, Any]])
     if updates.lines:
         updates.legend(fontsize=8)
     names = ["before", "after"] if card["before"]["accuracy"] is not None else []
-    values = [card[n]["accuracy"] for n in names]
-    errors = [[v["value"] - v["low"] for v in values], [v["high"] - v["value"] for v in values]]
-    result.bar(names, [v["value"] for v in values], yerr=errors, capsize=6, color=["tab:gray", "tab:blue"])
+    values = [Interval(**card[n]["accuracy"]) for n in names]
+    errors = [[v.value - v.low for v in values], [v.high - v.value for v in values]]
+    result.bar(names, [v.value for v in values], yerr=errors, capsize=6, color=["tab:gray", "tab:blue"])
     for i, value in enumerate(values):
-        result.text(i, value["high"] + 0.02, f"{value['value']:.3f}", ha="center")
+        result.text(i, value.high + 0.02, f"{value.value:.3f}", ha="center")
     problems = card["before"]["problems"]
     result.set(ylim=(0, 1), title=f"Greedy accuracy, {problems:,} held-out problems, 95% intervals")
     figure.suptitle(f"{card['method']} on {card['student']}, seed {card['seed']}")
