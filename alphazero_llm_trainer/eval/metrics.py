@@ -30,6 +30,11 @@ class Interval:
         object.__setattr__(self, "low", min(self.low, self.value))
         object.__setattr__(self, "high", max(self.high, self.value))
 
+    @property
+    def kind(self) -> str:
+        """Of a difference: "good" where all of the interval is above 0, "bad" where it is below, else ""."""
+        return "good" if self.low > 0 else "bad" if self.high < 0 else ""
+
     def __str__(self) -> str:
         return format(self)
 
@@ -64,6 +69,13 @@ def paired_bootstrap(after: Sequence[float], before: Sequence[float], seed: int 
     )
     low, high = np.quantile(means, [0.025, 0.975])
     return Interval(float(difference.mean()), float(low), float(high))
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The mean of one number a problem: Wilson's interval where every number is 0 or 1, else the bootstrap's."""
+    if set(values) <= {0.0, 1.0}:
+        return wilson(round(sum(values)), len(values))
+    return paired_bootstrap(values, [0.0] * len(values))
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
