@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config import Config
+from .config.load import Config
+from .config.sections import RewardConfig
+from .engine.protocol import GenerateRequest, ValueFunction
 from .errors import ConfigError, DataError, RequestError
-from .policy.protocol import GenerateRequest, ValueFunction
 from .policy.steps import EngineSteps
-from .policy.teachers import Remote, build_teachers, build_terminal_checker, is_remote
 from .policy.tokens import EngineTokens
 from .problems.grading import HOTPOTQA, MATH, grade_async, vote_key
 from .problems.scripted_teacher import ScriptedTeacher
@@ -23,7 +23,7 @@ from .search.choose import Reading, answer_of
 from .search.driver import Advisor, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
 from .search.tree import ROOT, Tree
-from .sections import RewardConfig
+from .teachers.build import Remote, build_teachers, build_terminal_checker, is_remote
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
 
 if TYPE_CHECKING:

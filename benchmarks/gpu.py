@@ -34,14 +34,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from alphazero_llm_trainer.cli.plan import device_memory, read_shape  # noqa: E402
 from alphazero_llm_trainer.collect import Collector, answer_search  # noqa: E402
-from alphazero_llm_trainer.config import Config, load_config  # noqa: E402
+from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
+from alphazero_llm_trainer.config.sections import ModelShape  # noqa: E402
+from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
-from alphazero_llm_trainer.plan_command import device_memory, read_shape  # noqa: E402
-from alphazero_llm_trainer.policy.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.sections import ModelShape  # noqa: E402
 from alphazero_llm_trainer.train.grpo import make_grpo_trainer  # noqa: E402
 from alphazero_llm_trainer.train.loop import Run  # noqa: E402
 from alphazero_llm_trainer.train.memory import Counts, Forecast, nf4_bytes  # noqa: E402

@@ -26,8 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.config import Config, load_config  # noqa: E402
-from alphazero_llm_trainer.plan_command import read_shape  # noqa: E402
+from alphazero_llm_trainer.cli.plan import read_shape  # noqa: E402
+from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.train.memory import AFTER_LOAD, PHASES, Forecast  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {

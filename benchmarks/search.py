@@ -40,15 +40,15 @@ ROOT_FOLDER = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT_FOLDER))
 
 from alphazero_llm_trainer.collect import make_evaluate  # noqa: E402
-from alphazero_llm_trainer.config import load_config  # noqa: E402
-from alphazero_llm_trainer.policy import native  # noqa: E402
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
+from alphazero_llm_trainer.engine import native  # noqa: E402
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.policy.tokens import EngineTokens  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.search.driver import Search, derive_seed  # noqa: E402
 from alphazero_llm_trainer.search.tree import ROOT, Tree  # noqa: E402
-from alphazero_llm_trainer.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402
 from benchmarks.plain_search import Nested, PlainSearch, PlainSettings  # noqa: E402

@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.answers import equal, extract, normalize  # noqa: E402
 from alphazero_llm_trainer.collect import Perplexity, answer_search  # noqa: E402
-from alphazero_llm_trainer.config import load_config  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402

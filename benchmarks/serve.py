@@ -244,13 +244,13 @@ async def bare(seconds: float, questions: Questions) -> dict[str, dict[str, Any]
     """The same requests straight into the answering code of the server, in this process."""
     import argparse as arguments
 
-    from alphazero_llm_trainer.config import load_config
+    from alphazero_llm_trainer.cli.serve_run import STEPWISE, by_eval, load_verifier
+    from alphazero_llm_trainer.config.load import load_config
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.prompts import system_prompt
     from alphazero_llm_trainer.serve.answering import Answerer
     from alphazero_llm_trainer.serve.names import Names
     from alphazero_llm_trainer.serve.wanted import chat_request
-    from alphazero_llm_trainer.serve_run import STEPWISE, by_eval, load_verifier
 
     config = load_config(overrides=[{"student": "embedded"}])
     student = load_student(config, system_prompt=system_prompt("embedded"))

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.policy.adapters import own_parameters
 from alphazero_llm_trainer.policy.student import load_model
-from alphazero_llm_trainer.sections import StudentModel
 from alphazero_llm_trainer.train.models import attach, make_trainable
 
 NAMES = ("default", "value", "prm-implicit", "critic")

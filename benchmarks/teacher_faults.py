@@ -35,13 +35,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from fault_server import FAULTS, FaultServer  # noqa: E402
 
 from alphazero_llm_trainer.collect import Collector  # noqa: E402
-from alphazero_llm_trainer.config import load_config  # noqa: E402
-from alphazero_llm_trainer.policy.openai_client import ChatClient, Endpoint, RetryPolicy  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.config.sections import TeacherModel  # noqa: E402
 from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
-from alphazero_llm_trainer.policy.teacher_answer import CallError  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.scripted_teacher import follow_through, spoiled  # noqa: E402
-from alphazero_llm_trainer.sections import TeacherModel  # noqa: E402
+from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
+from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint, RetryPolicy  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
 
 # Model -> (prompt, completion) dollars per million tokens, and how often its right step is right.

@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.config import load_config  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402

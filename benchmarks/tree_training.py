@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.collect import Collector  # noqa: E402
-from alphazero_llm_trainer.config import load_config  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.search.extract import trajectories  # noqa: E402

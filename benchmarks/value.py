@@ -29,9 +29,9 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.answers import extract, normalize  # noqa: E402
 from alphazero_llm_trainer.collect import answer_search  # noqa: E402
-from alphazero_llm_trainer.config import Config, load_config  # noqa: E402
+from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
+from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest, ValueFunction  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
-from alphazero_llm_trainer.policy.protocol import Generated, GenerateRequest, ValueFunction  # noqa: E402
 from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value import EngineValue, last_layer, load_value  # noqa: E402
 from alphazero_llm_trainer.problems.grading import grade  # noqa: E402

@@ -28,12 +28,12 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.config import load_config  # noqa: E402
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine  # noqa: E402
-from alphazero_llm_trainer.policy.protocol import GenerateRequest  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
+from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.sections import EngineConfig  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402
 from benchmarks.vllm_child import MARK  # noqa: E402
 from scripts.vllm_cpu import SETTINGS, VLLM, EnvironmentMissingError, environment_python  # noqa: E402

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from alphazero_llm_trainer.collect import Collector, GradedTree
-from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.scale.sample import SampleJob

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
-from alphazero_llm_trainer.policy.protocol import Generated, Limits, TeacherProposal
-from alphazero_llm_trainer.sections import EngineConfig
+from alphazero_llm_trainer.config.sections import EngineConfig
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.protocol import Generated, Limits, TeacherProposal
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
 END = 0  # the fake policy's end-of-sequence token; every other token of it is a character

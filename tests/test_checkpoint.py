@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError
 from alphazero_llm_trainer.train.checkpoint import (
     MANIFEST,

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from alphazero_llm_trainer.cli import main, train_main
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.tree import Tree
@@ -197,7 +198,7 @@ def test_help_is_there(command, capsys):
 
 def test_the_trainers_help_starts_without_heavy_imports():
     code = (
-        "import sys\nfrom alphazero_llm_trainer.cli import train_main\n"
+        "import sys\nfrom alphazero_llm_trainer.cli.train import train_main\n"
         "try:\n    train_main(['--help'])\nexcept SystemExit:\n    pass\n"
         "assert not {'torch', 'transformers', 'verifiers', 'trl'} & set(sys.modules)"
     )

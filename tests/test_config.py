@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from alphazero_llm_trainer.config import Config, load_config, merge, parse_override, read_yaml, shipped, validate
+from alphazero_llm_trainer.config.load import Config, load_config, merge, parse_override, read_yaml, shipped, validate
+from alphazero_llm_trainer.config.sections import Section
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.sections import Section
 
 
 def leaves(section: type[Section], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:

@@ -21,12 +21,12 @@ from support import (
     tiny_llama,
 )
 
+from alphazero_llm_trainer.engine import inprocess
+from alphazero_llm_trainer.engine.forward import FusedLlama, LibraryForward
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.native import NativeLlama, library
+from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
 from alphazero_llm_trainer.errors import EngineError
-from alphazero_llm_trainer.policy import inprocess
-from alphazero_llm_trainer.policy.forward import FusedLlama, LibraryForward
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
-from alphazero_llm_trainer.policy.native import NativeLlama, library
-from alphazero_llm_trainer.policy.protocol import Engine, Generated, GenerateRequest
 
 MODEL = tiny_llama()
 PROMPT = (5, 6, 7, 8)

@@ -15,6 +15,8 @@ import verifiers.v1 as vf
 from aiohttp import web
 
 from alphazero_llm_trainer.answers import extract
+from alphazero_llm_trainer.config.sections import RewardConfig
+from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.chat import ChatSteps
 from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
@@ -32,10 +34,8 @@ from alphazero_llm_trainer.environment.taskset import (
     scoring,
 )
 from alphazero_llm_trainer.errors import EngineError
-from alphazero_llm_trainer.policy.protocol import Limits
 from alphazero_llm_trainer.search.driver import SearchResult
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.sections import RewardConfig
 from alphazero_llm_trainer.types import Cost, Direction, Problem
 
 Handler = Callable[[dict[str, Any]], Any]

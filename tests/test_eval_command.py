@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from alphazero_llm_trainer import eval_run
-from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.cli import eval_run
+from alphazero_llm_trainer.cli.eval import METHOD_NAMES
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.eval.methods import METHODS
-from alphazero_llm_trainer.eval_command import METHOD_NAMES
 
 SMALL = ["eval", "--num", "12", "--student", "embedded", "--budget-tokens", "60", "120"]
 SHORT = [*SMALL, "--methods", "greedy", "best-of-n", "mcts", "--samples", "2"]
@@ -118,7 +118,7 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
 
 def test_its_help_starts_without_torch() -> None:
     code = (
-        "import sys\nfrom alphazero_llm_trainer.cli import main\n"
+        "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
         "try: main(['eval', '--help'])\nexcept SystemExit: pass\n"
         "assert not {'torch', 'transformers', 'openai', 'matplotlib'} & set(sys.modules)\n"
     )

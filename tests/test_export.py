@@ -12,9 +12,9 @@ import pytest
 from faults import a_job
 from pyarrow import parquet
 
-from alphazero_llm_trainer import export_command
-from alphazero_llm_trainer.cli import main
-from alphazero_llm_trainer.export_command import COLUMNS, Readers, export, records
+from alphazero_llm_trainer.cli import export as export_command
+from alphazero_llm_trainer.cli.export import COLUMNS, Readers, export, records
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.search.targets import policy_targets, sft_rows, step_preferences, value_targets
 from alphazero_llm_trainer.search.tree import Tree

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.collect import Collector
-from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval.metrics import Interval
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
@@ -34,7 +34,7 @@ from alphazero_llm_trainer.train.generations import CARD, Loop
 from alphazero_llm_trainer.train.source import RoundSource, RoundStats, outcome
 from alphazero_llm_trainer.types import Task
 
-COMMAND = [sys.executable, "-c", "from alphazero_llm_trainer.cli import main; raise SystemExit(main())", "loop"]
+COMMAND = [sys.executable, "-c", "from alphazero_llm_trainer.cli.main import main; raise SystemExit(main())", "loop"]
 SMALL = {
     "student": "embedded",
     "seed": 2,  # one roll-back, then a promotion, when this was written

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from alphazero_llm_trainer.policy.protocol import GenerateRequest
+from alphazero_llm_trainer.config.sections import ModelShape
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.sections import ModelShape
 from alphazero_llm_trainer.train.memory import Forecast
 from alphazero_llm_trainer.train.models import make_trainable
 

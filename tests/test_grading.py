@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.eval import agreement
 from alphazero_llm_trainer.problems.grading import (
     LONGEST_ANSWER,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.train.grpo import make_grpo_trainer
 from alphazero_llm_trainer.train.rows import TrainRow

@@ -6,7 +6,8 @@ import json
 import pytest
 import verifiers.v1 as vf
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.harness import TOO_LONG
 from alphazero_llm_trainer.environment.report import summarise
@@ -15,7 +16,6 @@ from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.sections import EngineConfig
 
 
 def row(n=1, **columns):

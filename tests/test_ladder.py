@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from alphazero_llm_trainer.cli import main
-from alphazero_llm_trainer.config import Config, load_config, read_yaml, shipped
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import Config, load_config, read_yaml, shipped
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.train.ladder import RUNGS, LadderStopped, Seed, climb
 from alphazero_llm_trainer.train.ladder_report import collect, draw, markdown, mean_over_seeds

@@ -61,7 +61,7 @@ def trained(folder: Path, terminal: bool) -> str:
     command = [
         sys.executable,
         "-c",
-        "import sys; from alphazero_llm_trainer.cli import main; sys.exit(main())",
+        "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())",
         *ARGUMENTS,
     ]
     command += ["--checkpoint-dir", str(folder)]

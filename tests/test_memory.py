@@ -12,12 +12,12 @@ import torch
 from support import LINE_ENDS, VOCABULARY
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.config import Config, load_config
-from alphazero_llm_trainer.plan_command import memory_plan, read_shape, suggestions
-from alphazero_llm_trainer.policy import inprocess, prefix_tree, slots
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
+from alphazero_llm_trainer.cli.plan import memory_plan, read_shape, suggestions
+from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
+from alphazero_llm_trainer.engine import inprocess, prefix_tree, slots
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.train import memory
 from alphazero_llm_trainer.train.memory import AFTER_LOAD, GIB, PHASES, Counts, Forecast, doubled, nf4_bytes
 from alphazero_llm_trainer.train.models import make_trainable

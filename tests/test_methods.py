@@ -13,19 +13,19 @@ from support import run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.answers import extract
-from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.sections import EngineConfig
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
 from alphazero_llm_trainer.eval.attempt import Attempt, Chain, OverBudgetError, Sampler, chain_of
 from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.verifiers import Calculator, LogProbability, NoVerifier, Product, ValueVerifier
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.prm import EnginePrm
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.policy.value import EngineValue
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.calculator import consistent
-from alphazero_llm_trainer.sections import EngineConfig
 from alphazero_llm_trainer.types import Problem, Step
 
 TASKS = load_tasks("embedded", "test", 40)
@@ -54,14 +54,13 @@ def network(student: Student) -> Iterator[ValueVerifier]:
         settings=EngineConfig(max_context=1024),
     )  # fmt: skip
     engine.set_value(torch.randn(32) * 0.3, 0.2)
-    policy = methods.Sampler(student, NoVerifier(), load_config(overrides=["student=embedded"])).policy
-    yield ValueVerifier(EngineValue(engine, 0.0, {}, own=True), policy.prompt_ids)
+    yield ValueVerifier(EngineValue(engine, 0.0, {}, own=True))
 
 
 @pytest.fixture(scope="module")
 def prm(student: Student, network: ValueVerifier) -> EnginePrm:
     """A process reward model over the same random network: likelier steps score higher."""
-    return EnginePrm(network.value.engine, student, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+    return EnginePrm(network.value.engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
 
 
 def verifier_of(name: str, network: ValueVerifier, prm: EnginePrm):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.train.grpo import make_grpo_trainer

@@ -14,14 +14,14 @@ import torch
 from support import EOS, LINE_ENDS, VOCABULARY, library_logprobs, library_scores, run, tiny_engine, tiny_llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.config import load_config
-from alphazero_llm_trainer.policy import inprocess, native
-from alphazero_llm_trainer.policy.forward import FusedLlama, LibraryForward
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
-from alphazero_llm_trainer.policy.native import NativeLlama
-from alphazero_llm_trainer.policy.protocol import GenerateRequest
-from alphazero_llm_trainer.policy.sampling import Sampler
-from alphazero_llm_trainer.sections import EngineConfig
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import EngineConfig
+from alphazero_llm_trainer.engine import inprocess, native
+from alphazero_llm_trainer.engine.forward import FusedLlama, LibraryForward
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.native import NativeLlama
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
+from alphazero_llm_trainer.engine.sampling import Sampler
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 CLOSE = 1e-5

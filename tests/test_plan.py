@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from alphazero_llm_trainer import plan_command
-from alphazero_llm_trainer.cli import main, train_main
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.cli import plan as plan_command
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.memory import Counts

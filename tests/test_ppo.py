@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from support import tiny_llama
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.train.ppo import CRITIC, Critic, SearchPPOTrainer, make_ppo_trainer
 from alphazero_llm_trainer.train.rows import TrainRow

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
 from alphazero_llm_trainer.errors import EngineError
-from alphazero_llm_trainer.policy.prefix_tree import ROOT, PrefixTree
 
 
 def make(capacity: int = 40, memo_bytes: int = 1 << 20) -> PrefixTree:

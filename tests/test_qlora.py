@@ -21,8 +21,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from alphazero_llm_trainer.cli import main, train_main
-from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.student import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from alphazero_llm_trainer import cli
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.cli import main as cli
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
 from alphazero_llm_trainer.report.compare import difference, differing, load_runs
 from alphazero_llm_trainer.search.tree import Tree

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems.grading import grade
 from alphazero_llm_trainer.rewards.combined import combined
 from alphazero_llm_trainer.rewards.pre import perplexity, pre
-from alphazero_llm_trainer.sections import RewardConfig
 
 shares = st.floats(0, 1)
 logprobs = st.lists(st.floats(-2000, 0), max_size=8)

@@ -14,7 +14,7 @@ from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_co
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.scale.folder import SampleFolder
 from alphazero_llm_trainer.scale.progress import Summary

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from faults import a_job, actors, forked, keys_of, lines_in, trees_in, wait_for, what_counts
 
+from alphazero_llm_trainer.engine.protocol import Capabilities, GenerateRequest, TeacherLedger
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
-from alphazero_llm_trainer.policy.protocol import Capabilities, GenerateRequest, TeacherLedger
 from alphazero_llm_trainer.policy.value import EngineValue
 from alphazero_llm_trainer.scale.fleet import Fleet
 from alphazero_llm_trainer.scale.host import load_host

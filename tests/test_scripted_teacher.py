@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphazero_llm_trainer import answers
+from alphazero_llm_trainer.engine.protocol import Teacher
 from alphazero_llm_trainer.errors import TeacherError
-from alphazero_llm_trainer.policy.protocol import Teacher
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.scripted_teacher import ScriptedTeacher, follow_through
 from alphazero_llm_trainer.types import Direction, Problem

@@ -24,9 +24,10 @@ from support import ScriptedAdvisor, ScriptedPolicy, a_problem, hashed_reward, r
 
 from alphazero_llm_trainer import collect
 from alphazero_llm_trainer.collect import answer_search, reading_of
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.policy.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.search import steps
 from alphazero_llm_trainer.search.choose import agreed, choose, settled
 from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
@@ -37,7 +38,6 @@ from alphazero_llm_trainer.search.select import RULES, puct, step_priors, ucb1
 from alphazero_llm_trainer.search.steps import StepExpansion
 from alphazero_llm_trainer.search.tokens import TokenExpansion
 from alphazero_llm_trainer.search.tree import ROOT, Tree
-from alphazero_llm_trainer.sections import SearchConfig
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -20,7 +20,7 @@ import httpx
 import openai
 import pytest
 
-from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.tree import Tree
 
@@ -49,7 +49,7 @@ def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[s
     """`alphazero-llm-trainer serve` on a free port, in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if k != "ALPHAZERO_API_KEY"}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
-    code = "import sys; from alphazero_llm_trainer.cli import main; sys.exit(main())"
+    code = "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())"
     with (folder / "stderr").open("w") as errors:
         return subprocess.Popen(
             [sys.executable, "-c", code, "serve", "--student", "embedded", "--port", "0", *arguments],

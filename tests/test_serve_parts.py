@@ -16,20 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphazero_llm_trainer.config import Config, load_config
+from alphazero_llm_trainer.cli.serve_run import STEPWISE, by_eval
+from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.sections import ServeConfig
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Calculator
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.prm import EnginePrm, squash
-from alphazero_llm_trainer.policy.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.sections import ServeConfig
 from alphazero_llm_trainer.serve.answering import Answerer
 from alphazero_llm_trainer.serve.app import Answering, make_app
-from alphazero_llm_trainer.serve.conversation import Prompted
 from alphazero_llm_trainer.serve.failures import ApiError
 from alphazero_llm_trainer.serve.fair import FairQueue
 from alphazero_llm_trainer.serve.guard import Guard, is_loopback
@@ -41,7 +41,6 @@ from alphazero_llm_trainer.serve.server import listen, serve
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.traces import KeptJournal, Trace, TraceStore
 from alphazero_llm_trainer.serve.wanted import Wanted, chat_request
-from alphazero_llm_trainer.serve_run import STEPWISE, by_eval
 from alphazero_llm_trainer.types import Cost, Step
 from tests.support import run, tiny_engine
 
@@ -494,8 +493,7 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
     engine = InProcessEngine(
         student.model, eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids, settings=config.engine
     )
-    prompted: Any = Prompted(student)
-    prm = EnginePrm(engine, prompted, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+    prm = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
     stepwise = {name: partial(by_eval, name) for name in STEPWISE}
     answerer = Answerer(student, config, prm, None, stepwise)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from alphazero_llm_trainer.cli import train_main
+from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.collect import Collector
-from alphazero_llm_trainer.config import load_config
-from alphazero_llm_trainer.policy.protocol import Judgement
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.extract import trajectories

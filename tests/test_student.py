@@ -8,9 +8,9 @@ import json
 
 import torch
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.eval.greedy import answer
-from alphazero_llm_trainer.policy.protocol import GenerateRequest
 from alphazero_llm_trainer.policy.student import PACKAGED, PADS, give_pad, load_student, make_student, resolve_name
 from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support import ScriptedPolicy, a_problem, run, scripted_evaluate
 
+from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.search.driver import Search
 from alphazero_llm_trainer.search.targets import (
     endings,
@@ -16,7 +17,6 @@ from alphazero_llm_trainer.search.targets import (
     value_targets,
 )
 from alphazero_llm_trainer.search.tree import ROOT, Rollout, Tree
-from alphazero_llm_trainer.sections import SearchConfig
 from alphazero_llm_trainer.types import RewardParts, Step
 
 

@@ -14,13 +14,13 @@ from fault_server import FAULTS, FREE, GOOD, LOST, FaultServer
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from alphazero_llm_trainer.policy.openai_client import ChatClient, Endpoint, RetryPolicy
-from alphazero_llm_trainer.policy.teacher_answer import CallError, Failure, read_answer
-from alphazero_llm_trainer.policy.teacher_budget import Books, Spent
-from alphazero_llm_trainer.policy.teacher_cache import AnswerCache
-from alphazero_llm_trainer.policy.teacher_ensemble import TeacherEnsemble
-from alphazero_llm_trainer.policy.teacher_models import OpenAITeacher, TerminalChecker
-from alphazero_llm_trainer.sections import BudgetConfig, SpendLimits, TeacherModel, TeachersConfig
+from alphazero_llm_trainer.config.sections import BudgetConfig, SpendLimits, TeacherModel, TeachersConfig
+from alphazero_llm_trainer.teachers.answer import CallError, Failure, read_answer
+from alphazero_llm_trainer.teachers.budget import Books, Spent
+from alphazero_llm_trainer.teachers.cache import AnswerCache
+from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint, RetryPolicy
+from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
+from alphazero_llm_trainer.teachers.models import OpenAITeacher, TerminalChecker
 from alphazero_llm_trainer.types import Direction, Problem
 
 KEY = "sk-secret-0123456789"

@@ -9,12 +9,14 @@ import pytest
 from fault_server import FaultServer
 from support import ScriptedPolicy, a_problem, run, scripted_evaluate
 
-from alphazero_llm_trainer.cli import EXIT_STOPPED, train_main
+from alphazero_llm_trainer.cli.base import EXIT_STOPPED
+from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.collect import Collector
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import RequestError
 from alphazero_llm_trainer.eval.verifiers import Calculator
-from alphazero_llm_trainer.policy.protocol import TeacherProposal
 from alphazero_llm_trainer.policy.steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
@@ -23,7 +25,6 @@ from alphazero_llm_trainer.search.extract import source_of, trajectories
 from alphazero_llm_trainer.search.journal import Journal, read
 from alphazero_llm_trainer.search.targets import sft_rows
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.sections import SearchConfig
 from alphazero_llm_trainer.train.credit import group_advantages
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.run import RunFolder, new_run

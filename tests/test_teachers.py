@@ -15,22 +15,16 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import TeacherModel, TeachersConfig
+from alphazero_llm_trainer.engine.protocol import TeacherLedger, TeacherProposal
 from alphazero_llm_trainer.errors import ConfigError, TeacherError
-from alphazero_llm_trainer.policy.openai_client import (
-    ChatClient,
-    Endpoint,
-    RetryPolicy,
-    open_endpoint,
-    retry_after,
-)
-from alphazero_llm_trainer.policy.protocol import TeacherLedger, TeacherProposal
-from alphazero_llm_trainer.policy.teacher_answer import CallError, Failure
-from alphazero_llm_trainer.policy.teacher_breaker import Breaker
-from alphazero_llm_trainer.policy.teacher_ensemble import TeacherEnsemble
-from alphazero_llm_trainer.policy.teacher_models import OpenAITeacher, TerminalChecker, parse_step
-from alphazero_llm_trainer.policy.teachers import build_teachers, build_terminal_checker
-from alphazero_llm_trainer.sections import TeacherModel, TeachersConfig
+from alphazero_llm_trainer.teachers.answer import CallError, Failure
+from alphazero_llm_trainer.teachers.breaker import Breaker
+from alphazero_llm_trainer.teachers.build import build_teachers, build_terminal_checker
+from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint, RetryPolicy, open_endpoint, retry_after
+from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
+from alphazero_llm_trainer.teachers.models import OpenAITeacher, TerminalChecker, parse_step
 from alphazero_llm_trainer.types import Direction, Problem
 
 PROBLEM = Problem("p/0", "Ana has 3 apples and buys 4. How many has she?", "test")
@@ -263,7 +257,7 @@ def waits(script, monkeypatch, policy):
 
     async def use(client):
         with monkeypatch.context() as patch:
-            patch.setattr("alphazero_llm_trainer.policy.openai_client.asyncio.sleep", sleep)
+            patch.setattr("alphazero_llm_trainer.teachers.client.asyncio.sleep", sleep)
             return await fail(client)
 
     play(script, use, policy=policy)

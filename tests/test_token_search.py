@@ -27,6 +27,7 @@ from support import (
     tiny_llama,
 )
 
+from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.tokens import EngineTokens, beam_search
 from alphazero_llm_trainer.search.choose import agreed, choose, settled
@@ -36,7 +37,6 @@ from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Widening, 
 from alphazero_llm_trainer.search.select import puct, ucb1
 from alphazero_llm_trainer.search.targets import endings, policy_targets
 from alphazero_llm_trainer.search.tree import ROOT, Rollout, Tree
-from alphazero_llm_trainer.sections import SearchConfig
 from alphazero_llm_trainer.types import Cost, Direction, Problem, RewardParts, Step
 from alphazero_llm_trainer.viewer.text import draw_tree
 

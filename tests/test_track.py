@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.train import track
 from alphazero_llm_trainer.train.loop import Run

@@ -17,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from alphazero_llm_trainer.cli import EXIT_STOPPED, train_main
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.cli.base import EXIT_STOPPED
+from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.search.journal import read

@@ -17,9 +17,11 @@ import torch
 from support import EOS, VOCABULARY, tiny_engine, tiny_llama
 from transformers import AutoModelForTokenClassification
 
-from alphazero_llm_trainer import cli
-from alphazero_llm_trainer.cli import main
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.cli import base as cli
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import StudentModel
+from alphazero_llm_trainer.config.train import ValueConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval import value as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
@@ -27,7 +29,6 @@ from alphazero_llm_trainer.policy.student import Student
 from alphazero_llm_trainer.policy.value import load_value, policy_fingerprint
 from alphazero_llm_trainer.search.targets import prefixes
 from alphazero_llm_trainer.search.tree import ROOT, Tree
-from alphazero_llm_trainer.sections import StudentModel
 from alphazero_llm_trainer.train.models import make_trainable
 from alphazero_llm_trainer.train.rows import ValueRow, pack_values
 from alphazero_llm_trainer.train.value import (
@@ -55,7 +56,6 @@ from alphazero_llm_trainer.train.value_run import (
     train_value,
     value_rows,
 )
-from alphazero_llm_trainer.train_sections import ValueConfig
 from alphazero_llm_trainer.types import RewardParts, Step
 
 PROMPT = (7, 8, 9)

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from support import ScriptedAdvisor, ScriptedPolicy, ScriptedTokens, a_problem, hashed_reward, run, scripted_evaluate
 
-from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.engine.protocol import Judgement, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.policy.protocol import Judgement, TeacherProposal
+from alphazero_llm_trainer.report.trees import Reader, find_source
 from alphazero_llm_trainer.search.driver import Search, SearchResult
 from alphazero_llm_trainer.search.select import step_priors
 from alphazero_llm_trainer.search.tree import ROOT, Tree
-from alphazero_llm_trainer.sections import SearchConfig
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
-from alphazero_llm_trainer.view_command import Reader, find_source
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
 from alphazero_llm_trainer.viewer.record import row

@@ -27,15 +27,15 @@ import pytest
 import torch
 
 from alphazero_llm_trainer.collect import Collector
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import LoraConfig
+from alphazero_llm_trainer.engine.completions import BaseModelEngine
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.completions import BaseModelEngine
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
-from alphazero_llm_trainer.policy.protocol import Engine, Generated, GenerateRequest
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
-from alphazero_llm_trainer.sections import LoraConfig
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.models import make_trainable
 

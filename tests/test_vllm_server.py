@@ -21,25 +21,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import LoraConfig, StudentModel, VllmConfig
+from alphazero_llm_trainer.engine.background import LoopThread
+from alphazero_llm_trainer.engine.completions import Answer, Ask, BaseModelEngine, CompletionEngine, ranked, sample_seed
+from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
+from alphazero_llm_trainer.engine.vllm_server import body, parse
+from alphazero_llm_trainer.engine.vllm_weights import Versions, has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.backend import check_numerics, trainer_logprobs
-from alphazero_llm_trainer.policy.background import LoopThread
-from alphazero_llm_trainer.policy.completions import (
-    Answer,
-    Ask,
-    BaseModelEngine,
-    CompletionEngine,
-    ranked,
-    sample_seed,
-)
-from alphazero_llm_trainer.policy.inprocess import InProcessEngine
-from alphazero_llm_trainer.policy.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.policy.backend import QUESTION, check_numerics, trainer_logprobs
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.policy.vllm_launch import Launch, launch_for
-from alphazero_llm_trainer.policy.vllm_server import body, parse
-from alphazero_llm_trainer.policy.vllm_weights import Versions, has_adapter, write_adapter, write_model
-from alphazero_llm_trainer.sections import LoraConfig, StudentModel, VllmConfig
 from alphazero_llm_trainer.train.models import make_trainable
 
 from support import EOS, LINE_ENDS, tiny_engine, tiny_llama  # isort: skip
@@ -375,14 +368,14 @@ def test_a_server_that_is_not_there_and_a_key_that_is_not_set(monkeypatch: pytes
 
 def test_numerics_are_measured_and_refused() -> None:
     student: Any = load_student(load_config(overrides=["student=embedded"]))
-    facts = check_numerics(student, VllmConfig())
+    facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), VllmConfig())
     assert facts["tokens"] > 50 and 0 < facts["sampled_max"] < 1e-4 and facts["scored_mean"] <= facts["scored_max"]
     student.engine.facts = {"backend": "inprocess"}
     with pytest.raises(EngineError, match="differ from the trainer's forward"):
-        check_numerics(student, VllmConfig(gap_mean=1e-12))
+        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), VllmConfig(gap_mean=1e-12))
     prompt = student.prompt_ids("How many apples are in 3 boxes of 14 apples?")
     with torch.no_grad():
         student.model.get_input_embeddings().weight.mul_(float("nan"))
     assert trainer_logprobs(student.model, prompt, (5,))[0] != 0
     with pytest.raises(EngineError, match="nan"):
-        check_numerics(student, VllmConfig())
+        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), VllmConfig())

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from ..answers import is_final
-from ..policy.protocol import Limits
+from ..engine.protocol import Limits
 from ..search.driver import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step
 from .student import EMBEDDED_MODEL, FrozenStudent

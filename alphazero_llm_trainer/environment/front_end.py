@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(wanted: Plan) -> int:
     if wanted.mode is Mode.TRAIN:
-        from ..cli import train_main
+        from ..cli.train import train_main
 
         return train_main(list(wanted.argv))
     if wanted.mode is Mode.HELP:
@@ -189,7 +189,7 @@ def _says_push(config: EvalConfig) -> bool:
 
 def _size(config: EvalConfig) -> list[str]:
     """`-n 100` asks for 100 problems, so the taskset must give as many where its own size isn't set."""
-    from ..config import load_config
+    from ..config.load import load_config
 
     taskset, select = _taskset(config), config.select
     name = "train_size" if taskset.split == "train" else "eval_size"
@@ -217,7 +217,7 @@ def _agent(config: EvalConfig) -> Any:
 
 def describe(config: EvalConfig) -> str:
     """One line: which model and which problems were taken, and how to change them."""
-    from ..config import load_config
+    from ..config.load import load_config
     from .student import EMBEDDED_URL
 
     taskset = _taskset(config)
@@ -235,7 +235,7 @@ def describe(config: EvalConfig) -> str:
 
 def notes(config: EvalConfig) -> list[str]:
     """What the user should know before the run: teachers that won't take part."""
-    from ..config import load_config
+    from ..config.load import load_config
     from .harness import missing_key
 
     taskset, agent = _taskset(config), _agent(config)

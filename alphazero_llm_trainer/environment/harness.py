@@ -11,11 +11,11 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from ..collect import finished_earns_one, make_evaluate
-from ..config import Config, load_config
+from ..config.load import Config, load_config
 from ..errors import AlphaZeroError, EngineError
-from ..policy.teacher_ensemble import TeacherEnsemble
-from ..policy.teachers import build_teachers
 from ..search.driver import Evaluate, Search, SearchResult, derive_seed
+from ..teachers.build import build_teachers
+from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem
 from .argv import OUR_ID
 from .chat import CallFailed, Chat, ChatSteps, answers_itself

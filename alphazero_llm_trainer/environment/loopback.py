@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config import explain
+from ..config.load import explain
+from ..engine.protocol import Generated, GenerateRequest
 from ..errors import EngineError
-from ..policy.protocol import Generated, GenerateRequest
 from .student import EMBEDDED_MODEL, FrozenStudent
 
 MAX_BODY = 4 * 1024 * 1024

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from ..answers import is_final
 from ..collect import Perplexity
-from ..config import Config, load_config
+from ..config.load import Config, load_config
 from ..policy.student import Student, load_student
 from ..types import Problem, Step
 

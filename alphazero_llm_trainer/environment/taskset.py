@@ -9,11 +9,11 @@ from typing import Annotated, Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..config import Config, load_config
+from ..config.load import Config, load_config
+from ..config.sections import RewardConfig
 from ..problems.grading import grade_async
 from ..problems.load import load_tasks
 from ..problems.prompts import system_prompt
-from ..sections import RewardConfig
 from ..types import Problem
 from ..types import Task as ProblemTask
 from .student import frozen_student

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..answers import is_final
-from ..config import Config
-from ..policy.protocol import Judgement, Limits, Verifier
+from ..config.load import Config
+from ..engine.protocol import Judgement, Limits, Verifier
 from ..policy.steps import EngineSteps
 from ..problems.grading import final_answer
 from ..search.driver import derive_seed
@@ -102,7 +102,7 @@ class Attempt:
         self.prompt = sampler.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
         self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
-        self.judge = Judge(sampler.verifier, problem, len(self.prompt), self.cost)
+        self.judge = Judge(sampler.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
         context = sampler.student.engine.capabilities.max_context
         self.longest = min(self.settings.max_tokens, context - len(self.prompt))

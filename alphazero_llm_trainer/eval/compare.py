@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+from ..engine.protocol import Limits
 from ..errors import RequestError
-from ..policy.protocol import Limits
 from ..problems.grading import Grade, grade_many, vote_key
 from ..search.driver import derive_seed
 from ..types import Task

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..engine.protocol import GenerateRequest
 from ..errors import RequestError
-from ..policy.protocol import GenerateRequest
 from ..policy.student import Student
 from ..problems.grading import grade_async
 from ..search.driver import derive_seed

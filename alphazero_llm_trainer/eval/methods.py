@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from ..collect import finished_earns_one
-from ..policy.protocol import GenerateRequest
+from ..engine.protocol import GenerateRequest
 from ..problems.grading import final_answer, vote_key
 from ..rewards.calculator import exact_result
 from ..search.driver import Search

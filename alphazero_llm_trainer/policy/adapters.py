@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from ..config.sections import LoraConfig
 from ..errors import CheckpointError
-from ..sections import LoraConfig
 
 POLICY, VALUE, PRM, CRITIC, START = "default", "value", "prm", "critic", "start"  # names of adapters
 PARTS = ("lora_A", "lora_B")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ..config import Config
+from ..config.load import Config
+from ..config.sections import StudentModel, VllmConfig
+from ..engine.completions import CompletionEngine
+from ..engine.protocol import Engine, GenerateRequest
+from ..engine.vllm_weights import has_adapter
 from ..errors import EngineError
-from ..sections import StudentModel, VllmConfig
-from .completions import CompletionEngine
-from .protocol import GenerateRequest
-from .vllm_weights import has_adapter
-
-if TYPE_CHECKING:
-    from .student import Student
 
 QUESTION = "How many apples are in 3 boxes of 14 apples?"
 SAMPLES, TOKENS = 8, 64  # that the check at the start draws, and the most of each
@@ -34,12 +31,12 @@ def start_engine(
     """
     settings, adapter = config.engine, config.train.adapter or spec.adapter
     if settings.backend == "vllm":
-        from .vllm_engine import VllmEngine
-        from .vllm_launch import launch_for
+        from ..engine.vllm_engine import VllmEngine
+        from ..engine.vllm_launch import launch_for
 
         engine: CompletionEngine = VllmEngine(model, launch=launch_for(model, source, spec, adapter, settings), **ends)
     else:
-        from .vllm_server import ServerEngine
+        from ..engine.vllm_server import ServerEngine
 
         engine = ServerEngine(model, tokenizer, settings=settings, adapter=adapter, **ends)
     if has_adapter(model):
@@ -47,15 +44,14 @@ def start_engine(
     return engine
 
 
-def check_numerics(student: Student, limits: VllmConfig) -> dict[str, Any]:
-    """Differences (nats) between the engine's log-probabilities and the trainer's own forward, as run.json keeps them.
+def check_numerics(engine: Engine, model: Any, prompt: tuple[int, ...], limits: VllmConfig) -> dict[str, Any]:
+    """Differences (nats) between the engine's log-probabilities and the model's own forward, as run.json keeps them.
 
-    `sampled` is of the tokens as they were drawn, `scored` of the same tokens when the engine scores them.
+    `prompt` is the token ids of QUESTION. `sampled` is of the tokens as they were drawn after it, `scored` of the same
+    tokens when the engine scores them.
 
     Raises EngineError where a mean is above `limits.gap_mean` or a token's is above `limits.gap_max`.
     """
-    prompt = student.prompt_ids(QUESTION)
-    engine: Any = student.engine
 
     async def ask() -> tuple[list[Any], list[list[float]]]:
         [drawn] = await engine.generate([GenerateRequest(prompt, n=SAMPLES, max_new_tokens=TOKENS)])
@@ -64,7 +60,7 @@ def check_numerics(student: Student, limits: VllmConfig) -> dict[str, Any]:
     drawn, scored = asyncio.run(ask())
     sampled_gaps, scored_gaps = [], []
     for one, scores in zip(drawn, scored, strict=True):
-        own = trainer_logprobs(student.model, prompt, one.token_ids)
+        own = trainer_logprobs(model, prompt, one.token_ids)
         sampled_gaps += [abs(a - b) for a, b in zip(own, one.logprobs, strict=True)]
         scored_gaps += [abs(a - b) for a, b in zip(own, scores, strict=True)]
     facts: dict[str, Any] = {"tokens": len(sampled_gaps)}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..answers import is_final
+from ..engine.protocol import Generated, GenerateRequest, Limits
 from ..types import Continuation, Cost, Direction, Problem, Step
-from .protocol import Generated, GenerateRequest, Limits
 
 if TYPE_CHECKING:
     from .student import Student

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..answers import is_final
+from ..engine.protocol import Engine, Generated, GenerateRequest
 from ..types import Cost, Problem, Step
-from .protocol import Engine, Generated, GenerateRequest
 
 if TYPE_CHECKING:
     from .student import Student

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
+from ..engine.protocol import TeacherLedger, TeacherProposal
 from ..errors import DataError, TeacherError
-from ..policy.protocol import TeacherLedger, TeacherProposal
 from ..types import Direction, Problem
 from .embedded import SOURCE, apply, from_id
 

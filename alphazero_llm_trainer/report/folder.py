@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import DataError
 from ..eval.results import read_json
-from ..view_command import Reader, find_source
 from ..viewer.page import run_page
 from .evaluation import evaluation_parts
 from .judges import value_parts
@@ -18,6 +17,7 @@ from .ladder import ladder_parts
 from .loop import loop_parts
 from .page import heading, link, page
 from .training import TREES, training_parts
+from .trees import Reader, find_source
 
 MOST_TREES = 200  # embedded in trees.html
 RUN, METRICS, JOURNAL, ANSWERS = "run.json", "metrics.jsonl", "journal.jsonl", "test.jsonl"

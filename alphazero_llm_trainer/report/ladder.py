@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from ..eval.metrics import Interval
-from .charts import Chart, Row, row_chart
+from .charts import Chart, Row, row_chart, standalone
 from .evaluation import method_chart, over_tokens
 from .page import figures, heading, hero, paragraph, table
 from .tables import markdown
@@ -76,17 +76,22 @@ def result_markdown(ladder: Card) -> str:
     return "\n\n".join([f"{headline(ladder)[0]}.", note, *tables, missed(ladder)]) + "\n"
 
 
-def picture(ladder: Card) -> list[Chart]:
-    """What ladder.svg shows: the rungs, then for each verifier the methods at the largest budget."""
+def picture(ladder: Card) -> str:
+    """ladder.svg: the rungs, and the methods with the first verifier."""
+    return standalone(charts(ladder)[:2])
+
+
+def charts(ladder: Card) -> list[Chart]:
+    """The rungs, then for each verifier the methods at the largest budget."""
     rungs = [
         Row(rung["name"], Interval(*rung["accuracy"]), f"c{at}", dots=rung["by_seed"])
         for at, rung in enumerate(ladder["rungs"])
     ]
-    charts = [row_chart(f"{ladder['problems']:,} held-out problems; small dots are seeds", rungs, "accuracy [95%]")]
+    found = [row_chart(f"{ladder['problems']:,} held-out problems; small dots are seeds", rungs, "accuracy [95%]")]
     for verifier, rows in by_verifier(ladder).items():
         most = [row for row in rows if row["budget"] == rows[-1]["budget"]]
-        charts.append(method_chart(f"{verifier}: at most {most[0]['budget']} tokens", most, mcts_gain))
-    return charts
+        found.append(method_chart(f"{verifier}: at most {most[0]['budget']} tokens", most, mcts_gain))
+    return found
 
 
 def mcts_gain(row: Card) -> dict[str, Interval]:
@@ -95,7 +100,7 @@ def mcts_gain(row: Card) -> dict[str, Interval]:
 
 def ladder_parts(ladder: Card) -> list[str]:
     """The ladder's page."""
-    rungs, (first, *methods) = ladder["rungs"], picture(ladder)
+    rungs, (first, *methods) = ladder["rungs"], charts(ladder)
     ends = [(rung["name"], Interval(*rung["accuracy"])) for rung in (rungs[0], rungs[-1])]
     gains = [
         Row(f"{rung['name']} over {below['name']}", Interval(*rung["gain"]), Interval(*rung["gain"]).kind or "plain")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..config.sections import RewardConfig
 from ..errors import ConfigError
-from ..sections import RewardConfig
 from ..types import RewardParts
 
 

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from ..collect import Perplexity
-from ..config import Config
+from ..config.load import Config
 from ..errors import AlphaZeroError
 from ..policy.chat import RemoteStudent
 from ..types import Cost, Task

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config.load import Config
 from ..errors import AlphaZeroError, ConfigError, EngineError
 from ..types import Cost
 from .cluster import Cluster

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config.load import Config
 from ..policy.student import Student, frozen_student, load_student
 from ..policy.value import EngineValue, load_value, policy_fingerprint
 from ..problems.prompts import system_prompt

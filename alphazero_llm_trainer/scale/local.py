@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..collect import GradedTree, Perplexity
-from ..config import Config
+from ..config.load import Config
 from ..errors import ConfigError
 from ..types import Task
 from .host import Host

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..collect import Collector, GradedTree, Perplexity
-from ..config import Config
+from ..config.load import Config
+from ..engine.protocol import ValueFunction
 from ..errors import CheckpointError, ConfigError
-from ..policy.protocol import ValueFunction
 from ..types import Cost, Task
 from .schedule import Schedule
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config.load import Config
 from ..errors import ConfigError
 from ..types import Task
 from .fleet import Fleet, Searcher, short

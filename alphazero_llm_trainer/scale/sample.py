@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config.load import Config
 from ..errors import DataError
 from ..types import Task
 from .folder import SampleFolder

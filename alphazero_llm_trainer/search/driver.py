@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..config.sections import SearchConfig
+from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError
-from ..policy.protocol import ValueFunction, Verifier
-from ..sections import SearchConfig
 from ..types import Cost, Problem, Step
 from .choose import Choice, Reading, accepted, agreed, answer_of, choose, most_visited, settled
 from .mcts import Evaluation, Leaf, Mcts, Widening
@@ -183,7 +183,7 @@ class Search:
         """What turns a leaf of this tree into children and a value."""
         if self.verifier is not None:
             steps: StepPolicy = self.policy  # type: ignore[assignment]
-            judge = Judge(self.verifier, problem, len(self.policy.prompt_ids(problem)), cost)  # type: ignore[union-attr]
+            judge = Judge(self.verifier, problem, self.policy.prompt_ids(problem), cost)  # type: ignore[union-attr]
             return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge)
         arguments = (self.evaluate, self.settings, problem, tree, seed, cost)
         value = self.value

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ..answers import extract, is_final, normalize
+from ..config.sections import SearchConfig
+from ..engine.protocol import Limits, TeacherProposal
 from ..errors import RequestError
-from ..policy.protocol import Limits, TeacherProposal
-from ..sections import SearchConfig
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from ..policy.protocol import Generated, ValueFunction
-from ..sections import SearchConfig
+from ..config.sections import SearchConfig
+from ..engine.protocol import Generated, ValueFunction
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, mix
 from .seeds import derive_seed

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..answers import extract
 from ..collect import Perplexity, answer_search, finished_earns_one
-from ..config import Config
-from ..policy.protocol import ValueFunction, Verifier
+from ..config.load import Config
+from ..engine.protocol import ValueFunction, Verifier
 from ..policy.steps import EngineSteps
 from ..search.choose import Choice, choose, most_visited
 from ..search.driver import Evaluate, Search
@@ -131,7 +131,9 @@ class Answerer:
             changes |= steps | {"iterations": 1, "samples": method.samples, "budget_tokens": wanted.budget_tokens}
             changes |= {"choose": "value" if method.name == "best-of" else "vote", "stop_agreed": 0}
             settings = settings.model_copy(update=changes)
-            evaluate = states_an_answer if method.name == "majority" else judged_by(verifier, method.name)
+            evaluate = (
+                states_an_answer if method.name == "majority" else judged_by(verifier, method.name, conversation.prompt)
+            )
             return Search(EngineSteps(student, settings.temperature), evaluate, settings)
         budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         changes["budget_tokens"] = budget
@@ -213,7 +215,7 @@ async def states_an_answer(
     return RewardParts(total=1.0 if stated else 0.0)
 
 
-def judged_by(verifier: Verifier | None, method: str) -> Evaluate:
+def judged_by(verifier: Verifier | None, method: str, prompt_ids: tuple[int, ...]) -> Evaluate:
     """A terminal reward without gold: the verifier's total of a whole response; 0 where a limit cut it."""
     if verifier is None:
         raise no_verifier(method)
@@ -223,7 +225,7 @@ def judged_by(verifier: Verifier | None, method: str) -> Evaluate:
     ) -> RewardParts:
         if verdict not in WHOLE:
             return RewardParts(total=0.0)
-        return RewardParts(total=(await verifier(problem, steps)).total)
+        return RewardParts(total=(await verifier(problem, prompt_ids, steps)).total)
 
     return evaluate
 

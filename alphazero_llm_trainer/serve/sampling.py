@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ..policy.protocol import GenerateRequest, Watch
+from ..engine.protocol import GenerateRequest, Watch
 from .conversation import Conversation
 from .outcomes import DEADLINE, Decode, Outcome, Whole, tokens_of
 from .text import TextReader

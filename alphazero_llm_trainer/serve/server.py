@@ -12,8 +12,8 @@ from typing import Any
 
 import uvicorn
 
+from ..engine.protocol import GenerateRequest
 from ..errors import ConfigError
-from ..policy.protocol import GenerateRequest
 
 ENDING_SECONDS = 2.0  # for requests that were cancelled to tell their clients
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from ..config.sections import ServeConfig
 from ..errors import EngineError, RequestError
 from ..search.driver import derive_seed
 from ..search.waiting import together
-from ..sections import ServeConfig
 from .answering import Answerer
 from .failures import ApiError
 from .fair import FairQueue

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..config.sections import ServeConfig
 from ..errors import RequestError
 from ..policy.chat import Chat
-from ..sections import ServeConfig
 from .failures import ApiError, not_valid, shown, too_long
 from .names import MCTS, SAMPLE, Method, Names
 

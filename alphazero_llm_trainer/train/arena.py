@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config.load import Config
+from ..engine.protocol import Verifier
 from ..errors import CheckpointError
 from ..eval.attempt import Sampler
 from ..eval.compare import Benchmark, run_cell
 from ..eval.metrics import Interval, paired_bootstrap, wilson
 from ..eval.results import triple
 from ..eval.verifiers import Product, load_parts
-from ..policy.protocol import Verifier
 from ..policy.student import Student, load_student
 from ..policy.value import policy_fingerprint
 from ..problems.prompts import system_prompt
@@ -50,8 +50,7 @@ class Side:
     def verifier(self, config: Config, student: Student) -> Verifier:
         """`loop.verifier`, and beside it the side's own PRM or value, where it searches under one."""
         names = [name for name in (config.loop.verifier, self.own) if name not in ("none", None)] or ["none"]
-        sampler = Sampler(student, Product(()), config)
-        parts = load_parts(names, student, config, self.prm, self.value, sampler.policy.prompt_ids)
+        parts = load_parts(names, student, config, self.prm, self.value)
         return parts[0] if len(parts) == 1 else Product(parts)
 
 

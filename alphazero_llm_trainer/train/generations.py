@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import set_seed
 
-from ..config import Config, validate
+from ..config.load import Config, validate
 from ..errors import CheckpointError
 from ..eval.compare import StoppedError
 from ..policy.adapters import ADAPTER_CONFIG

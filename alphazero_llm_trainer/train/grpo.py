@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from ..train_sections import GrpoConfig
+from ..config.train import GrpoConfig
 from .models import Economy, keep_precision, restore_adapter, trained_state
 from .packing import Plan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound

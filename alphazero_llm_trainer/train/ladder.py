@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
+from ..config.load import Config
 from ..errors import TrainingError
 from .checkpoint import write_json
 

@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from trl import SFTConfig
 
-from ..train_sections import LegacyConfig
+from ..config.train import LegacyConfig
 from .models import Economy, keep_precision, restore_adapter, trained_state
 from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer

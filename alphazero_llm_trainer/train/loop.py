@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from ..collect import Collector, GradedTree, Perplexity
-from ..config import Config
+from ..config.load import Config
+from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import paired_bootstrap, wilson
-from ..policy.protocol import Verifier
 from ..policy.student import frozen_student, load_student, resolve_name
 from ..policy.value import EngineValue
 from ..problems.load import load_tasks
@@ -207,7 +207,7 @@ class Run:
             "rounds": self.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
-            "engine": getattr(self.student.engine, "facts", {"backend": "inprocess"}),
+            "engine": self.student.engine.facts,
         }
 
     # -- evaluation --------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..config import Config
-from ..sections import LoraConfig, ModelShape, StudentModel
+from ..config.load import Config
+from ..config.sections import LoraConfig, ModelShape, StudentModel
 
 GIB = 1 << 30
 CONTEXT = 600 << 20  # CUDA's own: kernels, cuBLAS workspaces

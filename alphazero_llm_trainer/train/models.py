@@ -15,6 +15,8 @@ from peft import PeftModel, get_peft_model, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ..config.sections import LoraConfig, StudentModel
+from ..config.train import TrainConfig
 from ..errors import ConfigError
 from ..policy.adapters import (
     ADAPTER_FILE,
@@ -27,8 +29,6 @@ from ..policy.adapters import (
     own_parameters,
     recomputing,
 )
-from ..sections import LoraConfig, StudentModel
-from ..train_sections import TrainConfig
 
 SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT"  # peft, on several adapters
 PREFIX = "base_model.model."  # of the names in an adapter's file

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from ..config.sections import LoraConfig
+from ..config.train import GrpoConfig, PpoConfig
 from ..errors import ConfigError
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
-from ..sections import LoraConfig
-from ..train_sections import GrpoConfig, PpoConfig
 from .credit import gae
 from .grpo import SearchGRPOTrainer, make_grpo_trainer, plan_padded
 from .models import attach

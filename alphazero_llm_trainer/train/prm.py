@@ -27,10 +27,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
+from ..config.sections import LoraConfig
+from ..config.train import PrmConfig
 from ..errors import DataError, TrainingError
 from ..policy.adapters import PRM, bind
-from ..sections import LoraConfig
-from ..train_sections import PrmConfig
 from .models import attach
 from .rows import ValueRow, pack_values
 from .value import LikeLengths, Score, ValueCollator, batches, cross_entropy, deepen, platt

@@ -10,16 +10,19 @@ from random import Random
 from typing import Any
 
 from ..answers import is_final
-from ..errors import DataError
+from ..config.load import Config
+from ..config.train import PrmConfig
+from ..errors import ConfigError, DataError
 from ..policy.student import Student
+from ..problems.load import load_tasks
 from ..problems.scripted_teacher import spoiled
 from ..search.targets import endings, prefixes, step_preferences, value_targets
 from ..search.tree import ROOT, Tree
-from ..train_sections import PrmConfig
 from ..types import Task
 from .prm import Ids, LabelledStep, StepPair, StepRow, balanced, pack_steps
 from .value_run import Question, journal_files, read_questions
 
+SPOILED = 3  # wrong steps beside each right one of the embedded student's demonstrations
 RATINGS = {1: 1.0, 0: 0.5, -1: 0.0}  # PRM800K: good, neutral, bad
 
 
@@ -167,6 +170,24 @@ def spoiled_sets(tasks: Iterable[Task], student: Student, count: int, seed: int)
                 pairs.append(StepPair(prefix, good, bad, 1.0, depth))
             prefix += good
         yield StepSet(text, student.prompt_ids(text), steps, pairs, [1.0] * len(steps), id=task.problem.id)
+
+
+def spoiled_demonstrations(student: Student, config: Config, known: set[str]) -> list[StepSet]:
+    """The student's own demonstrations with `train.prm.spoiled` wrong steps beside each right one.
+
+    Questions whose text is in `known` are left out. By default only the embedded student's demonstrations on embedded
+    problems are spoiled. Raises ConfigError where another source's are asked for.
+    """
+    problems, count = config.problems, config.train.prm.spoiled
+    if count is None:
+        count = SPOILED if (student.name, problems.source) == ("embedded", "embedded") else 0
+    if not (count and config.train.demonstrations):
+        return []
+    if problems.source != "embedded":
+        raise ConfigError(f"train.prm.spoiled is {count}: only embedded demonstrations can be spoiled; use 0")
+    tasks = load_tasks(problems.source, "train", config.train.demonstrations, levels=problems.levels)
+    sets = spoiled_sets(tasks, student, count, config.seed)
+    return [steps for steps in sets if steps.text not in known]
 
 
 def encode_step(student: Student, line: str) -> Ids:

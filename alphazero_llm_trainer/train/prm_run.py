@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional as F
 
-from ..config import Config
+from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.prm import JudgedSteps, best_total, follows_plan, measure

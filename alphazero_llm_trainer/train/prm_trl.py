@@ -16,9 +16,9 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase, PrinterCallback
 from trl import RewardConfig, RewardTrainer
 
+from ..config.train import PrmConfig
 from ..errors import DataError
 from ..policy.adapters import bind
-from ..train_sections import PrmConfig
 from .prm import FittedPrm, StepPair, StepRow, StepScorer, Watcher, check, pair_accuracy, step_scores
 
 TrlRow = dict[str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..answers import extract
-from ..config import Config, validate
+from ..config.load import Config, validate
 from ..errors import CheckpointError, ConfigError
 from ..types import Task
 from .checkpoint import write_json

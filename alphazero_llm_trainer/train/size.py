@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..config import Config
-from ..sections import StudentModel
+from ..config.load import Config
+from ..config.sections import StudentModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config import Config
+from ..config.load import Config
 from ..errors import CheckpointError, DataError, TrainingError
 from ..policy.student import load_student, resolve_name
 from ..policy.value import policy_fingerprint
@@ -145,8 +145,7 @@ def learn_value(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, 
 
 def learn_prm(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, Any]:
     """A process reward model on the generation's trees, in its folder."""
-    from ..prm_command import SPOILED, spoiled
-    from .prm_data import read_sets
+    from .prm_data import read_sets, spoiled_demonstrations
     from .prm_run import save_prm, train_prm
 
     emptied(out)
@@ -156,11 +155,7 @@ def learn_prm(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, An
     sets = read_sets([out.parent / "policy" / JOURNAL], student, settings)
     try:
         parts = split(sets, settings.validation_share, settings.test_share, out)
-        count = settings.spoiled
-        if count is None:
-            count = SPOILED if (student.name, config.problems.source) == ("embedded", "embedded") else 0
-        if count and config.train.demonstrations:
-            parts[0].extend(spoiled(student, config, count, {one.text for one in sets}))
+        parts[0].extend(spoiled_demonstrations(student, config, {judged.text for judged in sets}))
         trained = train_prm(student, config, parts, out, lambda kind, line: watch(line))
     except DataError as error:
         return untrained(error)

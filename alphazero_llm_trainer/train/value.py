@@ -22,10 +22,10 @@ from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
+from ..config.sections import LoraConfig
+from ..config.train import ValueConfig
 from ..errors import ConfigError, DataError, TrainingError
 from ..policy.adapters import VALUE, bind
-from ..sections import LoraConfig
-from ..train_sections import ValueConfig
 from .models import attach
 from .rows import ValueRow
 

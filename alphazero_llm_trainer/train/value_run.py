@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..collect import Collector
-from ..config import Config
+from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.value import States, Verdict, blend, measure, reliability, verdict

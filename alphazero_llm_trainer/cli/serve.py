@@ -1,0 +1,66 @@
+"""The `serve` command: a student with search behind the OpenAI API."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Config
+from ..errors import ConfigError
+from .base import add_config_arguments, resolve
+
+KEY_VARIABLE = "ALPHAZERO_API_KEY"
+EPILOG = f"""\
+Models: student (what --search says), student@sample, student@mcts, student@best-of-N, student@majority-N,
+student@weighted-majority-N, student@step-rejection, student@early-abort, student@adaptive-best-of-n, student@beam.
+The same by extra_body of the openai client: method, and budget_tokens, simulations, deadline_ms, return_tree.
+
+    curl http://127.0.0.1:8000/v1/chat/completions -d '{{"model": "student@mcts", "messages":
+      [{{"role": "user", "content": "..."}}], "deadline_ms": 2000}}'
+
+/v1/traces/ID is the tree of an answer (alphazero.trace_id), /traces/ID a page with it; /metrics is for Prometheus.
+Set {KEY_VARIABLE} to ask clients for a key (several: separated by commas). Bounds: serve.* of config/training.yaml."""
+
+
+def add_serve(commands: Any) -> None:
+    parser = commands.add_parser("serve", help="serve the student with search behind the OpenAI API", epilog=EPILOG)
+    parser.add_argument("--path", type=Path, metavar="DIR", help="a student's folder (default: the shipped student)")
+    parser.add_argument(
+        "--search", default="sample", metavar="METHOD", help="what the model `student` does (default: sample)"
+    )
+    parser.add_argument(
+        "--verifier",
+        metavar="NAME",
+        help="who judges searches, as of `eval` (default: calculator, with --prm or --value)",
+    )
+    parser.add_argument("--prm", type=Path, metavar="DIR", help="a process reward model's folder")
+    parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="(default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one (default: 8000)")
+    parser.add_argument("--insecure", action="store_true", help=f"other machines may ask without {KEY_VARIABLE}")
+    parser.add_argument(
+        "--keep-traces", type=Path, metavar="DIR", help="append every searched tree to DIR/journal.jsonl"
+    )
+    add_config_arguments(parser)
+    parser.set_defaults(run=lambda args: run_serve(args, resolve(args)))
+
+
+def run_serve(args: argparse.Namespace, config: Config) -> int:
+    """Serve until a signal comes. 0 after SIGTERM, 130 after Ctrl-C."""
+    from ..serve.guard import is_loopback
+    from ..serve.server import listen
+
+    keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port is {args.port}: give one of 0 to 65535")
+    if not is_loopback(args.host) and not keys and not args.insecure:
+        raise ConfigError(
+            f"--host is {args.host}, which other machines reach, and {KEY_VARIABLE} isn't set: set it, or add --insecure"
+        )
+    # Before anything is loaded: a port in use is told at once.
+    with listen(args.host, args.port) as bound:
+        from .serve_run import run
+
+        return run(args, config, keys, bound)

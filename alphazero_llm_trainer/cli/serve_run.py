@@ -1,0 +1,145 @@
+"""A server as the `serve` command runs it: load, join the methods of `eval` to it, listen."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import logging as transformers_logging
+
+from ..config.load import Config
+from ..errors import ConfigError
+from ..eval.attempt import Attempt, Chain, Sampler
+from ..eval.methods import METHODS
+from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
+from ..policy.student import load_student
+from ..policy.value import load_value, policy_fingerprint
+from ..problems.prompts import system_prompt
+from ..search.tree import REJECTED, ROOT
+from ..serve.answering import Answerer, Stepwise
+from ..serve.app import make_app
+from ..serve.guard import is_loopback
+from ..serve.names import Names
+from ..serve.server import serve
+from ..serve.service import Service
+from ..serve.traces import KeptJournal
+from ..types import RewardParts, Step
+from .base import EXIT_STOPPED
+
+if TYPE_CHECKING:
+    from ..engine.protocol import Verifier
+    from ..policy.student import Student
+
+STEPWISE = ("step-rejection", "early-abort", "adaptive-best-of-n", "beam")  # of eval.methods
+
+
+def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: socket.socket) -> int:
+    """Load, and serve at the socket `bound`. 0 after SIGTERM, 130 after Ctrl-C."""
+
+    named = args.verifier if args.verifier is not None else default_verifier(args)
+    check_name(named, args.prm, args.value)
+    if COMBINATION in named.split("+"):
+        raise ConfigError(f"--verifier is {named!r}: the combination is fitted by `eval` alone; name its parts")
+    judged = named != "none"
+    for network in ("prm", "value"):
+        guides = network == "value" and not judged
+        if getattr(args, network) is not None and network not in named.split("+") and not guides:
+            raise ConfigError(
+                f"--{network} is given and --verifier is {named!r}, which doesn't ask it: name it there or leave it out"
+            )
+    stepwise = {name: partial(by_eval, name) for name in STEPWISE if judged}
+    names = Names(args.search, stepwise, config.serve.max_samples, judged)
+    transformers_logging.set_verbosity_error()  # the server tells a client itself that its prompt is too long
+    student = load_student(config, path=args.path, system_prompt=system_prompt(config.problems.source))
+    verifier = load_verifier(named, student, config, args) if judged else None
+    value, guided = None, args.value or config.search.value
+    if not judged and guided is not None:
+        value = load_value(Path(guided), student, config)
+        if args.value is not None:
+            search = config.search.model_copy(update={"rollout": "none", "select": "puct"})
+            config = config.model_copy(update={"search": search})
+    answerer = Answerer(student, config, verifier, value, stepwise)
+    journal = None if args.keep_traces is None else KeptJournal(args.keep_traces)
+    service = Service(answerer, names, config.serve, policy_fingerprint(student.model), journal)
+    app = make_app(service, keys, is_loopback(args.host))
+    port = bound.getsockname()[1]
+    shown = f"[{args.host}]" if ":" in args.host else args.host
+
+    def ready() -> None:
+        print(f"student {student.name} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
+
+    try:
+        interrupted = serve(app, bound, student.engine, config.serve.grace_seconds, ready)
+    finally:
+        if journal is not None:
+            journal.close()
+    return EXIT_STOPPED if interrupted else 0
+
+
+def default_verifier(args: argparse.Namespace) -> str:
+    """The calculator, and the network that is named."""
+    networks = [name for name in ("prm", "value") if getattr(args, name) is not None]
+    return "+".join(["calculator", *networks[:1]])
+
+
+def load_verifier(named: str, student: Student, config: Config, args: argparse.Namespace) -> Verifier:
+    """The verifier of all requests."""
+    parts = load_parts(named.split("+"), student, config, args.prm, args.value)
+    return parts[0] if len(parts) == 1 else Product(parts)
+
+
+class Recorded(Attempt):
+    """An attempt that a client waits for: its chains make a tree, and the best so far is at hand when the time is over."""
+
+    def __init__(self, sampler: Sampler, given: Stepwise) -> None:
+        super().__init__(sampler, given.problem, given.seed, given.budget)
+        self.given = given
+        self.found: list[Chain] = []  # the best one alone
+
+    async def draw(
+        self,
+        steps: Sequence[Step] = (),
+        *,
+        greedy: bool = False,
+        line: bool = False,
+        kept: int = 0,
+        judged: bool = True,
+    ) -> Chain:
+        """See `Attempt.draw`."""
+        chain = await super().draw(steps, greedy=greedy, line=line, kept=kept, judged=judged)
+        node = self.record(chain)
+        if self.usable(chain):
+            best = self.best([*self.found, chain])
+            if best is chain:
+                self.found = [chain]
+                self.given.response, self.given.node = chain.text, node
+        return chain
+
+    def record(self, chain: Chain) -> int:
+        """Add a chain to the tree: a visit of its total, terminal where it ended or its last step was rejected. Its node."""
+        tree, node = self.given.tree, ROOT
+        scores = () if chain.judged is None else chain.judged.steps
+        for at, step in enumerate(chain.steps):
+            node = tree.attach(node, step)
+            if at < len(scores):
+                tree.prm[node] = scores[at]
+        rejected = chain.judged is not None and self.rejects(chain, last=True)
+        total = 0.0 if rejected else chain.total
+        if node != ROOT and (chain.whole or rejected):
+            verdict = REJECTED if rejected else "answer" if self.states(chain) else "ended"
+            tree.samples[node] += chain.whole
+            tree.finish(node, verdict, RewardParts(total=total))
+        tree.backup(node, total)
+        tree.simulated(node)
+        return node
+
+
+async def by_eval(name: str, given: Stepwise) -> tuple[str | None, str]:
+    """A method of `eval` as the server asks for it."""
+    student: Any = given.student
+    attempt = Recorded(Sampler(student, given.verifier, given.config), given)
+    return await METHODS[name](attempt)

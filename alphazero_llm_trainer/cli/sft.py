@@ -1,0 +1,57 @@
+"""The `sft` command: supervised training on worked solutions, from scratch or going on from a student."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..config.load import Config
+from ..errors import ConfigError
+from .base import add_config_arguments, resolve
+
+
+def add_sft(commands: Any) -> None:
+    parser = commands.add_parser("sft", help="supervised training on worked solutions, from scratch or going on")
+    parser.add_argument(
+        "--path",
+        type=Path,
+        metavar="DIR",
+        help="a student's folder to go on from (default: the embedded one from scratch)",
+    )
+    parser.add_argument("--out", type=Path, default=Path("checkpoints/sft"), metavar="DIR", help="where it goes")
+    parser.add_argument(
+        "--eval-size", type=int, default=1000, metavar="N", help="test problems, measured once at the end"
+    )
+    add_config_arguments(parser)
+    parser.set_defaults(run=lambda args: run_sft_command(args, resolve(args)))
+
+
+def run_sft_command(args: argparse.Namespace, config: Config) -> int:
+    """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
+    if args.eval_size < 1:
+        raise ConfigError(f"--eval-size is {args.eval_size}: give at least 1")
+    scratch = args.path is None and config.student in ("auto", "embedded")
+    if scratch and config.problems.source != "embedded":
+        raise ConfigError(
+            f"problems.source is {config.problems.source} and the embedded student is trained from scratch: name a"
+            " student to go on from with --path or --student"
+        )
+    from ..train.warmup import go_on, warm_up
+
+    if scratch:
+        manifest = warm_up(config, args.out, args.eval_size)
+    else:
+        manifest = go_on(config, args.path, args.out, args.eval_size)
+        before, gain = manifest["test_before"], manifest["gain"]
+        print(
+            f"before {before['value']:.3f} [{before['low']:.3f}, {before['high']:.3f}], paired gain"
+            f" {gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+        )
+    test = manifest["test_greedy"]
+    print(
+        f"greedy accuracy on {test['problems']:,} test problems: {test['value']:.3f}"
+        f" [{test['low']:.3f}, {test['high']:.3f}], pass@8 {manifest['test_pass_at_8']['value']:.3f};"
+        f" {manifest['seconds']:.0f} s of training; student in {args.out}"
+    )
+    return 0

@@ -1,0 +1,85 @@
+"""The console script's `view`: a run, a journal or one search as a self-contained HTML page."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, DataError
+from ..report.trees import Reader, Source, chosen_records, find_source
+
+EPILOG = """\
+RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that `search --json` wrote.
+The page needs no network and no other file. A journal of many questions gives a list of all of them with the trees of
+--trees questions (30 MB at most): mixed outcomes first, then wrong ones. --question gives the others."""
+
+
+def add_view(commands: Any) -> None:
+    parser = commands.add_parser("view", help="search trees as one HTML page", epilog=EPILOG)
+    parser.add_argument("run_or_journal", type=Path, metavar="RUN", help="a run folder, a journal, or a search's JSON")
+    parser.add_argument(
+        "--question", metavar="ID", help="one question's tree, by the question's id or the record's key"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: beside the journal)")
+    parser.add_argument("--trees", type=int, default=200, metavar="N", help="trees in a list's page")
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.set_defaults(run=run_view)
+
+
+def run_view(args: argparse.Namespace) -> int:
+    """Write the page and say where it is."""
+    if args.trees < 1:
+        raise ConfigError(f"--trees is {args.trees}: give at least 1")
+    from ..viewer.page import run_page, tree_page
+
+    source = find_source(args.run_or_journal)
+    reader = Reader(source, args.tokenizer)
+    name = args.run_or_journal.resolve().name
+    if args.question is not None:
+        records = [reader(record) for record in chosen_records(source, args.question)]
+    elif source.kind == "search":
+        records = [reader(record) for record in source]
+    else:
+        records = []
+    if len(records) == 1:
+        text, what = (
+            tree_page(records[0], title=f"{args.question or name} · {name}" if args.question else name),
+            "1 tree",
+        )
+    else:
+        count = 0
+
+        def counted() -> Iterator[dict[str, Any]]:
+            nonlocal count
+            for record in records or source:
+                count += 1
+                yield reader(record) if not records else record
+
+        text = run_page(
+            counted(), title=name if args.question is None else f"{args.question} · {name}", limit=args.trees
+        )
+        if not count:
+            raise DataError(f"{source.path} holds no finished tree: wait for its first one, or name another journal")
+        what = f"{count:,} questions"
+    out = args.out or default_out(source, args.question)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {out} can't be written ({error.strerror}): name a writable file") from error
+    print(f"{what} in {out} ({len(text) / 1e6:.1f} MB)")
+    if args.open:
+        webbrowser.open(out.resolve().as_uri())
+    return 0
+
+
+def default_out(source: Source, question: str | None) -> Path:
+    """view.html in a run's folder, the journal's own name with .html elsewhere; a question's id is added."""
+    stem = "view" if source.path.name == "journal.jsonl" or source.kind == "shards" else source.path.stem
+    if question is not None:
+        stem += "-" + re.sub(r"[^\w.-]+", "-", question)
+    return source.home / f"{stem}.html"

@@ -1,0 +1,187 @@
+"""One frozen configuration: shipped YAML, then the user's YAML, then `KEY=VALUE` overrides. An unknown key is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from ..errors import ConfigError
+from .sections import (
+    DatasetConfig,
+    EngineConfig,
+    EvalConfig,
+    LadderConfig,
+    LoopConfig,
+    NonNegative,
+    ProblemsConfig,
+    RewardConfig,
+    SampleConfig,
+    SearchConfig,
+    Section,
+    ServeConfig,
+    StudentModel,
+    TeachersConfig,
+    TeacherTier,
+)
+from .train import TrainConfig
+
+# libyaml's parser is seven times faster than the one in Python, and not in every build of PyYAML.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Config(Section):
+    seed: NonNegative = 7
+    student: str = "auto"
+    problems: ProblemsConfig = ProblemsConfig()
+    dataset: DatasetConfig = DatasetConfig()
+    engine: EngineConfig = EngineConfig()
+    search: SearchConfig = SearchConfig()
+    rewards: RewardConfig = RewardConfig()
+    teachers: TeachersConfig = TeachersConfig()
+    train: TrainConfig = TrainConfig()
+    sample: SampleConfig = SampleConfig()
+    eval: EvalConfig = EvalConfig()
+    ladder: LadderConfig = LadderConfig()
+    loop: LoopConfig = LoopConfig()
+    serve: ServeConfig = ServeConfig()
+    models: dict[str, StudentModel]
+    teacher_tiers: dict[str, TeacherTier]
+
+
+def shipped(name: str) -> Path:
+    """The path of a shipped YAML file: `config/` in a checkout, `config_files/` in a wheel."""
+    package = Path(__file__).parent.parent
+    for folder in (package / "config_files", package.parent / "config"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ConfigError(f"config file {name} is not in the installation: reinstall alphazero-llm-trainer")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping, or ConfigError naming the file."""
+    try:
+        loaded = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+    except OSError as error:
+        raise ConfigError(f"config file {path} can't be read ({error.strerror}): check the path") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        place = getattr(error, "problem_mark", None)
+        where = f" at line {place.line + 1}" if place is not None else ""
+        raise ConfigError(f"config file {path} is not valid YAML{where}: mend it or leave it out") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(
+            f"config file {path} holds a {type(loaded).__name__}, not a mapping: write `key: value` lines"
+        )
+    return loaded
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `over` on top; mappings merge, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`train.grpo.epochs=2` as a nested mapping; the value is read as YAML."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set got {text!r}: write KEY=VALUE, for example --set train.grpo.epochs=2")
+    try:
+        value: Any = yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {key}: the value {raw!r} is not valid YAML: quote it") from error
+    for part in reversed(split_key(key.strip())):
+        value = {part: value}
+    return value
+
+
+def split_key(key: str) -> list[str]:
+    """A key's parts. A student's name may hold dots: `models.llama-3.2-3b.path` is of `llama-3.2-3b`."""
+    parts = key.split(".")
+    if parts[0] != "models":
+        return parts
+    field = next((i for i in range(2, len(parts)) if parts[i] in StudentModel.model_fields), len(parts))
+    return ["models", ".".join(parts[1:field]), *parts[field:]] if len(parts) > 1 else parts
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
+    """The resolved configuration.
+
+    Args:
+        path: a YAML file with some of training.yaml's keys (also `models` and `teacher_tiers`), or None.
+        overrides: `KEY=VALUE` texts or nested mappings, later ones win.
+
+    Raises:
+        ConfigError: one sentence naming the first wrong field, its value and the fix.
+    """
+    merged = read_yaml(shipped("training.yaml"))
+    merged["models"] = read_yaml(shipped("models.yaml"))
+    merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
+    if path is not None:
+        merged = merge(merged, read_yaml(Path(path)))
+    for override in overrides:
+        merged = merge(merged, parse_override(override) if isinstance(override, str) else override)
+    return validate(merged)
+
+
+def validate(raw: Mapping[str, Any]) -> Config:
+    """`raw` as a Config, or ConfigError for the first field that is wrong."""
+    try:
+        config = Config.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from error
+    if config.student != "auto" and config.student not in config.models:
+        names = ", ".join(["auto", *config.models])
+        raise ConfigError(f"student is {config.student!r}: choose one of {names}, or add it to models.yaml")
+    if config.rewards.hre_weight + config.rewards.pre_weight == 0:
+        raise ConfigError("rewards.hre_weight and rewards.pre_weight are both 0: give one of them a weight above 0")
+    if config.rewards.hre_weight == 0 and not config.rewards.use_student_model:
+        raise ConfigError(
+            "rewards.hre_weight is 0 and rewards.use_student_model is false: nothing is rewarded; set one"
+        )
+    check_teachers(config.teacher_tiers)
+    urls = {"engine.vllm.base_url": config.engine.vllm.base_url}
+    urls |= {f"teacher_tiers.{name}.base_url": tier.base_url or "" for name, tier in config.teacher_tiers.items()}
+    for field, url in urls.items():
+        if "@" in url.partition("://")[2].partition("/")[0]:  # run.json keeps the configuration
+            raise ConfigError(
+                f"{field} has a name or password in it: put the key into the variable that key_variable names"
+            )
+    search = config.search
+    if search.mode == "step" and search.rollout in ("greedy", "beam"):
+        raise ConfigError(
+            f"search.rollout is {search.rollout} and search.mode is step: steps are rolled out by sample or none"
+        )
+    return config
+
+
+def check_teachers(tiers: Mapping[str, TeacherTier]) -> None:
+    """Raises ConfigError for a model of OpenRouter's that is not named as OpenRouter names models."""
+    for name, tier in tiers.items():
+        if tier.base_url is None or "openrouter.ai" not in tier.base_url:
+            continue
+        for model in (*tier.teachers, *([] if tier.terminal_checker is None else [tier.terminal_checker])):
+            if model.model.count("/") != 1:
+                raise ConfigError(
+                    f"teacher_tiers.{name} names the model {model.model!r}: write vendor/model or vendor/model:variant"
+                )
+
+
+def explain(error: ValidationError) -> str:
+    """A pydantic error as one sentence: field, value, fix."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown configuration key {field}: remove it or see config/training.yaml for the keys there are"
+    if first["type"] == "missing":
+        return f"configuration key {field} is missing: add it"
+    reason = first["msg"][0].lower() + first["msg"][1:]
+    return f"{field} is {first['input']!r}: {reason}"

@@ -1,0 +1,310 @@
+"""`engine.protocol.Engine` over any backend that completes one token-id prompt at a time: what vLLM's two ways share.
+
+A request becomes one completion a sample, each with a seed of its own, so a sample depends on (request seed, sample index)
+alone, and one with fewer lines is the beginning of one with more. A limit of one line is a set of stop tokens; with more, what
+follows the last line is cut off (line by line would compute the block that a line begins in again, for every line).
+
+Sampling is from the whole distribution: temperature is the only change to it, and top-p 1, top-k off, min-p 0 and no
+penalty are sent with every completion, so that nothing of a model's generation_config gets in. The mask of kept tokens is
+therefore all ones and isn't stored. Log-probabilities are those of temperature 1, as in the in-process engine, whatever
+temperature the tokens were drawn at: GRPO's ratio is that of two policies at temperature 1, and at another search.temperature
+its rows are off-policy by the temperature alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import EngineError, RequestError
+from ..types import Cost
+from .background import LoopThread
+from .protocol import Capabilities, Generated, GenerateRequest, Watch
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+Pairs = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One completion: at most `max_new_tokens` tokens, ended by a token of `stop_ids` (kept).
+
+    `top_k` likeliest tokens are wanted with each. What follows `max_lines` line ends is not wanted: a backend that can
+    stop there does. `scored` wants the log-probabilities of the prompt's own tokens too.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float
+    seed: int
+    stop_ids: tuple[int, ...] = ()
+    top_k: int = 0
+    max_lines: int | None = None
+    scored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an `Ask`: tokens and log-probabilities `[T]`, the top k of each, prompt tokens read from a cache.
+
+    `scores` `[P]` are the log-probabilities of the prompt's tokens, the first one's is None; empty unless they were asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top: tuple[Pairs, ...]
+    cached: int = 0
+    scores: tuple[float | None, ...] = ()
+
+
+@dataclass(slots=True)
+class CompletionStats:
+    """What was sent since the engine was made, and tokens that the backend computed for it."""
+
+    completions: int = 0
+    computed_tokens: int = 0
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The 62-bit seed of a request's sample; those of neighbours have nothing in common."""
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") >> 2
+
+
+def ranked(pairs: dict[int, float], k: int) -> Pairs:
+    """The k likeliest of token -> log-probability, likeliest first; of equal ones the lower token."""
+    return tuple(sorted(pairs.items(), key=lambda pair: (-pair[1], pair[0]))[:k])
+
+
+async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order. Where one fails or the caller is cancelled the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class CompletionEngine(ABC):
+    """See the module. A subclass completes (`_complete`) and takes new weights (`_push`), both on `thread`'s event loop.
+
+    Args:
+        model: the trainer's model, whose weights `set_policy` sends on.
+        eos_id: the token that ends a response; `eos_ids` are all that do, it among them.
+        line_end_ids: tokens whose text ends a line (a step).
+        context: tokens of prompt and response together.
+        trainable: `set_policy` can send new weights.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        eos_id: int,
+        eos_ids: frozenset[int],
+        line_end_ids: frozenset[int],
+        context: int,
+        trainable: bool = True,
+    ) -> None:
+        self.model, self.eos_id, self.eos_ids, self.line_end_ids = model, eos_id, eos_ids | {eos_id}, line_end_ids
+        self.vocabulary: int = model.config.vocab_size
+        self.capabilities = Capabilities(scores=True, topk=True, trainable=trainable, max_context=context, values=False)
+        self.cost, self.stats, self.version = Cost(), CompletionStats(), 0
+        self.facts: dict[str, Any] = {}
+        self.thread: LoopThread
+        self._live: set[asyncio.Task[Any]] = set()
+
+    @abstractmethod
+    async def _complete(self, ask: Ask, base: bool = False) -> Answer:
+        """One completion, by the base model without an adapter where `base`. Raises EngineError where the backend fails."""
+
+    @abstractmethod
+    async def _push(self) -> None:
+        """Send the weights that `model` has now."""
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """See `Engine.generate`; nothing streams to `watch`.
+
+        Raises RequestError for an empty or too long prompt, or a request for nothing.
+        """
+        for request in requests:
+            self._admit(len(request.prompt_ids))
+            if request.n < 1 or request.max_new_tokens < 1:
+                raise EngineError(
+                    f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
+                )
+        return await self._run([self._request(request) for request in requests])
+
+    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
+        """See `Engine.score`. The backend reads no cache for these: prefix and continuation are computed."""
+        for prefix, continuation in sequences:
+            self._admit(len(prefix), len(continuation))
+        return await self._run([self._score(*pair) for pair in sequences])
+
+    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+        """See `Engine.next_token_topk`."""
+        if k < 1:
+            raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
+        for prefix in prefixes:
+            self._admit(len(prefix))
+        return await self._run([self._peek(prefix, min(k, self.vocabulary)) for prefix in prefixes])
+
+    async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+        """Raises EngineError: vLLM gives no hidden states here."""
+        raise EngineError(f"engine.backend {self.facts['backend']} has no value head: set engine.backend=inprocess")
+
+    def set_policy(self, weights: Any, version: int) -> None:
+        """See `Engine.set_policy`; `weights` is a state dict or None. Raises EngineError while requests are under way."""
+        if weights is not None:
+            self.model.load_state_dict(weights)
+        self.thread.wait(self._swap())
+        self.version = version
+
+    def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
+        """Raises EngineError for a head; see `values`."""
+        if weight is not None:
+            raise EngineError(
+                f"engine.backend {self.facts['backend']} has no value head: set engine.backend=inprocess, or train a"
+                " value network (train.value.kind=network)"
+            )
+
+    def rest(self) -> None:  # noqa: B027 - a server has nothing to give back
+        """See `Engine.rest`."""
+
+    def forget(self) -> None:  # noqa: B027 - a server's cache is everybody's
+        """See `Engine.forget`."""
+
+    def close(self) -> None:  # noqa: B027 - of what a subclass started
+        """See `Engine.close`."""
+
+    # -- on the thread's event loop ----------------------------------------------------------------------------------
+
+    async def _run(self, works: list[Coroutine[Any, Any, T]]) -> list[T]:
+        async def counted() -> list[T]:
+            task = asyncio.current_task()
+            assert task is not None
+            self._live.add(task)
+            try:
+                return await all_or_none(works)
+            finally:
+                self._live.discard(task)
+
+        return await self.thread.run(counted())
+
+    async def _swap(self) -> None:
+        # Callers whose event loop ended were cancelled, but their tasks here may still have to notice.
+        ending = [task for task in self._live if task.cancelling()]
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._live:
+            raise EngineError("set_policy was called while requests are under way: wait for them first")
+        await self._push()
+
+    async def _counted(self, ask: Ask) -> Answer:
+        answer = await self._complete(ask)
+        self.stats.completions += 1
+        self.stats.computed_tokens += len(ask.prompt_ids) - answer.cached + len(answer.token_ids)
+        return answer
+
+    async def _request(self, request: GenerateRequest) -> list[Generated]:
+        room = self.capabilities.max_context - len(request.prompt_ids)
+        limit = min(request.max_new_tokens, room)
+        # vLLM draws nothing at temperature 0: every sample is the same.
+        drawn = 1 if request.temperature == 0 else request.n
+        samples = await all_or_none([self._sample(request, index, limit) for index in range(drawn)])
+        samples *= request.n // drawn
+        cached = min(one.cached for one, _ in samples)
+        self.cost.calls += 1
+        self.cost.cached_tokens += cached
+        # The block that the prompt ends in is computed again for each sample.
+        self.cost.prompt_tokens += sum(len(request.prompt_ids) - one.cached for one, _ in samples[:drawn])
+        self.cost.sampled_tokens += sum(tokens for _, tokens in samples)
+        top = request.top_k > 0
+        return [
+            Generated(one.token_ids, one.logprobs, self._finish(request, one), one.top if top else None, cached)
+            for one, _ in samples
+        ]
+
+    async def _sample(self, request: GenerateRequest, index: int, limit: int) -> tuple[Answer, int]:
+        """One sample, and how many tokens were drawn for it: those after its last line are cut off, but paid for."""
+        stops, lines = request.stop_ids | self.eos_ids, request.max_lines
+        if lines == 1:
+            stops, lines = stops | self.line_end_ids, None
+        seed = sample_seed(request.seed, index)
+        ask = Ask(request.prompt_ids, limit, request.temperature, seed, tuple(sorted(stops)), request.top_k, lines)
+        answer = await self._counted(ask)
+        drawn = len(answer.token_ids)
+        end = drawn if lines is None else self._end_of_line(answer.token_ids, lines)
+        return replace(
+            answer, token_ids=answer.token_ids[:end], logprobs=answer.logprobs[:end], top=answer.top[:end]
+        ), drawn
+
+    def _end_of_line(self, token_ids: Sequence[int], lines: int) -> int:
+        """How many tokens the first `lines` lines are."""
+        for i, token in enumerate(token_ids, 1):
+            lines -= token in self.line_end_ids
+            if lines == 0:
+                return i
+        return len(token_ids)
+
+    def _finish(self, request: GenerateRequest, one: Answer) -> str:
+        last = one.token_ids[-1]
+        if last in self.eos_ids:
+            return "eos"
+        lines = sum(token in self.line_end_ids for token in one.token_ids)
+        full = request.max_lines is not None and lines >= request.max_lines
+        return "stop" if last in request.stop_ids or full else "length"
+
+    async def _score(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> list[float]:
+        self.cost.calls += 1
+        self.cost.scored_tokens += len(continuation)
+        if not continuation:
+            return []
+        answer = await self._counted(Ask(prefix + continuation, 1, 0.0, 0, scored=True))
+        return [float(value) for value in answer.scores[len(prefix) :] if value is not None]
+
+    async def _peek(self, prefix: tuple[int, ...], k: int) -> list[tuple[int, float]]:
+        answer = await self._counted(Ask(prefix, 1, 0.0, 0, top_k=k))
+        self.cost.calls += 1
+        self.cost.cached_tokens += answer.cached
+        self.cost.prompt_tokens += len(prefix) - answer.cached
+        return list(answer.top[0])
+
+    def _admit(self, prompt: int, response: int = 1) -> None:
+        limit = self.capabilities.max_context
+        if prompt == 0:
+            raise RequestError("prompt is empty: give at least one token")
+        if prompt + response > limit:
+            raise RequestError(
+                f"prompt has {prompt} tokens, the context is {limit}: shorten the prompt or raise engine.max_context"
+            )
+
+
+class BaseModelEngine(CompletionEngine):
+    """The base model of a running engine, without adapters: what training never changes. Costs are its own."""
+
+    def __init__(self, owner: CompletionEngine) -> None:
+        super().__init__(
+            owner.model,
+            eos_id=owner.eos_id,
+            eos_ids=owner.eos_ids,
+            line_end_ids=owner.line_end_ids,
+            context=owner.capabilities.max_context,
+            trainable=False,
+        )
+        self.owner, self.thread, self.facts = owner, owner.thread, owner.facts
+
+    async def _complete(self, ask: Ask, base: bool = True) -> Answer:
+        return await self.owner._complete(ask, base=True)
+
+    async def _push(self) -> None:
+        raise EngineError("the base model's engine takes no weights: give them to the policy's")

@@ -1,0 +1,356 @@
+"""The in-process engine: continuous batching over one transformers model, every token of a shared prefix computed once.
+
+Each step computes all live rows of the queue (`schedule.py`) in one forward (`native.py`, `forward.py`), lets their samples
+draw, and refills the batch at once. Draws depend on (request seed, sample index) alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ..config.sections import EngineConfig
+from ..errors import EngineError, RequestError
+from ..types import Cost
+from .forward import make_forward
+from .native import library
+from .prefix_tree import TOP, WHOLE, PrefixTree
+from .protocol import Capabilities, Generated, GenerateRequest, Watch
+from .rows import Call, Rider
+from .sampling import Sampler
+from .schedule import Schedule
+
+MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
+TURNS = 16  # of the event loop, at most, that callers get to put in their next requests before a step
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """What the engine did since it was made: forwards, rows and tokens computed, seconds inside the model's forward."""
+
+    forwards: int = 0
+    rows: int = 0
+    computed_tokens: int = 0
+    forward_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+
+class InProcessEngine:
+    """`engine.protocol.Engine` over a causal language model of transformers (Llama-like: RoPE by position ids).
+
+    Args:
+        model: the policy; it is read, never changed, except by `set_policy`.
+        eos_id: the token that ends a response.
+        eos_ids: all tokens that do, `eos_id` among them (chat models have several); None: `eos_id` alone.
+        line_end_ids: tokens whose text ends a line (a step).
+        settings: batch, context and cache limits.
+
+    `forward.name` says what computes it: "native" (C), "fused" (torch) or "transformers".
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        eos_id: int,
+        line_end_ids: frozenset[int],
+        settings: EngineConfig,
+        eos_ids: frozenset[int] | None = None,
+    ) -> None:
+        self.eos_ids = frozenset({eos_id}) if eos_ids is None else eos_ids | {eos_id}
+        self.model, self.eos_id, self.line_end_ids, self.settings = model, eos_id, line_end_ids, settings
+        shape = model.config
+        layers = shape.num_hidden_layers
+        kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+        head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+        context = min(settings.max_context, shape.max_position_embeddings)
+        weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+        dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
+        token_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize
+        self.tree = PrefixTree(
+            max(min(settings.cache_tokens, settings.cache_bytes // token_bytes), 4 * context),
+            layers,
+            kv_heads,
+            head_dim,
+            shape.vocab_size,
+            memo_bytes=MEMO_BYTES,
+            dtype=dtype,
+            device=weight.device,
+        )
+        self.capabilities = Capabilities(
+            scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True
+        )
+        self.max_batch = settings.rows(token_bytes * context)
+        self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
+        self.valued = False
+        self.cost, self.stats, self.version = Cost(), EngineStats(), 0
+        self.facts: dict[str, Any] = {"backend": "inprocess"}
+        self.sampler = Sampler(library() if settings.native == "auto" else None)
+        self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, line_end_ids)
+        self._pump: asyncio.Task[None] | None = None
+        self._wakes: set[Watch] = set()
+
+    # -- the protocol ------------------------------------------------------------------------------------------------
+
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """See `Engine.generate`. Raises RequestError for an empty or too long prompt, or a request for nothing.
+
+        `watch` sees the samples grow. Nothing waits for it: when it is read, there may be several new tokens.
+        """
+        for request in requests:
+            self._admit_check(len(request.prompt_ids))
+            if request.n < 1 or request.max_new_tokens < 1:
+                raise EngineError(
+                    f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
+                )
+        if watch is None:
+            return await self._ask([partial(self._submit, request) for request in requests])
+        self._wakes.add(watch)
+        try:
+            return await self._ask([partial(self._submit, request, watch) for request in requests])
+        finally:
+            self._wakes.discard(watch)
+
+    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
+        """See `Engine.score`."""
+        for prefix, continuation in sequences:
+            self._admit_check(len(prefix), len(continuation))
+        return await self._ask([partial(self._submit_scoring, *pair) for pair in sequences])
+
+    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+        """See `Engine.next_token_topk`. What is known costs nothing and waits for nothing."""
+        if k < 1:
+            raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
+        for prefix in prefixes:
+            self._admit_check(len(prefix))
+        return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
+
+    async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+        """See `Engine.values`. What is known costs nothing and waits for nothing."""
+        if not self.valued:
+            raise EngineError("the engine has no value head: give it one with set_value")
+        for tokens in sequences:
+            self._admit_check(len(tokens), 0)
+        return await self._ask([partial(self._submit_value, tokens) for tokens in sequences])
+
+    def set_policy(self, weights: Any, version: int) -> None:
+        """See `Engine.set_policy`; `weights` is a state dict or None. Raises EngineError while requests are under way."""
+        if self._busy():
+            raise EngineError("set_policy was called while requests are under way: wait for them first")
+        if weights is not None:
+            self.model.load_state_dict(weights)
+        self.version, self.valued = version, False
+        self.tree.clear()
+        # Packed weights are copies, and adapters may have been added since: the fast forwards fit plain layers alone.
+        self.forward = make_forward(self.model, self.tree, self.settings, self.capabilities.max_context, self.max_batch)
+
+    def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
+        """See `Engine.set_value`. Raises EngineError for another shape than `[hidden size]` or while requests are under way."""
+        if self._busy():
+            raise EngineError("set_value was called while requests are under way: wait for them first")
+        size = self.model.config.hidden_size
+        if weight is not None and tuple(weight.shape) != (size,):
+            raise EngineError(f"the value head's weight has shape {tuple(weight.shape)}: give one of ({size},)")
+        self.forward.set_value(weight, bias)
+        self.valued = weight is not None
+        self.tree.clear_values()
+
+    def rest(self) -> None:
+        """See `Engine.rest`: its model is the trainer's own, nothing can be given back."""
+
+    def forget(self) -> None:
+        """See `Engine.forget`."""
+        self.tree.clear()
+
+    def close(self) -> None:
+        """See `Engine.close`: nothing runs elsewhere."""
+
+    # -- taking requests in ------------------------------------------------------------------------------------------
+
+    async def _ask(self, submissions: Sequence[Callable[[], T | asyncio.Future[T]]]) -> list[T]:
+        """Submit and wait for what is not known at once."""
+        self._ensure_pump()
+        answers: list[T | asyncio.Future[T]] = []
+        try:
+            for submit in submissions:
+                answers.append(submit())
+            return [await answer if isinstance(answer, asyncio.Future) else answer for answer in answers]
+        finally:
+            for answer in answers:
+                if isinstance(answer, asyncio.Future) and not answer.get_loop().is_closed():
+                    answer.cancel()  # what nobody waits for any more is let go; changes nothing where it has ended
+
+    def _busy(self) -> bool:
+        if not self.queue:
+            return False
+        if self._pump is not None and not self._pump.done() and not self._pump.get_loop().is_closed():
+            return True
+        # Left over from an event loop that ended before the pump could run once more.
+        self._abandon(RuntimeError("the event loop ended"))
+        return False
+
+    def _admit_check(self, prompt: int, response: int = 1) -> None:
+        limit = self.capabilities.max_context
+        if prompt == 0:
+            raise RequestError("prompt is empty: give at least one token")
+        if prompt + response > limit:
+            raise RequestError(
+                f"prompt has {prompt} tokens, the context is {limit}: shorten the prompt or raise engine.max_context"
+            )
+
+    def _submit(self, request: GenerateRequest, watch: Watch | None = None) -> asyncio.Future[list[Generated]]:
+        self.queue.reserve(len(request.prompt_ids))
+        path = self.tree.walk(request.prompt_ids)
+        limit = min(request.max_new_tokens, self.capabilities.max_context - len(path))
+        ends = request.stop_ids | self.eos_ids
+        if request.max_lines is not None:
+            ends |= self.line_end_ids
+        call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
+        riders = [
+            Rider(call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist())
+            for i in range(request.n)
+        ]
+        if watch is not None:
+            watch.samples += riders
+        call.cached = self.queue.place(path, riders)
+        self._charge(len(path), call.cached)
+        return call.future
+
+    def _charge(self, tokens: int, known: int) -> None:
+        self.cost.calls += 1
+        self.cost.cached_tokens += known
+        self.cost.prompt_tokens += tokens - known
+
+    def _submit_peek(self, prefix: tuple[int, ...], k: int) -> Any:
+        tree = self.tree
+        node = tree.find(prefix)
+        if node is not None and tree.memoised[node] == WHOLE:
+            self._charge(len(prefix), len(prefix))
+            table, [at] = tree.distributions([node])
+            return list(self.sampler.top(table, [at], k)[0])
+        if node is not None and tree.memoised[node] == TOP and min(k, tree.vocabulary) <= tree.top_tokens:
+            self._charge(len(prefix), len(prefix))
+            return list(tree.top(node, k))
+        self.queue.reserve(len(prefix))
+        path = tree.walk(prefix)
+        row, cached = self.queue.row(path[-1], path)
+        self._charge(len(prefix), cached)
+        future: asyncio.Future[list[tuple[int, float]]] = asyncio.get_running_loop().create_future()
+        row.peeks.append((future, k))
+        return future
+
+    def _submit_value(self, tokens: tuple[int, ...]) -> Any:
+        self.queue.reserve(len(tokens))
+        path = self.tree.walk(tokens)
+        value = self.tree.value[path[-1]]
+        if not math.isnan(value):
+            self._charge(len(path), len(path))
+            return value
+        row, cached = self.queue.row(path[-1], path)
+        self._charge(len(path), cached)
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        row.values.append(future)
+        return future
+
+    def _submit_scoring(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> Any:
+        """Queue what is needed to know the log-probability of every token of `continuation`; nothing where all are known."""
+        tree = self.tree
+        self.queue.reserve(len(prefix) + len(continuation))
+        path = tree.walk(prefix + continuation)
+        self.cost.calls += 1
+        self.cost.scored_tokens += len(continuation)
+        wanted = path[len(prefix) :]
+        for i in range(len(prefix), len(path)):
+            if math.isnan(tree.logprob[path[i]]):
+                parent = path[i - 1]
+                if tree.memoised[parent] != WHOLE:
+                    break
+                table, [at] = tree.distributions([parent])
+                tree.logprob[path[i]] = float(table[at, tree.token[path[i]]])
+        else:
+            return [tree.logprob[node] for node in wanted]
+        row = self.queue.queue(path, i - 1)
+        row.scoring, row.scored = asyncio.get_running_loop().create_future(), wanted
+        return row.scoring
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _ensure_pump(self) -> None:
+        """Have a task that steps the engine on this event loop. Call it before anything is queued."""
+        loop, pump = asyncio.get_running_loop(), self._pump
+        if pump is not None and not pump.done():
+            owner = pump.get_loop()
+            if owner is loop:
+                return
+            if not owner.is_closed():
+                raise EngineError("the engine serves another event loop now: wait for it, or load a second engine")
+            self._pump = None
+        self._busy()
+        self._pump = loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Step until nothing waits. Before each step every caller who can go on puts in what it asks for next."""
+        try:
+            while self.queue:
+                await self._let_callers_park()
+                began = time.perf_counter()
+                self._step()
+                for watch in self._wakes:
+                    if watch.wake is not None:
+                        watch.wake()
+                self.stats.step_seconds += time.perf_counter() - began
+        except Exception as error:  # noqa: BLE001 - every waiting caller gets it as its own EngineError
+            self._abandon(error)
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    async def _let_callers_park(self) -> None:
+        """Yield until nothing but this task can run, or the batch is full, or TURNS have passed.
+
+        Woken callers pass through a few nested awaits before they submit again. A task that never waits for anything
+        may not hold the others up; an event loop that doesn't show its queue gets three turns.
+        """
+        runnable = getattr(asyncio.get_running_loop(), "_ready", None)
+        for turn in range(TURNS):
+            await asyncio.sleep(0)
+            if len(self.queue.live) + len(self.queue.waiting) >= self.max_batch:
+                return
+            if not runnable and (runnable is not None or turn >= 2):
+                return
+
+    def _abandon(self, error: BaseException) -> None:
+        """Hand a failure (or the end of the event loop) to every caller that still waits, and start afresh."""
+        if not self.queue:
+            return
+        for future in self.queue.clear():
+            if not future.done() and not future.get_loop().is_closed():
+                failure = EngineError(f"the engine's loop ended early: {error!r}")
+                failure.__cause__ = error
+                future.set_exception(failure)
+        self.tree.clear()
+
+    def _step(self) -> None:
+        """Let those who wait for nothing draw, fill the batch, compute it, and hand out what came of it."""
+        queue, stats = self.queue, self.stats
+        queue.walk()
+        queue.refill(self.max_batch)
+        if not queue.live:
+            return
+        computed = self.forward.compute(queue.live)
+        stats.forwards += 1
+        stats.rows += len(queue.live)
+        stats.computed_tokens += computed.tokens
+        stats.forward_seconds += computed.seconds
+        queue.settle(computed)

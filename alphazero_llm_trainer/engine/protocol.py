@@ -1,0 +1,273 @@
+"""What search and training may expect of a policy: an engine that speaks token ids only, and teachers that speak text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from ..types import Cost, Direction, Problem, Step
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine offers; asking for more raises `EngineError`."""
+
+    scores: bool  # log-probabilities of given tokens
+    topk: bool  # the k likeliest tokens of each step
+    trainable: bool  # `set_policy` takes new weights
+    max_context: int  # prompt and response together, tokens
+    values: bool = False  # `set_value` takes a value head, `values` evaluates sequences
+    streams: bool = False  # `generate` takes a `Watch` beside the requests
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Sample `n` sequences after `prompt_ids`.
+
+    A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
+    `max_new_tokens`, or at `max_lines` line ends when that is given. `seed` alone decides the draws of each of the n
+    sequences: they don't depend on what else is in the batch. `temperature` 0 is greedy. `top_k` > 0 returns that many
+    log-probabilities for each step.
+    """
+
+    prompt_ids: tuple[int, ...]
+    n: int = 1
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    seed: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    max_lines: int | None = None
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One sampled sequence: `token_ids` and `logprobs` (nats, under the policy at temperature 1) are both `[T]`.
+
+    `finish` is "eos" (the end token is the last id), "stop" (a stop token or line limit) or "length".
+    `top` holds for each step its k likeliest `(token id, log-probability)` pairs, likeliest first, or is None.
+    `cached_tokens` says how many prompt tokens its request read from a cache.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str
+    top: tuple[tuple[tuple[int, float], ...], ...] | None = None
+    cached_tokens: int = 0
+
+
+class Sample(Protocol):
+    """A sequence while it is drawn: its tokens, their log-probabilities (nats) and, where asked for, their top-k."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[tuple[tuple[int, float], ...]]
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """Requests under way, seen from outside: their samples grow here, and `wake` is called after each of the engine's steps."""
+
+    wake: Callable[[], None] | None = None
+    samples: list[Sample] = field(default_factory=list)
+
+
+class EngineStats(Protocol):
+    """What an engine did since it was made, beyond its cost."""
+
+    computed_tokens: int  # tokens that went through the model, cached ones left out
+
+
+class TokenEngine(Protocol):
+    """What search asks of a policy. Every call may wait while others join its batch; `cost` adds up what all calls took.
+
+    `eos_ids` are all tokens that end a response, `eos_id` the one that a response is closed with; tokens of
+    `line_end_ids` end a line.
+    """
+
+    capabilities: Capabilities
+    cost: Cost
+    version: int
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def line_end_ids(self) -> frozenset[int]: ...
+
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """One list of `n` sequences a request, in order. `watch` sees them grow where `capabilities.streams`."""
+        ...
+
+    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
+        """Log-probabilities (nats) of each continuation's tokens after its prefix: `[T]` a pair."""
+        ...
+
+    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+        """The k likeliest next tokens of each prefix with their log-probabilities, likeliest first."""
+        ...
+
+
+@runtime_checkable
+class Engine(TokenEngine, Protocol):
+    """A token engine and its keeper's side: new weights, a value head, memory. `facts` is what run.json says about it."""
+
+    facts: dict[str, Any]
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
+        """The value head's output in (0, 1) after the last token of each sequence. Raises EngineError without a head."""
+        ...
+
+    def set_policy(self, weights: Any, version: int) -> None:
+        """Take new weights (None: the model object was changed in place); forget all that the old ones gave, value head too."""
+        ...
+
+    def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
+        """Take the value head V = sigmoid(weight . h + bias), h the final-norm hidden state `[D]`; None removes it."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing will be asked for a while: give back the memory that can be given back. The next call wakes it."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is cached of prompts and responses, so that the next call pays for all of its own."""
+        ...
+
+    def close(self) -> None:
+        """End what runs outside of this process's memory for it; no call may follow."""
+        ...
+
+
+class ValueFunction(Protocol):
+    """A value network as search sees it.
+
+    `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted for it on held-out
+    questions: 1 where it did not beat chance.
+    """
+
+    rollout_weight: float
+
+    async def __call__(self, token_ids: tuple[int, ...]) -> float:
+        """V in [0, 1] of the state after these tokens, prompt included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a verifier makes of a response or the beginning of one; every number is in [0, 1].
+
+    `steps` `[S]` has a score a step: how likely the step is right after the steps before it. `total` is the score of the
+    whole: how likely it is right, or will come out right.
+    """
+
+    steps: tuple[float, ...]
+    total: float
+
+
+class Verifier(Protocol):
+    """Judges responses without a gold answer: a calculator, log-probabilities, a process reward model, a combination.
+
+    `computes` tells that a model of its own reads the prompt and every step: each comparison adds those tokens to the
+    sampled ones (`search.verified.Judge` counts them). A rule, and what the policy's own sampling gave already, is free.
+    `scored_tokens` is what such a model's engine computed so far, over all problems.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def computes(self) -> bool: ...
+
+    @property
+    def scored_tokens(self) -> int: ...
+
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt that the policy read.
+
+        Pure: the same for the same input.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one continuation may take: `lines` steps and `tokens` tokens."""
+
+    lines: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherProposal:
+    """A next step as a teacher wrote it (text, one line without its line end)."""
+
+    text: str
+    source: str  # "teacher:<name>"
+    direction: Direction
+
+
+@dataclass(slots=True)
+class TeacherLedger:
+    """What one teacher did.
+
+    `calls` are asks, of them `cached` answered from the cache at no cost; `failures` are by kind; `used` counts the
+    proposals that the search took in and graded, `value` adds up what they gained (each in [0, 1], 0.5 is as good as the
+    student's own); `cost` is the provider's, every attempt counted.
+    """
+
+    calls: int = 0
+    cached: int = 0
+    used: int = 0
+    value: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+    cost: Cost = field(default_factory=Cost)
+
+    def count(self, what: str, kind: str = "", value: float = 0.0) -> None:
+        """Count one "call", "cached" answer, "failure" of a kind, or "used" proposal with its gain."""
+        if what == "call":
+            self.calls += 1
+        elif what == "cached":
+            self.cached += 1
+        elif what == "used":
+            self.used += 1
+            self.value += value
+        elif what == "failure":
+            self.failures[str(kind)] = self.failures.get(str(kind), 0) + 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """For run.json."""
+        return {
+            "calls": self.calls,
+            "cached": self.cached,
+            "failures": dict(self.failures),
+            "proposals_used": self.used,
+            "mean_value": self.value / self.used if self.used else None,
+            "cost": self.cost.as_dict(),
+        }
+
+
+class Teacher(Protocol):
+    """Something that proposes next steps in text. Never used at evaluation."""
+
+    name: str
+    ledger: TeacherLedger
+
+    async def propose(
+        self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
+    ) -> TeacherProposal | None:
+        """The next step after `steps` (lines without line ends), or None when it has nothing usable to say.
+
+        Raises TeacherError when it can't be asked; the caller records that and goes on without it.
+        """
+        ...

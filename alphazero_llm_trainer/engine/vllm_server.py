@@ -1,0 +1,285 @@
+"""A vLLM server that is already running, over its OpenAI-compatible API with token-id prompts.
+
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --generation-config vllm --max-logprobs 200 \\
+        --enable-prompt-tokens-details --enable-lora --max-loras 1 --max-lora-rank 32
+
+Of these, --max-logprobs is for token-level search with more than 20 next tokens, --enable-prompt-tokens-details for a cost
+that knows cached prompt tokens (without it all count as computed), and the rest for training: an adapter a version is
+loaded under a new name. Whole weights can't be sent to a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ..config.sections import EngineConfig, VllmConfig
+from ..errors import ConfigError, EngineError
+from .background import LoopThread
+from .completions import Answer, Ask, CompletionEngine, ranked
+from .vllm_weights import Versions, has_adapter, write_adapter
+
+ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
+SAMPLE_TEXT = "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and student must tokenise alike
+NO_WEIGHTS = "a vLLM server takes adapters alone: set train.adapter=lora or engine.backend=vllm"
+TOKEN = "token_id:"  # how the server writes a token where it is asked for ids
+
+
+class ServerEngine(CompletionEngine):
+    """`engine.protocol.Engine` over a `vllm serve`.
+
+    `set_policy(None, version)` has the server load the adapter that `model` has by then, from a folder that it must be able
+    to read (`engine.vllm.adapter_dir`).
+
+    Args:
+        model: the trainer's model.
+        tokenizer: the student's; the server's must agree with it.
+        adapter: what training would change, "full" or "lora".
+
+    Raises:
+        ConfigError: the key's variable is not set.
+        EngineError: the server can't be reached, or doesn't serve this student.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        eos_id: int,
+        eos_ids: frozenset[int],
+        line_end_ids: frozenset[int],
+        settings: EngineConfig,
+        adapter: str,
+    ) -> None:
+        vllm = settings.vllm
+        self.settings, self.adapter = vllm, adapter
+        headers, self.versions = authorisation(vllm), adapter_folders(vllm)
+        self.thread = LoopThread("vllm-server")
+        self.client = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(vllm.timeout_seconds, connect=10.0, pool=None),
+            limits=httpx.Limits(max_connections=vllm.max_concurrent),
+        )
+        self.url = vllm.base_url.rstrip("/")
+        self._end = weakref.finalize(self, shut, self.client, self.thread, self.versions)
+        try:
+            self.base, length = self.thread.wait(self._greet(tokenizer, eos_id))
+            trainable = adapter == "lora" and self.thread.wait(self._swaps())
+        except EngineError:
+            self._end()
+            raise
+        context = min(settings.max_context, length - 1)
+        super().__init__(
+            model,
+            eos_id=eos_id,
+            eos_ids=eos_ids,
+            line_end_ids=line_end_ids,
+            context=context,
+            trainable=trainable,
+        )
+        self.serving = self.base
+        self.facts = {"backend": "vllm-server", "base_url": self.url, "model": self.base}
+
+    def close(self) -> None:
+        """Unload the adapter and close the connections; no call may follow. The server goes on."""
+        if self._end.alive and self.serving != self.base:
+            with suppress(EngineError):  # a server that is gone has nothing to unload
+                self.thread.wait(self._post(f"{self.url}/unload_lora_adapter", {"lora_name": self.serving}))
+        self._end()
+
+    # -- on the thread's event loop ----------------------------------------------------------------------------------
+
+    async def _greet(self, tokenizer: Any, eos_id: int) -> tuple[str, int]:
+        """The model's name and context at the server, after checks that it is the student's model."""
+        listed = (await self._get(f"{self.url}/models")).get("data", [])
+        served = {str(one.get("id")): one for one in listed if one.get("parent") is None}
+        name = self.settings.model if self.settings.model is not None else next(iter(served), "")
+        if name not in served or (self.settings.model is None and len(served) > 1):
+            raise EngineError(
+                f"engine.vllm.model is {self.settings.model} and the server at {self.url} serves"
+                f" {', '.join(served) or 'nothing'}: name one of them"
+            )
+        root = self.url.removesuffix("/v1")
+        theirs = await self._post(
+            f"{root}/tokenize", {"model": name, "prompt": SAMPLE_TEXT, "add_special_tokens": False}
+        )
+        ours = tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"]
+        end = await self._post(f"{root}/detokenize", {"model": name, "tokens": [eos_id]})
+        if theirs.get("tokens") != ours or end.get("prompt") != tokenizer.decode([eos_id]):
+            raise EngineError(
+                f"the server's model {name} has another tokenizer than the student: serve the student's own model, or"
+                " name another with engine.vllm.model"
+            )
+        return name, int(served[name].get("max_model_len") or theirs["max_model_len"])
+
+    async def _swaps(self) -> bool:
+        """True when the server has the route that loads adapters; it answers to POST alone."""
+        response = await self._exchange("GET", f"{self.url}/load_lora_adapter", None)
+        return response.status_code == httpx.codes.METHOD_NOT_ALLOWED
+
+    async def _complete(self, ask: Ask, base: bool = False) -> Answer:
+        sent = body(ask, self.base if base else self.serving)
+        return parse(await self._post(f"{self.url}/completions", sent), ask)
+
+    async def _push(self) -> None:
+        if not has_adapter(self.model):
+            if self.adapter == "full":
+                raise EngineError(f"all weights were trained and {NO_WEIGHTS}")
+            return
+        folder = self.versions.next()
+        write_adapter(self.model, folder)
+        name = f"{self.versions.root.name}-{self.versions.number}"
+        try:
+            await self._post(f"{self.url}/load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
+        except EngineError as error:
+            raise EngineError(
+                f"the server takes no adapter ({error}): start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora"
+                " and --max-lora-rank, and let it read engine.vllm.adapter_dir"
+            ) from error
+        old, self.serving = self.serving, name
+        if old != self.base:
+            await self._post(f"{self.url}/unload_lora_adapter", {"lora_name": old})
+            self.versions.drop(self.versions.root / f"policy-{self.versions.number - 1}")
+
+    async def _get(self, url: str) -> dict[str, Any]:
+        return await self._send("GET", url, None)
+
+    async def _post(self, url: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._send("POST", url, content)
+
+    async def _exchange(self, method: str, url: str, content: Mapping[str, Any] | None) -> httpx.Response:
+        """The server's answer, whatever it is. A connection that breaks is tried again."""
+        for attempt in itertools.count(1):
+            try:
+                return await self.client.request(method, url, json=content)
+            except httpx.TransportError as error:
+                if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
+                    raise EngineError(
+                        f"the vLLM server at {self.url} can't be reached ({type(error).__name__}): start it, or correct"
+                        " engine.vllm.base_url or engine.vllm.timeout_seconds"
+                    ) from error
+                await asyncio.sleep(0.2 * attempt)
+        raise AssertionError
+
+    async def _send(self, method: str, url: str, content: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The server's JSON answer; anything else is an EngineError."""
+        response = await self._exchange(method, url, content)
+        if response.status_code >= 400:
+            raise EngineError(f"the vLLM server answers {url} with {response.status_code}: {reason(response)}")
+        if not response.headers.get("content-type", "").startswith("application/json"):
+            return {}
+        try:
+            said = response.json()
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise EngineError(
+                f"the vLLM server's answer to {url} is not a JSON object: is engine.vllm.base_url a vLLM server's?"
+            )
+        return said
+
+
+def body(ask: Ask, model: str) -> dict[str, Any]:
+    """The request's JSON. Everything that a server's or model's defaults could change is said."""
+    given: dict[str, Any] = {
+        "model": model,
+        "prompt": list(ask.prompt_ids),
+        "add_special_tokens": False,
+        "n": 1,
+        "max_tokens": ask.max_new_tokens,
+        "temperature": ask.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "ignore_eos": True,
+        "stop_token_ids": list(ask.stop_ids),
+        "logprobs": ask.top_k,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": False,
+    }
+    if ask.temperature > 0:
+        given["seed"] = ask.seed
+    if ask.scored:
+        given["prompt_logprobs"] = 0
+    return given
+
+
+def parse(answer: Mapping[str, Any], ask: Ask) -> Answer:
+    """The server's completion as an Answer. Raises EngineError where something is missing."""
+    try:
+        [choice] = answer["choices"]
+        ids, logged = tuple(choice["token_ids"]), choice["logprobs"]
+        logprobs = tuple(float(value) for value in logged["token_logprobs"])
+        top: tuple[tuple[tuple[int, float], ...], ...] = ()
+        if ask.top_k:
+            rows = logged["top_logprobs"]
+            top = tuple(
+                ranked({int(key.removeprefix(TOKEN)): value for key, value in row.items()}, ask.top_k) for row in rows
+            )
+        scores: tuple[float | None, ...] = ()
+        if ask.scored:
+            pairs = zip(ask.prompt_ids, choice["prompt_logprobs"], strict=True)
+            scores = tuple(None if row is None else float(row[str(token)]["logprob"]) for token, row in pairs)
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(
+            f"the server's completion lacks token ids or log-probabilities ({type(error).__name__}: {error}): it must be"
+            " vLLM 0.31 or newer"
+        ) from error
+    if not ids or len(ids) != len(logprobs):
+        raise EngineError(f"the server's completion has {len(ids)} tokens and {len(logprobs)} log-probabilities")
+    return Answer(ids, logprobs, top, int(details.get("cached_tokens") or 0), scores)
+
+
+def reason(response: httpx.Response) -> str:
+    """What an error's answer says, shortened."""
+    try:
+        said = response.json()
+    except ValueError:
+        return response.text.strip()[:200] or "nothing"
+    error = said.get("error", said) if isinstance(said, dict) else said
+    return str(error.get("message", error) if isinstance(error, dict) else error).splitlines()[0][:200]
+
+
+def authorisation(vllm: VllmConfig) -> dict[str, str]:
+    """The header with the server's key, where it wants one."""
+    if vllm.key_variable is None:
+        return {}
+    key = os.environ.get(vllm.key_variable)
+    if not key:
+        raise ConfigError(
+            f"engine.vllm.key_variable names {vllm.key_variable}, which is not set: set it to the server's key"
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+def adapter_folders(vllm: VllmConfig) -> Versions:
+    """Where adapters are written. Raises ConfigError where that can't be written to."""
+    try:
+        return Versions(None if vllm.adapter_dir is None else Path(vllm.adapter_dir))
+    except OSError as error:
+        raise ConfigError(
+            f"engine.vllm.adapter_dir {vllm.adapter_dir} can't be written to ({error.strerror}): name a folder that the"
+            " server sees too"
+        ) from error
+
+
+def shut(client: httpx.AsyncClient, thread: LoopThread, versions: Versions) -> None:
+    """Close the connections, the thread and the temporary folder."""
+    if not thread.inside():
+        thread.wait(client.aclose())
+    thread.close()
+    versions.close()

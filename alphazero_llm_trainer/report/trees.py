@@ -1,0 +1,200 @@
+"""Saved trees for pages: where a run's records are, and what a page must know about each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.sections import SearchConfig
+from ..errors import ConfigError, DataError
+from ..search.choose import Text, choose, most_visited
+from ..search.journal import read, read_shards, shard_paths
+from ..search.select import constant
+from ..search.tree import Tree
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+EMBEDDED = Path(__file__).parent.parent / "assets" / "student"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where records come from: a journal file, a folder of shards, or one search's JSON; `home` holds its card."""
+
+    path: Path
+    kind: str
+    home: Path
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The records, one in memory at a time; a half-written last line is left out."""
+        if self.kind == "search":
+            yield _one_search(self.path)
+        else:
+            yield from read_shards(self.path) if self.kind == "shards" else read(self.path)
+
+
+def find_source(path: Path) -> Source:
+    """What `path` is. Raises DataError where it holds no journal."""
+    if path.is_dir():
+        if (path / "journal.jsonl").is_file():
+            return Source(path / "journal.jsonl", "journal", path)
+        if shard_paths(path):
+            return Source(path, "shards", path)
+        below = sorted(
+            {file.parent for name in ("journal.jsonl", "shard-00000.jsonl") for file in path.glob(f"*/**/{name}")}
+        )
+        fix = f"name one of those below it, such as {below[0]}" if below else "name a run folder or a journal"
+        raise DataError(f"{path} holds no journal.jsonl and no shard-*.jsonl: {fix}")
+    if not path.is_file():
+        raise DataError(f"{path} is not there: name a run folder of `train` or `sample`, a journal, or a search's JSON")
+    return Source(path, "search" if path.suffix == ".json" else "journal", path.parent)
+
+
+def _one_search(path: Path) -> dict[str, Any]:
+    """What `search --json` printed, as a record."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not readable JSON: write it with `search --json > {path.name}`") from error
+    if not isinstance(raw, dict) or "tree" not in raw:
+        raise DataError(f"{path} holds no tree: write it with `search --json > {path.name}`")
+    return {"key": path.stem, **raw}
+
+
+class Reader:
+    """Adds to records what the page can't know: how the search chose and explored, and how tokens read.
+
+    The card beside the journal (run.json, manifest.json) tells the settings and the student; a record's own word wins.
+    """
+
+    def __init__(self, source: Source, tokenizer: Path | None) -> None:
+        card = _card(source.home)
+        config = card.get("config") or {}
+        self.settings = _search_settings(config.get("search") or {}, source.home)
+        self.choose: str = "vote" if self.settings is None else self.settings.choose
+        if self.settings is not None and self.settings.rollout == "none":
+            self.choose = "end"
+        self.tokenizer = _tokenizer(source, config, card, tokenizer)
+        self.sure = self.tokenizer is not None
+        self._pieces: dict[int, str] = {}
+
+    def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
+        tree = Tree.from_dict(record.get("tree") or {})
+        found: dict[str, Any] = {}
+        if self.settings is not None:
+            rule = self.settings.rule
+            found["search"] = {"rule": rule, "exploration": constant(rule, self.settings.exploration)}
+        if "chosen" not in record:
+            choice = choose(tree, self.choose, most_visited(tree), self._text(tree))
+            if choice is not None:
+                found |= {
+                    "chosen": choice.node,
+                    "answer": choice.answer,
+                    "why": choice.why,
+                    "response": choice.response,
+                }
+        if not self.sure:
+            # A record without a card may well be the embedded student's: its tokens say so.
+            self.tokenizer, self.sure = _embedded_if_it_reads(tree), True
+        if self.tokenizer is not None:
+            used = {token for ids in tree.token_ids for token in ids} | set(record.get("prompt_ids", ()))
+            used |= {token for rollout in tree.rollouts for token in rollout.token_ids}
+            found["pieces"] = {str(token): self.piece(token) for token in sorted(used)}
+        return {**found, **record}
+
+    def _text(self, tree: Tree) -> Text | None:
+        tokenizer = self.tokenizer
+        if tokenizer is None or not tree.rollouts:
+            return None
+        return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def piece(self, token: int) -> str:
+        """A token's own text: what it adds after another one, so that leading spaces are kept."""
+        assert self.tokenizer is not None
+        known = self._pieces.get(token)
+        if known is None:
+            alone = self.tokenizer.decode([token], skip_special_tokens=False)
+            twice = self.tokenizer.decode([token, token], skip_special_tokens=False)
+            known = self._pieces[token] = twice[len(alone) :] if twice.startswith(alone) else alone
+        return known
+
+
+def _card(home: Path) -> dict[str, Any]:
+    """What a run's folder says about itself; {} where it is no run's."""
+    for file in (home / "run.json", home / "manifest.json"):
+        if file.is_file():
+            try:
+                card = json.loads(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise DataError(f"{file} is not JSON: restore it, or copy the journal elsewhere") from error
+            return card if isinstance(card, dict) else {}
+    return {}
+
+
+def _search_settings(stored: Mapping[str, Any], home: Path) -> SearchConfig | None:
+    """`search.*` of a card as far as this version knows it; None where there is none."""
+    known = {name: value for name, value in stored.items() if name in SearchConfig.model_fields}
+    try:
+        return SearchConfig.model_validate(known) if known else None
+    except ValueError as error:
+        raise DataError(f"the configuration in {home} is not this version's: copy the journal elsewhere") from error
+
+
+def _tokenizer(
+    source: Source, config: Mapping[str, Any], card: Mapping[str, Any], named: Path | None
+) -> Tokenizer | None:
+    """The student's tokenizer where a file of it is at hand: named, in the run's folder, or the embedded student's."""
+    if named is not None:
+        file = named / "tokenizer.json" if named.is_dir() else named
+        if not file.is_file():
+            raise ConfigError(f"--tokenizer is {named}, which holds no tokenizer.json: name a student folder")
+    else:
+        student = (config.get("train") or {}).get("student") or config.get("student")
+        embedded = "embedded" in (card.get("student"), student, (card.get("policy") or {}).get("name"))
+        places = [source.home / "student", *([Path(student)] if isinstance(student, str) else [])]
+        places += [EMBEDDED] if embedded else []
+        file = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), Path())
+        if not file.is_file():
+            return None
+    return _load(file)
+
+
+def _load(file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        # The library has no error of its own to catch: what it can't read is seen here first.
+        if not isinstance(json.loads(file.read_text(encoding="utf-8"))["model"], dict):
+            raise TypeError("its model is no mapping")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is not a tokenizer.json: name another student folder with --tokenizer") from error
+    return Tokenizer.from_file(str(file))
+
+
+def _embedded_if_it_reads(tree: Tree) -> Tokenizer | None:
+    """The embedded student's tokenizer where every node's tokens read as its text."""
+    tokenizer = _load(EMBEDDED / "tokenizer.json")
+    nodes = zip(tree.token_ids, tree.text, strict=True)
+    return (
+        tokenizer if all(tokenizer.decode(list(ids), skip_special_tokens=True) == text for ids, text in nodes) else None
+    )
+
+
+def chosen_records(source: Source, question: str) -> list[dict[str, Any]]:
+    """The records of one question, by key or by its id. Raises DataError where there is none."""
+    found: list[dict[str, Any]] = []
+    known: list[str] = []
+    for record in source:
+        problem = record.get("problem") or {}
+        if question in (record.get("key"), problem.get("id")):
+            found.append(record)
+        elif len(known) < 3:
+            known.append(str(problem.get("id", record.get("key"))))
+    if not found:
+        have = f"it has {', '.join(known)}, ..." if known else "it is empty"
+        raise DataError(f"--question is {question!r}, which {source.path} has no tree of ({have}): name an id or a key")
+    return found
