@@ -16,16 +16,13 @@ from ..eval.combination import Combination, fit_combination
 from ..eval.compare import Benchmark, StoppedError, graded, run_cell, run_samples
 from ..eval.results import (
     CARD,
-    FIGURE,
     RESULTS,
     TABLES,
     EvalFolder,
     at_k,
-    markdown,
     newest_folder,
     next_folder,
     paired,
-    sentences,
     summary,
     write_json,
 )
@@ -66,15 +63,13 @@ def run(args: argparse.Namespace, config: Config) -> int:
     progress.stop()
     results = gather(args, config, student, folder, facts, identity)
     write_json(out / RESULTS, results)
-    text = markdown(results)
-    (out / TABLES).write_text(text, encoding="utf-8")
-    from ..eval.figures import draw_accuracy_over_tokens
+    from ..report.evaluation import result_text, results_markdown
     from ..report.folder import write_report
 
-    draw_accuracy_over_tokens(out / FIGURE, results)
+    (out / TABLES).write_text(results_markdown(results), encoding="utf-8")
     write_report(out)
-    print(text)
-    print(f"{RESULTS}, {TABLES}, {FIGURE} and report.html are in {out}")
+    print(result_text(results))
+    print(f"{RESULTS}, {TABLES} and report.html are in {out}")
     return 0
 
 
@@ -214,7 +209,6 @@ def gather(
         if (cell := folder.read(name, method, budget)) is not None
     ]
     sampled = [folder.read_samples(name, args.samples) for name in args.benchmarks if args.samples]
-    pairs = paired(cells)
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "student": student.name if args.path is None else str(args.path),
@@ -224,7 +218,6 @@ def gather(
         "config": config.model_dump(mode="json", exclude={"models", "teacher_tiers"}),
         "benchmarks": facts,
         "rows": [summary(cell) for cell in cells],
-        "pairs": pairs,
+        "pairs": paired(cells),
         "at_k": [at_k(found) for found in sampled if found is not None],
-        "sentences": sentences(pairs, args.verifier),
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..config.load import Config, read_yaml
 from ..errors import ConfigError
+from ..live import Progress
 from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
 
 EPILOG = """\
@@ -69,8 +70,8 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     if args.out is None and not args.dry_run:
         raise ConfigError("--out is missing: name the folder that the trees go to")
     from ..problems.load import load_tasks
-    from ..scale.progress import Progress, estimate, table
     from ..scale.sample import SampleJob, run_sample
+    from ..scale.summary import estimate, table
 
     count = min(args.num_examples, config.sample.dry_run_trees) if args.dry_run else args.num_examples
     source, levels, path = config.problems.source, config.problems.levels, config.dataset.path

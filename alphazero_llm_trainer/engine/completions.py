@@ -133,7 +133,10 @@ class CompletionEngine(ABC):
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """See `Engine.generate`; nothing streams to `watch`. Raises RequestError for an empty or too long prompt, or a request for nothing."""
+        """See `Engine.generate`; nothing streams to `watch`.
+
+        Raises RequestError for an empty or too long prompt, or a request for nothing.
+        """
         for request in requests:
             self._admit(len(request.prompt_ids))
             if request.n < 1 or request.max_new_tokens < 1:

@@ -31,8 +31,8 @@ from ..search.tree import Tree
 from ..types import Task
 from .checkpoint import fingerprint, write_json
 from .models import Economy, checkpoint_layers, make_trainable, save_adapter
-from .rows import ValueRow, pack_values
 from .progress import StepProgress
+from .rows import ValueRow, pack_values
 from .value import (
     HEAD_FITS,
     Fitted,
