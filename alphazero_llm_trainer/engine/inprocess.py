@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..config.sections import EngineConfig
+from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError, RequestError
 from ..types import Cost
 from .forward import make_forward
@@ -29,7 +29,6 @@ from .rows import Call, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 
-MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
 TURNS = 16  # of the event loop, at most, that callers get to put in their next requests before a step
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +103,8 @@ def shown(cells: dict[str, dict[str, Any]], gains: dict[str, Interval]) -> dict[
     for name, cell in cells.items():
         found = wilson(cell["outcomes"].count("1"), cell["problems"])
         tokens = (cell["sampled_tokens"] + cell["scored_tokens"]) / cell["problems"]
-        result[name] = {"accuracy": listed(found), "tokens": round(tokens, 1), **cell}
-    return result | {f"gain {kind}": listed(found) for kind, found in gains.items()}
-
-
-def listed(found: Interval) -> list[float]:
-    return [found.value, found.low, found.high]
+        result[name] = {"accuracy": list(astuple(found)), "tokens": round(tokens, 1), **cell}
+    return result | {f"gain {kind}": list(astuple(found)) for kind, found in gains.items()}
 
 
 def costs(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from ..errors import CheckpointError
 from ..eval.compare import StoppedError
 from ..policy.adapters import ADAPTER_CONFIG
 from ..policy.student import load_student, resolve_name
-from ..policy.value import CARD as VALUE_CARD
+from ..policy.value import FOLDER as VALUE
 from ..policy.value import policy_fingerprint
 from ..problems.load import load_tasks
 from ..search.driver import derive_seed
@@ -279,7 +279,7 @@ class Loop:
         """
         size = self.config.train.validation_size
         names: list[str | None] = [None]
-        if side.value is not None and json.loads((side.value / VALUE_CARD).read_text(encoding="utf-8"))["earned"]:
+        if side.value is not None and VALUE.read_card(side.value)["earned"]:
             names.append("value")
         if side.prm is not None:
             names.append("prm")

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from .models import Economy, check_full, load_trained_state, make_trainable, mer
 from .ppo import make_ppo_trainer
 from .report import Progress, draw_report
 from .run import RunFolder
+from .size import RunSize
 from .source import Interrupted, RoundSource, RoundStats
 from .track import check_tracker, open_tracker
 
@@ -56,12 +58,7 @@ class Run:
     ) -> None:
         self.config, self.stop = on_chains(config) if config.train.method == "ppo" else config, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
-        train = config.train
-        # Rounds shrink until a whole number of them makes `save_every` questions.
-        self.save_every_rounds = math.ceil(train.save_every / train.questions_per_round)
-        size = min(math.ceil(train.save_every / self.save_every_rounds), train.num_examples)
-        self.questions_per_round = size
-        self.rounds = math.ceil(train.num_examples / size)
+        self.size = RunSize.of(self.config)
         self.train_seconds = 0.0
         self.best: tuple[float, int] | None = None
 
@@ -89,7 +86,7 @@ class Run:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
         return (
             f"student {self.student.name} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
-            f"{len(self.tasks):,} {config.problems.source} questions in {self.rounds} rounds, {train.groups} groups,"
+            f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
             f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
         )
 
@@ -150,7 +147,7 @@ class Run:
         first = len(self.demonstrations) + train.first_question
         self.tasks = load_tasks(source, "train", train.num_examples, start=first, **options)
         if len(self.tasks) < train.num_examples:
-            self.rounds = math.ceil(len(self.tasks) / self.questions_per_round)
+            self.size = replace(self.size, rounds=math.ceil(len(self.tasks) / self.size.questions_per_round))
         self.test = load_tasks(source, "test", train.eval_size, **options) if train.eval_size else []
         self.validation = (
             load_tasks(source, "validation", train.validation_size, **options) if train.validation_size else []
@@ -161,9 +158,8 @@ class Run:
         config = self.config
         if config.train.push_to_hub is not None:
             check_hub(config.train.push_to_hub)
-        method = config.train.method
-        rows = getattr(config.train, method).batch_size
-        Economy.of(config.train, config.models[resolve_name(config)]).split(rows, f"train.{method}.batch_size")
+        economy, rows = Economy.of(config.train, config.models[resolve_name(config)]), config.train.settings.batch_size
+        economy.split(rows, f"train.{config.train.method}.batch_size")
         start = config.train.student
         prompt = system_prompt(config.problems.source)
         self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
@@ -203,7 +199,7 @@ class Run:
             "method": config.train.method,
             "positives_only": config.train.method == "grpo" and config.train.grpo.negative_weight == 0,
             "seed": config.seed,
-            "rounds": self.rounds,
+            "rounds": self.size.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
             "engine": getattr(self.student.engine, "facts", {"backend": "inprocess"}),
@@ -273,26 +269,24 @@ class Run:
             self.tasks,
             self.demonstrations,
             journal,
-            questions_per_round=self.questions_per_round,
+            size=self.size,
             verifier=self.verifier,
             on_tree=self.on_tree,
             on_round=watch.on_round,
             stop=self.stop,
         )
         common: dict[str, Any] = {
-            "rounds": self.rounds,
+            "rounds": self.size.rounds,
             "output_dir": self.folder.path,
-            "save_every_rounds": self.save_every_rounds,
+            "save_every_rounds": self.size.save_every_rounds,
             "seed": config.seed,
             "callbacks": [watch],
             "economy": Economy.of(train, self.student.spec),
         }
-        self.progress.start(self.rounds * self.questions_per_round, start * self.questions_per_round)
-        tokenizer, rows = self.student.tokenizer, source.round_rows
+        self.progress.start(self.size.questions, start * self.size.questions_per_round)
+        tokenizer = self.student.tokenizer
         if train.method != "legacy":
-            settings = train.grpo if train.method == "grpo" else train.ppo
-            watch.updates_per_round = settings.epochs * rows // settings.batch_size
-            common |= {"rows_per_round": rows, "max_completion": config.search.max_tokens}
+            common |= {"rows_per_round": self.size.rows_per_round, "max_completion": config.search.max_tokens}
         trainer: Any
         if train.method == "grpo":
             trainer = make_grpo_trainer(self.trainable, tokenizer, train.grpo, rows_of_round=source.grpo, **common)
@@ -307,7 +301,6 @@ class Run:
                 **common,
             )
         else:
-            watch.updates_per_round = train.legacy.updates_per_round
             trainer = make_legacy_trainer(
                 self.trainable, tokenizer, train.legacy, rows_of_round=source.legacy, **common
             )
@@ -331,7 +324,7 @@ class Run:
     def record(self, line: dict[str, Any]) -> None:
         """Write a line of metrics, and tell the tracker."""
         self.folder.append_metrics(line)
-        self.tracker.log(line, (line["round"] + 1) * self.questions_per_round)
+        self.tracker.log(line, (line["round"] + 1) * self.size.questions_per_round)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -358,7 +351,7 @@ class Run:
             if "cost" in line:
                 total.add(Cost(**line["cost"]))
         card["after"] = summary(after)
-        card["gain"] = interval(paired_bootstrap(after.first, before)) if self.test else None
+        card["gain"] = asdict(paired_bootstrap(after.first, before)) if self.test else None
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         self.save_student()
@@ -366,7 +359,7 @@ class Run:
         draw_report(self.folder.report, card, metrics)
         page = write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
-        self.tracker.log({"test": test, "total": card["search_cost"]}, self.rounds * self.questions_per_round)
+        self.tracker.log({"test": test, "total": card["search_cost"]}, self.size.questions)
         folder = self.folder
         self.tracker.artifacts([folder.card, folder.metrics, folder.report, page, folder.adapter])
         if self.config.train.push_to_hub is not None:
@@ -389,7 +382,7 @@ class _Watch(TrainerCallback):
     """Seals checkpoints, measures validation, writes metrics, stops on request and on a loss that is not finite."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.updates_per_round = run, 1
+        self.run = run
         self.pending: dict[str, Any] = {}
         self.began = time.perf_counter()
 
@@ -418,13 +411,13 @@ class _Watch(TrainerCallback):
         line = {**self.pending, "update": state.global_step, **{k: v for k, v in keep.items() if k not in self.pending}}
         self.run.record(line)
         done = line["round"] + 1
-        if done % self.run.config.train.log_interval == 0 or done == self.run.rounds:
-            self.run.progress.round(line, self.run.rounds)
+        if done % self.run.config.train.log_interval == 0 or done == self.run.size.rounds:
+            self.run.progress.round(line, self.run.size.rounds)
         self.pending = {}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         run = self.run
-        rounds_done = state.global_step // self.updates_per_round
+        rounds_done = state.global_step // run.size.updates_per_round
         accuracy = run.validate(rounds_done)
         if accuracy is not None:
             run.record({"round": rounds_done - 1, "validation_accuracy": accuracy})
@@ -434,7 +427,7 @@ class _Watch(TrainerCallback):
             folder,
             {
                 "rounds_done": rounds_done,
-                "questions_done": min(rounds_done * run.questions_per_round, len(run.tasks)),
+                "questions_done": min(rounds_done * run.size.questions_per_round, len(run.tasks)),
                 "update": state.global_step,
                 "best": list(run.best) if run.best is not None else None,
                 "training_seconds": run.train_seconds + time.perf_counter() - self.began,
@@ -455,17 +448,13 @@ def summary(answers: Answers) -> dict[str, Any]:
     """Accuracy with its interval, cost, and each problem's result for paired comparisons."""
     right, total = sum(answers.first), len(answers.first)
     return {
-        "accuracy": interval(wilson(right, total)) if total else None,
+        "accuracy": asdict(wilson(right, total)) if total else None,
         "problems": total,
         "tokens": answers.tokens,
         "seconds": round(answers.seconds, 2),
         "too_long": answers.skipped,
         "correct": answers.first,
     }
-
-
-def interval(value: Any) -> dict[str, float]:
-    return {"value": value.value, "low": value.low, "high": value.high}
 
 
 def quiet_libraries() -> None:

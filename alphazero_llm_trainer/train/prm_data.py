@@ -17,7 +17,7 @@ from ..policy.student import Student
 from ..problems.load import load_tasks
 from ..problems.scripted_teacher import spoiled
 from ..search.targets import endings, prefixes, step_preferences, value_targets
-from ..search.tree import ROOT, Tree
+from ..search.tree import ROOT
 from ..types import Task
 from .prm import Ids, LabelledStep, StepPair, StepRow, balanced, pack_steps
 from .value_run import Question, journal_files, read_questions
@@ -85,8 +85,7 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
     totals: dict[tuple[Ids, Ids], list[float]] = {}
     pairs, responses = [], []
     for tree in question.trees:
-        depths = node_depths(tree)
-        paths = prefixes(tree)
+        depths, paths = tree.depths(), prefixes(tree)
         keys = {node: (paths[tree.parent[node]], tuple(tree.token_ids[node])) for node in range(1, len(tree))}
         for state in value_targets(tree):
             if state.node != ROOT and tree.token_ids[state.node]:
@@ -120,14 +119,6 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
     draws = [count for _, count in totals.values()]
     prompt = student.prompt_ids(question.text)
     return StepSet(question.text, prompt, steps, unique(pairs), draws, responses, question.id)
-
-
-def node_depths(tree: Tree) -> list[int]:
-    """The number of steps down to each node."""
-    depths = [0] * len(tree)
-    for node in range(1, len(tree)):
-        depths[node] = depths[tree.parent[node]] + 1
-    return depths
 
 
 def unique(pairs: Iterable[StepPair]) -> list[StepPair]:

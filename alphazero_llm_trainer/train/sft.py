@@ -33,7 +33,7 @@ from trl import SFTConfig, SFTTrainer
 
 from ..errors import DataError, TrainingError
 from ..types import Task
-from .models import Economy, load_trained_state, trained_state
+from .models import Economy, load_trained_state, quiet_arguments, trained_state
 
 Row = dict[str, list[Any]]
 Evaluate = Callable[[torch.nn.Module], float]
@@ -340,10 +340,7 @@ def _trainer_arguments(settings: SftSettings, out_dir: Path, economy: Economy) -
         remove_unused_columns=False,
         # TRL's defaults suit large models: fp32 is faster on a CPU, and there is nothing to checkpoint in a small one.
         **economy.arguments(),
-        dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="no",
-        report_to="none",
         logging_steps=50,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
+        **quiet_arguments(),
     )

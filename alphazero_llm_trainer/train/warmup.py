@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def go_on(config: Config, path: Path | None, out: Path, eval_size: int) -> dict[
         student.engine.set_policy(None, student.engine.version + 1)
         found = measure_test(student, test, limit, config.seed)
         gain = paired_bootstrap(answers(test), before)
-        return found | {"gain": {"value": gain.value, "low": gain.low, "high": gain.high}}
+        return found | {"gain": asdict(gain)}
 
     def save(model: Any, folder: Path) -> None:
         if adapter == "lora":
@@ -140,7 +141,7 @@ def go_on(config: Config, path: Path | None, out: Path, eval_size: int) -> dict[
             "started_from": None if path is None else str(path),
             "adapter": adapter,
             "demonstrations": f"{source} train 0..{len(demonstrations) - 1}",
-            "test_before": {"problems": len(test), "value": interval.value, "low": interval.low, "high": interval.high},
+            "test_before": {"problems": len(test), **asdict(interval)},
         },
         economy=Economy.of(config.train, student.spec),
         save=save,
@@ -162,7 +163,7 @@ def measure_test(student: Any, test: Any, limit: int, seed: int) -> dict[str, An
     passed = wilson(solved, len(sampled))
     mean = sum(pass_at_k(SAMPLES, sum(row), 1) for row in sampled) / len(sampled)
     return {
-        "test_greedy": {"problems": len(test), "value": interval.value, "low": interval.low, "high": interval.high},
-        "test_pass_at_8": {"problems": len(test), "value": passed.value, "low": passed.low, "high": passed.high},
+        "test_greedy": {"problems": len(test), **asdict(interval)},
+        "test_pass_at_8": {"problems": len(test), **asdict(passed)},
         "test_mean_at_temperature_1": mean,
     }
