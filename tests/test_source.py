@@ -146,7 +146,7 @@ def test_own_responses_to_solved_questions_are_replayed_after_a_restart_too(tmp_
     source.demonstrations = load_tasks("embedded", "train", 3, levels=source.config.problems.levels)
     rows = source.grpo(0)
     own = {(row.prompt_ids, row.completion_ids) for row in rows if row.kind == "demonstration"}
-    own -= {source.worked(task) for task in source.demonstrations}
+    own -= {source.student.worked(task) for task in source.demonstrations}
     right = set()
     for tree in source.restored(0):
         found = trajectories(tree.tree)

@@ -77,16 +77,15 @@ class JudgeCommand:
 
     def paths(self) -> list[Path] | None:
         """Where the trees are: `--data`, or fresh questions that are searched into the folder; None when stopped."""
-        from ..problems.load import load_tasks
+        from ..problems.load import tasks_of
         from ..train.value_run import collect_trees
 
         if self.data:
             return self.data
-        config, source = self.config, self.config.problems.source
+        config = self.config
         # Questions that neither warm-up nor a training run of the configured size has seen.
-        start = config.train.demonstrations + config.train.num_examples if source == "embedded" else 0
-        options: dict[str, Any] = {"path": config.dataset.path, "levels": config.problems.levels, "start": start}
-        tasks = load_tasks(source, "train", self.settings.collect.questions, **options)
+        start = config.train.demonstrations + config.train.num_examples if config.problems.source == "embedded" else 0
+        tasks = tasks_of(config, "train", self.settings.collect.questions, start)
         every = max(1, len(tasks) // 10)
 
         def tell(done: int) -> None:

@@ -36,7 +36,7 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     paths = command.paths()
     if paths is None:
         return EXIT_STOPPED
-    questions = value_run.read_questions(value_run.journal_files(paths))
+    questions = value_run.read_questions(paths)
     parts = command.split(questions, "finished responses")
     command.begin(parts, "stop")
 

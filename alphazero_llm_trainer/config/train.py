@@ -9,8 +9,17 @@ from pydantic import BeforeValidator, Field
 from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, on_or_off
 
 
-class GrpoConfig(Section):
+class RoundsConfig(Section):
+    """What every method that trains in rounds has."""
+
     learning_rate: PositiveFloat = 5e-4
+    batch_size: Positive
+    warmup_rounds: NonNegative = 4
+    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class GrpoConfig(RoundsConfig):
     batch_size: Positive = 20
     epochs: Positive = 4
     clip_low: Share = 0.2
@@ -28,12 +37,9 @@ class GrpoConfig(Section):
     together: bool = True
     loss_tokens: Literal["all", "entropy", "random"] = "all"
     loss_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    warmup_rounds: NonNegative = 4
-    max_grad_norm: PositiveFloat = 1.0
-    weight_decay: NonNegativeFloat = 0.0
 
 
-class PpoConfig(Section):
+class PpoConfig(RoundsConfig):
     learning_rate: PositiveFloat = 3e-4
     critic_learning_rate: PositiveFloat = 3e-4
     batch_size: Positive = 80
@@ -48,19 +54,13 @@ class PpoConfig(Section):
     value_coefficient: NonNegativeFloat = 0.5
     extra_layers: NonNegative | None = None
     kl_coefficient: NonNegativeFloat = 0.0
-    warmup_rounds: NonNegative = 4
     critic_rounds: NonNegative = 2
-    max_grad_norm: PositiveFloat = 1.0
-    weight_decay: NonNegativeFloat = 0.0
 
 
-class LegacyConfig(Section):
-    learning_rate: PositiveFloat = 5e-4
+class LegacyConfig(RoundsConfig):
     batch_size: Positive = 16
     updates_per_round: Positive = 14
     warmup_rounds: NonNegative = 1
-    max_grad_norm: PositiveFloat = 1.0
-    weight_decay: NonNegativeFloat = 0.0
 
 
 class SftConfig(Section):

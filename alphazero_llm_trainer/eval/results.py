@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..problems.grading import Verdict
+from ..train.checkpoint import write_whole
 from .compare import NO_ANSWER, TOO_LONG, Cell, Samples
 from .metrics import Interval, majority_at_k, paired_bootstrap, pass_at_k, wilson
 
@@ -60,7 +62,7 @@ class EvalFolder:
     def _same(self, stored: Mapping[str, Any], identity: Mapping[str, Any], data: Mapping[str, str]) -> None:
         if stored.get("format") != FORMAT:
             raise DataError(f"{self.path / CARD} is not an evaluation of format {FORMAT}: name another folder")
-        had, asked = dict(_flat(stored["identity"])), dict(_flat(identity))
+        had, asked = dict(flat(stored["identity"])), dict(flat(identity))
         for key in had | asked:
             if had.get(key) != asked.get(key):
                 raise ConfigError(
@@ -103,18 +105,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    """Readers see the file of before or this one, never half of it."""
-    temporary = file.with_name(file.name + ".part")
-    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(file)
-
-
-def _flat(value: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, inner in value.items():
-        name = f"{path}.{key}" if path else key
-        found += _flat(inner, name) if isinstance(inner, Mapping) else [(name, inner)]
-    return found
+    write_whole(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def next_folder(directory: Path) -> Path:

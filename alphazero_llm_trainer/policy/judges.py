@@ -17,8 +17,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..config.load import Config
-from ..engine.inprocess import InProcessEngine
 from ..errors import CheckpointError
 from .adapters import AdapterView, fingerprint, load_adapter
 from .student import Student
@@ -98,14 +96,3 @@ def on_base(card: dict[str, Any], student: Student) -> bool:
     if "base" in card:
         return card["base"] == fingerprint(student.model, None)
     return card["policy"] == fingerprint(student.model)
-
-
-def judge_engine(model: Any, student: Student, config: Config) -> InProcessEngine:
-    """An engine over a judge's own model, which reads the student's tokens."""
-    return InProcessEngine(
-        model,
-        eos_id=student.engine.eos_id,
-        line_end_ids=student.engine.line_end_ids,
-        settings=config.engine,
-        eos_ids=student.engine.eos_ids,
-    )

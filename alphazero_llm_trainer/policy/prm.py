@@ -21,9 +21,9 @@ from ..engine.protocol import Judgement
 from ..errors import CheckpointError
 from ..types import Problem, Step
 from .adapters import PRM
-from .judges import JudgeFolder, judge_engine
+from .judges import JudgeFolder
 from .public_prm import CausalPrm, ClassifierPrm, load_public
-from .student import Student
+from .student import Student, engine_over
 
 FOLDER = JudgeFolder(
     "PRM",
@@ -125,7 +125,7 @@ def load_prm(folder: Path, student: Student, config: Config) -> EnginePrm | Caus
         )
     tensors = FOLDER.read_numbers(folder, "mix", "policy", "bias")
     mix, policy, bias = (float(tensors[name]) for name in ("mix", "policy", "bias"))
-    engine = judge_engine(FOLDER.read_model(folder, student, card, AutoModelForCausalLM), student, config)
+    engine = engine_over(FOLDER.read_model(folder, student, card, AutoModelForCausalLM), student, config)
     weight = tensors.get("weight")
     if weight is not None:
         engine.set_value(weight.float(), bias)

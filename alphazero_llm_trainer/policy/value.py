@@ -17,8 +17,8 @@ from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
 from ..errors import CheckpointError
 from .adapters import VALUE, AdapterView, fingerprint
-from .judges import JudgeFolder, judge_engine
-from .student import Student
+from .judges import JudgeFolder
+from .student import Student, engine_over
 
 FOLDER = JudgeFolder(
     "value",
@@ -74,7 +74,7 @@ def load_value(folder: Path, student: Student, config: Config) -> EngineValue:
     engine, own = student.engine, card["kind"] == "network"
     if own:
         network = FOLDER.read_model(folder, student, card, AutoModelForTokenClassification)
-        engine = judge_engine(network_model(network, student), student, config)
+        engine = engine_over(network_model(network, student), student, config)
     elif card["policy"] != policy_fingerprint(student.model):
         raise CheckpointError(
             f"value {folder} was trained on other weights than student {student.name} has: name that student's folder,"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, paired_bootstrap
 from .figures import Point, draw, lines, with_intervals
@@ -84,14 +85,6 @@ def differing(one: Card, other: Card) -> list[tuple[str, str, str]]:
     left, right = dict(flat(one["config"])), dict(flat(other["config"]))
     keys = [key for key in left if key in right and left[key] != right[key]]
     return [(key, str(left[key]), str(right[key])) for key in keys]
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def sentence(runs: Sequence[tuple[str, Card, Any]]) -> str:

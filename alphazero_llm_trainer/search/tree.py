@@ -231,6 +231,12 @@ class Tree:
         """The steps down to `node`."""
         return [Step(self.token_ids[i], self.logprobs[i], self.text[i]) for i in self.path(node)]
 
+    def sequence(self, node: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Token ids and log-probabilities (nats) of the response down to `node`."""
+        path = self.path(node)
+        ids = tuple(token for i in path for token in self.token_ids[i])
+        return ids, tuple(value for i in path for value in self.logprobs[i])
+
     def response(self, node: int) -> str:
         """The response's text down to `node`."""
         return "".join(self.text[i] for i in self.path(node))

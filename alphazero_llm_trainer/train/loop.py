@@ -24,7 +24,7 @@ from ..eval.greedy import Answers, answer
 from ..eval.metrics import paired_bootstrap, wilson
 from ..policy.student import frozen_student, load_student, resolve_name
 from ..policy.value import EngineValue
-from ..problems.load import load_tasks
+from ..problems.load import tasks_of
 from ..problems.prompts import system_prompt
 from ..report.folder import write_report
 from ..search.journal import Journal
@@ -38,7 +38,7 @@ from .ppo import make_ppo_trainer
 from .report import Progress, draw_report
 from .run import RunFolder
 from .size import RunSize
-from .source import Interrupted, RoundSource, RoundStats
+from .source import Interrupted, RoundSource, RoundStats, demonstrations
 from .track import check_tracker, open_tracker
 
 UNTRACKED = ("models", "teacher_tiers")  # lists of what could be used, not parameters of a run
@@ -136,22 +136,13 @@ class Run:
     def load_data(self) -> None:
         """Training questions, demonstrations and the two held-out sets, disjoint by split."""
         config, train = self.config, self.config.train
-        source = config.problems.source
-        options: dict[str, Any] = {"levels": config.problems.levels, "path": config.dataset.path}
-        embedded = source == "embedded"
-        count = train.demonstrations if embedded or train.demonstration_share else 0
-        self.demonstrations: list[Task] = []
-        if count and train.demonstration_share != 0:
-            self.demonstrations = load_tasks(source, "train", count, **options)
+        self.demonstrations = demonstrations(config)
         # Demonstrations are the first tasks of the train split; questions are the ones after them.
-        first = len(self.demonstrations) + train.first_question
-        self.tasks = load_tasks(source, "train", train.num_examples, start=first, **options)
+        self.tasks = tasks_of(config, "train", train.num_examples, len(self.demonstrations) + train.first_question)
         if len(self.tasks) < train.num_examples:
             self.size = replace(self.size, rounds=math.ceil(len(self.tasks) / self.size.questions_per_round))
-        self.test = load_tasks(source, "test", train.eval_size, **options) if train.eval_size else []
-        self.validation = (
-            load_tasks(source, "validation", train.validation_size, **options) if train.validation_size else []
-        )
+        self.test = tasks_of(config, "test", train.eval_size)
+        self.validation = tasks_of(config, "validation", train.validation_size)
 
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""

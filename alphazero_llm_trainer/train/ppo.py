@@ -226,17 +226,8 @@ def make_ppo_trainer(
 
     Where adapters are trained, the critic is one too: `lora`.
     """
-    shared = GrpoConfig(
-        learning_rate=settings.learning_rate,
-        batch_size=settings.batch_size,
-        epochs=settings.epochs,
-        clip_low=settings.clip,
-        clip_high=settings.clip,
-        kl_coefficient=settings.kl_coefficient,
-        warmup_rounds=settings.warmup_rounds,
-        max_grad_norm=settings.max_grad_norm,
-        weight_decay=settings.weight_decay,
-    )
+    common_settings = settings.model_dump(include=set(GrpoConfig.model_fields))
+    shared = GrpoConfig(**common_settings, clip_low=settings.clip, clip_high=settings.clip)
     extra = settings.extra_layers
     if extra is None:
         extra = EXTRA_LAYERS if lora is None else 0

@@ -15,6 +15,7 @@ from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..policy.student import Student
 from ..policy.tokens import EngineTokens
+from ..problems.load import tasks_of
 from ..search.driver import derive_seed
 from ..search.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
 from ..search.journal import Journal
@@ -31,7 +32,7 @@ from .credit import (
     visit_advantages,
 )
 from .rows import TrainRow
-from .size import RunSize
+from .size import RunSize, replayed
 
 
 class Interrupted(Exception):
@@ -81,6 +82,11 @@ def outcome(tree: Tree) -> str | None:
     """What a graded tree's responses came out as: all right "solved", all wrong "hopeless", "mixed"; None without any."""
     right = {found.hre == 1.0 for found in trajectories(tree)}
     return None if not right else "mixed" if len(right) == 2 else "solved" if right == {True} else "hopeless"
+
+
+def demonstrations(config: Config) -> list[Task]:
+    """The worked solutions that a run replays: the first tasks of the train split."""
+    return tasks_of(config, "train", config.train.demonstrations if replayed(config) else 0)
 
 
 class RoundSource:
@@ -423,10 +429,10 @@ class RoundSource:
         rng = Random(derive_seed(self.config.seed, "replay", number))
         weight = self.config.train.demonstration_weight
         if self._own:
-            pool = [self.worked(task) for task in self.demonstrations] + self._own
+            pool = [self.student.worked(task) for task in self.demonstrations] + self._own
             pairs = rng.sample(pool, count) if count <= len(pool) else rng.choices(pool, k=count)
         else:
-            pairs = [self.worked(rng.choice(self.demonstrations)) for _ in range(count)]
+            pairs = [self.student.worked(rng.choice(self.demonstrations)) for _ in range(count)]
         old = [[0.0] * len(ids) for _, ids in pairs]
         if scored:
             model = self.student.model
@@ -438,11 +444,6 @@ class RoundSource:
             TrainRow(prompt, ids, tuple(logprobs), (weight,) * len(ids), 1.0, kind="demonstration")
             for (prompt, ids), logprobs in zip(pairs, old, strict=True)
         ]
-
-    def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A demonstration's prompt and solution as tokens."""
-        solution = (*self.student.encode(task.solution or ""), self.student.engine.eos_id)
-        return self.student.prompt_ids(task.problem.question), solution
 
     def solved(self, trees: list[GradedTree]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """The likeliest response to each question that was answered rightly every time: no credit, but worth keeping."""

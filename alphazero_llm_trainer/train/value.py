@@ -29,6 +29,7 @@ from ..errors import DataError, TrainingError
 from ..policy.adapters import VALUE, bind
 from ..policy.logistic import fit_logistic
 from .models import attach, deepen, load_trained_state, quiet_arguments, trained_state
+from .packing import ancestor_mask
 from .rows import ValueRow
 
 Watcher = Callable[[dict[str, float]], None]
@@ -85,15 +86,10 @@ class ValueCollator:
             end = len(row.token_ids)
             ids[i, :end], positions[i, :end], ends[i, :end] = row.token_ids, row.positions, row.ends
             targets[i, :end], weights[i, :end] = row.targets, row.weights
-        at = np.arange(width)
-        seen = (at[None, None, :] <= at[None, :, None]) & (at[None, :, None] < ends[:, None, :])
-        mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(
-            ~torch.from_numpy(seen), torch.finfo(self.dtype).min
-        )
         return {
             "input_ids": torch.from_numpy(ids),
             "position_ids": torch.from_numpy(positions),
-            "attention_mask": mask[:, None],
+            "attention_mask": ancestor_mask(torch.from_numpy(ends), self.dtype),
             "targets": torch.from_numpy(targets),
             "weights": torch.from_numpy(weights),
         }

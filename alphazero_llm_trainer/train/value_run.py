@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -26,7 +26,7 @@ from ..policy.judges import ADAPTER, JudgeFolder
 from ..policy.student import Student
 from ..policy.value import FOLDER, policy_fingerprint
 from ..problems.load import check_train_split
-from ..search.journal import Journal, read, shard_paths
+from ..search.journal import Journal, journals, read
 from ..search.targets import endings, value_targets
 from ..search.tree import Tree
 from ..types import Task
@@ -36,7 +36,6 @@ from .rows import ValueRow, pack_values
 from .value import Fitted, adapter_network, hidden_states, network_logits, new_network, train_head, train_network
 
 EXTRA_LAYERS = 2  # of a small network that is trained whole, where train.value.extra_layers is null
-JOURNAL = "journal.jsonl"
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -60,23 +59,13 @@ class Asked(Protocol):
 Q = TypeVar("Q", bound=Asked)
 
 
-def journals(path: Path) -> list[Path]:
-    """The journal files of a path: the file itself, or a folder's journal and shards."""
-    if path.is_file():
-        return [path]
-    found = [path / JOURNAL] if (path / JOURNAL).is_file() else shard_paths(path) if path.is_dir() else []
-    if not found:
-        raise DataError(f"--data {path} has no journal.jsonl and no shard-*.jsonl: name a journal or a run's folder")
-    return found
-
-
 def read_questions(paths: Iterable[Path]) -> list[Question]:
-    """The questions of journals with at least one finished response, in the order they are met.
+    """The questions of journals, and of folders that hold some, with at least one finished response, as they are met.
 
     Raises DataError for a record of another split than train, or without a tree.
     """
     found: dict[str, Question] = {}
-    for path in paths:
+    for path in (file for folder in paths for file in journals(folder)):
         for record in read(path):
             check_train_split(record, path)
             try:
@@ -357,9 +346,3 @@ def save_network(folder: Path, network: Any, student: Student, adapter: str | No
     network.save_pretrained(folder, save_original_format=False)
     student.tokenizer.save_pretrained(folder)
     return ["config.json", "model.safetensors"]
-
-
-def journal_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """All journals of files and folders."""
-    for path in paths:
-        yield from journals(path)
