@@ -22,6 +22,7 @@ from .rewards.pre import pre
 from .search.choose import Reading, answer_of
 from .search.driver import Advisor, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
+from .search.targets import outcomes
 from .search.tree import ROOT, Tree
 from .teachers.build import Remote, build_teachers, build_terminal_checker, is_remote
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
@@ -66,7 +67,7 @@ class Perplexity:
 def make_evaluate(
     weights: RewardConfig, perplexity: Perplexity | None, golds: Mapping[str, str] | None
 ) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
-    """The terminal reward of DESIGN section 5. `golds` (problem id -> answer) is given in training alone.
+    """The terminal reward of docs/design.md, section 5. `golds` (problem id -> answer) is given in training alone.
 
     A response that a limit cut is graded on what it says so far; without a final answer its HRE is 0.
     """
@@ -208,6 +209,11 @@ class Collector:
     def reward(self, trajectory: Trajectory) -> float:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
         return trajectory.reward if self.config.train.reward == "combined" else float(trajectory.hre or 0.0)
+
+    def worth(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
+        """For each node a count and the sum of what it earned, in the currency of `reward`: with `hre` the responses
+        through it and how many of them were right, with `combined` its visits and their rewards."""
+        return (tree.N, tree.W) if self.config.train.reward == "combined" else outcomes(tree)
 
     def counted(self, tree: Tree) -> list[Trajectory]:
         """The trajectories that training learns from: GRPO and PPO leave a teacher's out (`train.grpo.teacher_rows`)."""

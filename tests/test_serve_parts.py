@@ -30,7 +30,6 @@ from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.serve.answering import Answerer
 from alphazero_llm_trainer.serve.app import Answering, make_app
-from alphazero_llm_trainer.serve.conversation import Prompted
 from alphazero_llm_trainer.serve.failures import ApiError
 from alphazero_llm_trainer.serve.fair import FairQueue
 from alphazero_llm_trainer.serve.guard import Guard, is_loopback
@@ -494,8 +493,7 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
     engine = InProcessEngine(
         student.model, eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids, settings=config.engine
     )
-    prompted: Any = Prompted(student)
-    prm = EnginePrm(engine, prompted, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+    prm = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
     stepwise = {name: partial(by_eval, name) for name in STEPWISE}
     answerer = Answerer(student, config, prm, None, stepwise)
 

@@ -18,6 +18,7 @@ from alphazero_llm_trainer.train.sft import (
     StudentShape,
     WeightedCollator,
     WeightedSFTTrainer,
+    _Watch,
     new_student,
     run_sft,
     sft_rows,
@@ -74,6 +75,17 @@ def hand_loss(model, rows):
             total = total - row["weights"][t] * logprobs[t - 1, ids[0, t]]
             weight += row["weights"][t]
     return total / weight
+
+
+def test_of_equally_good_evaluations_the_earliest_weights_are_kept():
+    model, accuracies = torch.nn.Linear(1, 1), iter([0.5, 0.5, 0.75, 0.75])
+    watch = _Watch(SETTINGS, lambda model: next(accuracies))
+    kept = []
+    for step in range(4):
+        torch.nn.init.constant_(model.weight, step)
+        watch._evaluate(model, step)
+        kept.append(watch.best["weight"].item())
+    assert kept == [0, 0, 2, 2]
 
 
 def test_rows_weigh_question_and_answer_tokens(student, tokenizer):

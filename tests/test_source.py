@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.collect import Collector
+from alphazero_llm_trainer.collect import Collector, GradedTree
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.policy.student import load_student
@@ -121,6 +121,33 @@ def test_tree_credit_compares_siblings(tmp_path: Path) -> None:
             assert len(set(found[: t.lengths[0]])) == 1
             checked += 1
     assert checked >= 5
+
+
+def credited(source: RoundSource, trees: list[GradedTree]) -> list[TrainRow]:
+    return source.credited(trees, RoundStats(0))
+
+
+@pytest.mark.parametrize("credit", ["step", "tree"])
+def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -> None:
+    source, _ = source_of(tmp_path, f"train.grpo.credit={credit}")
+    trees, _ = source.search(0)
+    wrong = {
+        (source.student.prompt_ids(tree.task.problem.question), t.token_ids)
+        for tree in trees
+        for t in trajectories(tree.tree)
+        if not t.hre
+    }
+    rows = credited(source, trees)
+    ends = [row.advantages[-1] for row in rows if (row.prompt_ids, row.completion_ids) in wrong]
+    assert len(ends) >= 10 and max(ends) <= 0.0, "no wrong response is praised for its last step"
+    # As if the combined reward had liked wrong responses: with PRE it can be any number in [0, 1].
+    for tree in trees:
+        grown = tree.tree
+        grown.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(grown.N)]
+        grown.reward = [None if reward is None else 1.0 - reward for reward in grown.reward]
+    assert credited(source, trees) == rows
+    combined, _ = source_of(tmp_path / "combined", f"train.grpo.credit={credit}", "train.reward=combined")
+    assert credited(combined, trees) != rows
 
 
 @pytest.mark.parametrize("credit", ["group", "step", "visits"])

@@ -256,6 +256,18 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
     assert card["after"]["correct"] == card["before"]["correct"]
 
 
+def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path):
+    run = Run(load_config(overrides=["student=embedded"]))
+    run.folder, run.validation, run.trainable = RunFolder(tmp_path), [None] * 4, torch.nn.Linear(1, 1)
+    answers = iter([(1, 1, 0, 0), (0, 0, 1, 1), (1, 1, 1, 0), (0, 1, 1, 1), (1, 0, 0, 0)])
+    run.evaluate = lambda tasks: SimpleNamespace(first=next(answers))
+    best = []
+    for rounds_done in range(5):
+        run.validate(rounds_done)
+        best.append(run.best)
+    assert best == [(0.5, 0), (0.5, 0), (0.75, 2), (0.75, 2), (0.75, 2)]
+
+
 def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     run, _ = whole_run
     before = (run / "run.json").read_bytes()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.load import Config
 from .base import EXIT_STOPPED
 from .judges import JudgeCommand, add_judge
-
-if TYPE_CHECKING:
-    from ..train.prm_run import TrainedPrm
 
 
 def add_prm(commands: Any) -> None:
@@ -29,7 +26,9 @@ def add_prm(commands: Any) -> None:
 
 def run_prm(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
+    from ..eval.results import read_json
     from ..policy.prm import FOLDER
+    from ..report.judges import prm_text
     from ..train import prm_data, prm_run
 
     settings = config.train.prm
@@ -52,7 +51,7 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
     trained = prm_run.train_prm(command.student, config, parts, command.out, watch)
     facts = command.facts() | {"cost": sampled_cost(command.journal)}
     prm_run.save_prm(command.out, trained, command.student, config, facts)
-    print(held_out_table(trained))
+    print(prm_text(read_json(command.out / FOLDER.card)))
     print(f"prm.json and metrics.jsonl are in {command.out}")
     return 0
 
@@ -64,22 +63,3 @@ def sampled_cost(journal: Path) -> dict[str, int]:
     costs = [record.get("cost", {}) for record in read(journal)] if journal.is_file() else []
     names = ("sampled_tokens", "prompt_tokens", "calls")
     return {name: sum(int(cost.get(name, 0)) for cost in costs) for name in names}
-
-
-def held_out_table(trained: TrainedPrm) -> str:
-    """Each kind's seconds and figures on the test questions, beside the policy's log-probability."""
-    from ..train.prm_run import COMBINED, POLICY
-
-    lines = [
-        f"held out: {trained.questions['test']:,} questions, {trained.pairs['test']:,} pairs; 95% intervals over questions;"
-        f" step labels from {trained.labels}"
-    ]
-    names = [POLICY, *trained.seconds, COMBINED]
-    for figure, found in trained.figures.items():
-        lines.append(f"  {figure}")
-        lines += [f"    {name:30} {found[name]}" for name in names if name in found]
-    for kind, seconds in trained.seconds.items():
-        lines.append(f"{kind}: {seconds:.0f} s of training, validation pairs {trained.validation[kind]:.4f}")
-    rules = ", ".join(f"{rule} {auc:.3f}" for rule, auc in trained.totals.items())
-    lines.append(f"kept: {trained.fitted.kind}; a response's total: {trained.total} (AUC on validation: {rules})")
-    return "\n".join(lines)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.load import Config
 from .base import EXIT_STOPPED
 from .judges import JudgeCommand, add_judge
-
-if TYPE_CHECKING:
-    from ..train.value_run import Valued
 
 
 def add_value(commands: Any) -> None:
@@ -27,10 +24,11 @@ def add_value(commands: Any) -> None:
 
 def run_value(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
+    from ..eval.results import read_json
     from ..policy.value import FOLDER
     from ..report.folder import write_report
+    from ..report.judges import value_text
     from ..train import value_run
-    from ..train.report import draw_value_report
 
     command = JudgeCommand(args, config, config.train.value, FOLDER)
     paths = command.paths()
@@ -49,20 +47,7 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
 
     valued = value_run.train_value(command.student, config, parts, command.out, watch)
     value_run.save_value(command.out, valued, command.student, config, command.facts())
-    draw_value_report(command.out / "report.png", valued.fitted.curve, valued.figures, valued.reliability)
     write_report(command.out)
-    print(held_out_table(valued))
-    print(f"value.json, metrics.jsonl, report.png and report.html are in {command.out}")
+    print(value_text(read_json(command.out / FOLDER.card)))
+    print(f"value.json, metrics.jsonl and report.html are in {command.out}")
     return 0
-
-
-def held_out_table(valued: Valued) -> str:
-    """The test questions' figures with 95% intervals over questions, and what they mean for search."""
-    lines = [f"held out: {valued.questions['test']:,} questions, 95% intervals over questions"]
-    lines += [f"  {name:34} {interval}" for name, interval in valued.figures.items()]
-    lines.append("  sibling ranking: chance is 0.5; so is an AUC of 0.5")
-    weight = valued.verdict.rollout_weight
-    lines.append(
-        f"on validation, {valued.verdict.why}: Q = {1 - weight:.2f}*value + {weight:.2f}*rollout (lambda {weight:.2f})"
-    )
-    return "\n".join(lines)

@@ -26,6 +26,7 @@ class GrpoConfig(RoundsConfig):
     clip_high: Share = 0.28
     importance: bool = True
     kl_coefficient: NonNegativeFloat = 0.0
+    kl_unbiased: bool = True
     advantage_clip: PositiveFloat = 3.0
     credit: Literal["group", "tree", "step", "process", "visits"] = "group"
     prm: str | None = None

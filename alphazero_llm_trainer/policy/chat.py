@@ -9,6 +9,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from pydantic import BaseModel
 
+from ..engine.protocol import TokenEngine
 from ..errors import RequestError
 from ..types import Problem
 
@@ -90,5 +91,5 @@ class RemoteStudent(Chat):
 
     name: str
     tokenizer: Any
-    engine: Any
+    engine: TokenEngine
     system_prompt: str | None = None

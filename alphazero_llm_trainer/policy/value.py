@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from ..config.load import Config
-from ..engine.inprocess import InProcessEngine
+from ..engine.protocol import Engine
 from ..errors import CheckpointError
 from .adapters import VALUE, AdapterView, fingerprint
 from .judges import JudgeFolder
@@ -32,14 +32,14 @@ FOLDER = JudgeFolder(
 
 @dataclass(slots=True)
 class EngineValue:
-    """`policy.protocol.ValueFunction` over an engine with a value head; its states' keys and values are reused.
+    """`engine.protocol.ValueFunction` over an engine with a value head; its states' keys and values are reused.
 
     `rollout_weight` is the fitted lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout`: 1 where the value did not
     beat chance on held-out questions. `card` is value.json. `own` tells that the engine is the value's own (a network)
     and not the policy's.
     """
 
-    engine: InProcessEngine
+    engine: Engine
     rollout_weight: float
     card: dict[str, Any]
     own: bool

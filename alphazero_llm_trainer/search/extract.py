@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..types import STUDENT
@@ -71,15 +72,18 @@ def source_of(tree: Tree, trajectory: Trajectory) -> str:
     return "+".join(dict.fromkeys(source for source in sources if source != STUDENT)) or STUDENT
 
 
-def step_values(tree: Tree, trajectory: Trajectory) -> list[tuple[float, float]]:
-    """For each step `(Q(child), V(parent))`: the mean backed-up rewards of the step's node and of the one before it."""
+def step_values(
+    trajectory: Trajectory, reward: float, counts: Sequence[int], sums: Sequence[float]
+) -> list[tuple[float, float]]:
+    """For each step `(Q(child), V(parent))`: what the step's node and the one before it are worth.
+
+    A node is worth `sums[node] / counts[node]`: a tree's `W` and `N`, or `targets.outcomes`. `reward` is what the
+    response earned in the same currency: what a rollout's tokens are worth, and a node without a count.
+    """
     values, parent = [], ROOT
     for node in trajectory.nodes:
-        # A rollout's tokens are worth what its response earned; a node that was only passed by one, its parent's value.
-        before = tree.q(parent) if tree.N[parent] else trajectory.reward
-        if node == OUTSIDE or not tree.N[node]:
-            values.append((trajectory.reward, before))
-        else:
-            values.append((tree.q(node), before))
+        before = sums[parent] / counts[parent] if counts[parent] else reward
+        after = reward if node == OUTSIDE or not counts[node] else sums[node] / counts[node]
+        values.append((after, before))
         parent = parent if node == OUTSIDE else node
     return values

@@ -126,7 +126,9 @@ class Answerer:
             changes |= steps | {"iterations": 1, "samples": method.samples, "budget_tokens": wanted.budget_tokens}
             changes |= {"choose": "value" if method.name == "best-of" else "vote", "stop_agreed": 0}
             settings = settings.model_copy(update=changes)
-            evaluate = states_an_answer if method.name == "majority" else judged_by(verifier, method.name)
+            evaluate = (
+                states_an_answer if method.name == "majority" else judged_by(verifier, method.name, conversation.prompt)
+            )
             return Search(EngineSteps(student, settings.temperature), evaluate, settings)
         budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         changes["budget_tokens"] = budget
@@ -212,7 +214,7 @@ async def states_an_answer(
     return RewardParts(total=1.0 if stated else 0.0)
 
 
-def judged_by(verifier: Verifier | None, method: str) -> Evaluate:
+def judged_by(verifier: Verifier | None, method: str, prompt_ids: tuple[int, ...]) -> Evaluate:
     """A terminal reward without gold: the verifier's total of a whole response; 0 where a limit cut it."""
     if verifier is None:
         raise no_verifier(method)
@@ -222,7 +224,7 @@ def judged_by(verifier: Verifier | None, method: str) -> Evaluate:
     ) -> RewardParts:
         if verdict not in WHOLE:
             return RewardParts(total=0.0)
-        return RewardParts(total=(await verifier(problem, steps)).total)
+        return RewardParts(total=(await verifier(problem, prompt_ids, steps)).total)
 
     return evaluate
 

@@ -225,6 +225,7 @@ def make_grpo_trainer(
         shuffle_dataset=False,
         temperature=1.0,
         beta=settings.kl_coefficient,
+        use_bias_correction_kl=settings.kl_unbiased,
         epsilon=settings.clip_low,
         epsilon_high=settings.clip_high,
         loss_type="bnpo",

@@ -35,7 +35,7 @@ from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
 from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
-from .report import Progress, draw_report
+from .report import Progress
 from .run import RunFolder
 from .size import RunSize
 from .source import Interrupted, RoundSource, RoundStats, demonstrations
@@ -193,7 +193,7 @@ class Run:
             "rounds": self.size.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
-            "engine": getattr(self.student.engine, "facts", {"backend": "inprocess"}),
+            "engine": self.student.engine.facts,
         }
 
     # -- evaluation --------------------------------------------------------------------------------------------------
@@ -210,6 +210,11 @@ class Run:
         model.train(training)
         return answers
 
+    def keep_answers(self, when: str, answers: Answers) -> None:
+        """What the held-out problems were answered, for the problems that flipped."""
+        responses = [samples[0] for samples in answers.responses]
+        self.folder.write_answers(when, self.test, responses, answers.first)
+
     def keep(self, accuracy: float, rounds_done: int) -> None:
         """Remember the weights of now as the best so far."""
         self.best = (accuracy, rounds_done)
@@ -222,7 +227,9 @@ class Run:
         if "before" not in card:
             if self.test:
                 self.progress.say(f"evaluating {len(self.test)} held-out problems before training")
-            card["before"] = summary(self.evaluate(self.test))
+            answers = self.evaluate(self.test)
+            self.keep_answers("before", answers)
+            card["before"] = summary(answers)
             if self.validation:
                 answers = self.evaluate(self.validation)
                 card["validation_before"] = sum(answers.first) / len(answers.first)
@@ -336,6 +343,7 @@ class Run:
         if self.test:
             self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
         after = self.evaluate(self.test)
+        self.keep_answers("after", after)
         metrics = self.folder.read_metrics()
         total = Cost()
         for line in metrics:
@@ -347,12 +355,11 @@ class Run:
         card["search_cost"] = total.as_dict()
         self.save_student()
         self.folder.write_card(card)
-        draw_report(self.folder.report, card, metrics)
-        page = write_report(self.folder.path)
+        write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
         self.tracker.log({"test": test, "total": card["search_cost"]}, self.size.questions)
         folder = self.folder
-        self.tracker.artifacts([folder.card, folder.metrics, folder.report, page, folder.adapter])
+        self.tracker.artifacts([folder.card, folder.metrics, folder.report, folder.adapter])
         if self.config.train.push_to_hub is not None:
             parts = {".": folder.student} | ({"adapter": folder.adapter} if self.adapter == "lora" else {})
             card["uploaded"] = upload(self.config.train.push_to_hub, parts)

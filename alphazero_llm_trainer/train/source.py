@@ -317,10 +317,12 @@ class RoundSource:
         grpo, grown = self.config.train.grpo, tree.tree
         if grpo.credit == "step":
             return [
-                step_advantages(step_values(grown, t), t.lengths, scale=scale, clip=grpo.advantage_clip) for t in found
+                step_advantages(values, t.lengths, scale=scale, clip=grpo.advantage_clip)
+                for t, values in zip(found, self._step_values(grown, found), strict=True)
             ]
         if grpo.credit in ("tree", "visits"):
-            return [self._among_siblings(tree, t) for t in found]
+            worth = self.collector.worth(grown) if grpo.credit == "tree" else (grown.N, grown.W)
+            return [self._among_siblings(grown, t, *worth) for t in found]
         rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
         whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
         if grpo.credit == "group":
@@ -330,9 +332,19 @@ class RoundSource:
             for a, steps in zip(whole, process, strict=True)
         ]
 
-    def _among_siblings(self, tree: GradedTree, found: Trajectory) -> list[float]:
-        """Tree or visit credit of one response; tokens of a rollout have no siblings and get 0."""
-        grpo, grown, parent = self.config.train.grpo, tree.tree, ROOT
+    def _step_values(self, tree: Tree, found: list[Trajectory]) -> list[list[tuple[float, float]]]:
+        """`(Q(child), V(parent))` of each response's steps, in the currency of `train.reward`."""
+        counts, sums = self.collector.worth(tree)
+        return [step_values(t, self.collector.reward(t), counts, sums) for t in found]
+
+    def _among_siblings(
+        self, grown: Tree, found: Trajectory, counts: Sequence[int], sums: Sequence[float]
+    ) -> list[float]:
+        """Tree or visit credit of one response; tokens of a rollout have no siblings and get 0.
+
+        `counts` and `sums` are what the nodes are worth (`Collector.worth`).
+        """
+        grpo, parent = self.config.train.grpo, ROOT
         siblings, chosen, lengths, outside = [], [], [], 0
         for node, length in zip(found.nodes, found.lengths, strict=True):
             if node == OUTSIDE:
@@ -342,14 +354,15 @@ class RoundSource:
             around = [
                 child
                 for child in grown.children[parent]
-                if (grown.N[child] or child == node) and (grpo.teacher_rows or grown.source[child] == STUDENT)
+                if (counts[child] or child == node) and (grpo.teacher_rows or grown.source[child] == STUDENT)
             ]
             siblings.append(around)
             chosen.append(around.index(node))
             lengths.append(length)
             parent = node
         if grpo.credit == "tree":
-            values = [[(grown.q(n) if grown.N[n] else found.reward, max(grown.N[n], 1)) for n in s] for s in siblings]
+            reward = self.collector.reward(found)
+            values = [[(sums[n] / counts[n], counts[n]) if counts[n] else (reward, 1) for n in s] for s in siblings]
             advantages = tree_advantages(values, chosen, lengths, clip=grpo.advantage_clip)
         else:
             visits = [[(grown.N[n], math.fsum(grown.logprobs[n])) for n in s] for s in siblings]
@@ -367,16 +380,18 @@ class RoundSource:
 
         async def judged() -> list[list[float]]:
             pairs = [
-                (tree.task.problem, one) for (tree, _), of_tree in zip(groups, steps, strict=True) for one in of_tree
+                (tree.task.problem, response)
+                for (tree, _), responses in zip(groups, steps, strict=True)
+                for response in responses
             ]
             # As many at once as trees are searched at once: the model's cache holds no more.
             gate = asyncio.Semaphore(self.config.search.concurrent)
 
             async def judge(problem: Problem, steps: Sequence[Step]) -> list[float]:
                 async with gate:
-                    return list((await verifier(problem, steps)).steps)
+                    return list((await verifier(problem, cutter.prompt_ids(problem), steps)).steps)
 
-            return await asyncio.gather(*(judge(problem, one) for problem, one in pairs))
+            return await asyncio.gather(*(judge(problem, response) for problem, response in pairs))
 
         model = self.student.model
         training = model.training
@@ -396,7 +411,8 @@ class RoundSource:
         ]
 
     def _step_scale(self, groups: list[tuple[GradedTree, list[Trajectory]]]) -> float:
-        differences = [q - v for tree, found in groups for t in found for q, v in step_values(tree.tree, t)]
+        values = [one for tree, found in groups for one in self._step_values(tree.tree, found)]
+        differences = [q - v for of_response in values for q, v in of_response]
         if not differences:
             return 1.0
         return math.sqrt(math.fsum(d * d for d in differences) / len(differences)) or 1.0
