@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
 from ..config.sections import LoraConfig

@@ -120,9 +120,9 @@ def measure_test(
     student: Any, test: list[Task], limit: int, seed: int, progress: Progress
 ) -> tuple[dict[str, Any], list[bool]]:
     """Greedy accuracy and pass@8 at temperature 1 with 95% intervals; and which greedy answers are right."""
-    shown = {"max_tokens": limit, "progress": progress}
+    shown: dict[str, Any] = {"max_tokens": limit, "progress": progress}
     greedy = answer(student, test, doing="test problems, greedy", **shown).first
-    sampling = {"n": SAMPLES, "temperature": 1.0, "seed": seed, "doing": f"test problems, {SAMPLES} samples each"}
+    sampling: dict[str, Any] = {"n": SAMPLES, "temperature": 1.0, "seed": seed, "doing": f"test problems, {SAMPLES} samples each"}
     sampled = answer(student, test, **shown, **sampling).correct
     interval = wilson(sum(greedy), len(greedy))
     solved = sum(any(row) for row in sampled)
