@@ -122,7 +122,12 @@ def measure_test(
     """Greedy accuracy and pass@8 at temperature 1 with 95% intervals; and which greedy answers are right."""
     shown: dict[str, Any] = {"max_tokens": limit, "progress": progress}
     greedy = answer(student, test, doing="test problems, greedy", **shown).first
-    sampling: dict[str, Any] = {"n": SAMPLES, "temperature": 1.0, "seed": seed, "doing": f"test problems, {SAMPLES} samples each"}
+    sampling: dict[str, Any] = {
+        "n": SAMPLES,
+        "temperature": 1.0,
+        "seed": seed,
+        "doing": f"test problems, {SAMPLES} samples each",
+    }
     sampled = answer(student, test, **shown, **sampling).correct
     interval = wilson(sum(greedy), len(greedy))
     solved = sum(any(row) for row in sampled)
