@@ -113,7 +113,7 @@ class Perplexity:
 def make_evaluate(
     weights: RewardConfig, perplexity: Perplexity | None, golds: Mapping[str, str] | None
 ) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
-    """The terminal reward of DESIGN section 5. `golds` (problem id -> answer) is given in training alone.
+    """The terminal reward of docs/design.md, section 5. `golds` (problem id -> answer) is given in training alone.
 
     A response that a limit cut is graded on what it says so far; without a final answer its HRE is 0.
     """

@@ -8,12 +8,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from alphazero_llm_trainer.eval.figures import draw_accuracy_over_tokens
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import Sampler
 from alphazero_llm_trainer.eval.compare import Benchmark, Cell, Samples, StoppedError, run_cell, run_samples
-from alphazero_llm_trainer.eval.figures import draw_accuracy_over_tokens
 from alphazero_llm_trainer.eval.metrics import area, majority_at_k, paired_bootstrap, pass_at_k, wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,

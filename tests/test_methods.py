@@ -54,14 +54,13 @@ def network(student: Student) -> Iterator[ValueVerifier]:
         settings=EngineConfig(max_context=1024),
     )  # fmt: skip
     engine.set_value(torch.randn(32) * 0.3, 0.2)
-    policy = methods.Sampler(student, NoVerifier(), load_config(overrides=["student=embedded"])).policy
-    yield ValueVerifier(EngineValue(engine, 0.0, {}, own=True), policy.prompt_ids)
+    yield ValueVerifier(EngineValue(engine, 0.0, {}, own=True))
 
 
 @pytest.fixture(scope="module")
 def prm(student: Student, network: ValueVerifier) -> EnginePrm:
     """A process reward model over the same random network: likelier steps score higher."""
-    return EnginePrm(network.value.engine, student, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+    return EnginePrm(network.value.engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
 
 
 def verifier_of(name: str, network: ValueVerifier, prm: EnginePrm):

@@ -362,7 +362,8 @@ def test_a_saved_prm_judges_as_it_was_trained(kind: str, config: Config, student
     lines = ["5 + 1 = 6", *(task.solution or "").split("\n")[1:]]
     steps = [Step(ids, tuple(-0.3 for _ in ids), student.decode(ids)) for ids in (
         prm_data.encode_step(student, line) for line in lines)]  # fmt: skip
-    judged = run(lambda: verifier(task.problem, steps))
+    prompt = student.prompt_ids(task.problem.question)
+    judged = run(lambda: verifier(task.problem, prompt, steps))
     prefix: tuple[int, ...] = ()
     labelled = []
     for step in steps:
@@ -378,8 +379,10 @@ def test_a_saved_prm_judges_as_it_was_trained(kind: str, config: Config, student
     assert judged.total == pytest.approx(total_of(trained.total, judged.steps))
     assert verifier.name == "prm" and verifier.computes and verifier.scored_tokens > 0
     before = verifier.scored_tokens
-    assert run(lambda: verifier(task.problem, steps)) == judged and verifier.scored_tokens == before  # all is cached
-    assert run(lambda: verifier(Problem("p", "q", "s"), [])).total == 1.0
+    assert (
+        run(lambda: verifier(task.problem, prompt, steps)) == judged and verifier.scored_tokens == before
+    )  # all is cached
+    assert run(lambda: verifier(Problem("p", "q", "s"), (), [])).total == 1.0
 
 
 def test_a_broken_folder_is_refused(config: Config, student: Student, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_file_of_pairs_becomes_a_verifier(extra: list[str], tmp_path: Path, ca
     for line in (task.solution or "").split("\n"):
         ids = encode_step(student, line)
         steps.append(Step(ids, tuple(0.0 for _ in ids), student.decode(ids)))
-    judged = run(lambda: verifier(task.problem, steps))
+    judged = run(lambda: verifier(task.problem, student.prompt_ids(task.problem.question), steps))
     assert len(judged.steps) == len(steps) and all(0 <= score <= 1 for score in (*judged.steps, judged.total))
     assert main(["prm", "--data", str(data), "--out", str(out), *QUICK]) == 2
     assert "holds a finished PRM" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def steps() -> list[Step]:
 def test_math_shepherd_is_read_at_its_step_tag(student: Student, tmp_path: Path) -> None:
     tokenizer, model = a_tokenizer(tmp_path), a_causal_model(tmp_path)
     verifier = load_prm(tmp_path, student, settings("math-shepherd"))
-    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), steps()))
+    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps()))
     # As on the model's card.
     output = "Step 1: four apples ки\nStep 2: so eight ки\nStep 3: eight ки"
     ids = torch.tensor([tokenizer.encode(f"{QUESTION} {output}")])
@@ -92,14 +92,14 @@ def test_math_shepherd_is_read_at_its_step_tag(student: Student, tmp_path: Path)
     assert len(expected) == 3 and list(judged.steps) == pytest.approx(expected, abs=1e-5)
     assert judged.total == min(judged.steps) and verifier.scored_tokens >= ids.numel()
     with pytest.raises(RequestError, match="tag itself"):
-        run(lambda: verifier(Problem("p", QUESTION, "s"), [Step((), (), "so ки eight")]))
+        run(lambda: verifier(Problem("p", QUESTION, "s"), (), [Step((), (), "so ки eight")]))
 
 
 @torch.inference_mode()
 def test_rlhflow_is_read_where_the_assistant_answers(student: Student, tmp_path: Path) -> None:
     tokenizer, model = a_tokenizer(tmp_path), a_causal_model(tmp_path)
     verifier = load_prm(tmp_path, student, settings("rlhflow"))
-    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), steps()))
+    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps()))
     # As in the project's evaluation script, where `-3` is the token before the assistant's answer and its end.
     candidates = [tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]]
     conversation, expected = [], []
@@ -110,7 +110,9 @@ def test_rlhflow_is_read_where_the_assistant_answers(student: Student, tmp_path:
         expected.append(float(model(ids).logits[0, -3, candidates].softmax(dim=-1)[0]))
     assert list(judged.steps) == pytest.approx(expected, abs=1e-5)
     computed = verifier.scored_tokens
-    assert run(lambda: verifier(Problem("p", QUESTION, "s"), steps())) == judged and verifier.scored_tokens == computed
+    assert (
+        run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps())) == judged and verifier.scored_tokens == computed
+    )
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -126,7 +128,7 @@ def test_qwen_prm_is_read_at_its_separators(deep: bool, student: Student, tmp_pa
         tensors |= {f"{name}.weight": layer.weight.detach(), f"{name}.bias": layer.bias.detach()}
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     verifier = load_prm(tmp_path, student, settings("qwen-prm"))
-    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), steps()))
+    judged = run(lambda: verifier(Problem("p", QUESTION, "s"), (), steps()))
     # As on the model's card.
     messages = [
         {"role": "system", "content": QWEN_SYSTEM},
@@ -141,7 +143,7 @@ def test_qwen_prm_is_read_at_its_separators(deep: bool, student: Student, tmp_pa
     expected = logits.softmax(dim=-1)[at][:, 1].tolist()
     assert len(set(expected)) == 3 and list(judged.steps) == pytest.approx(expected, abs=1e-5)
     assert verifier.scored_tokens == int(at[0].nonzero().max()) + 1
-    assert run(lambda: verifier(Problem("p", QUESTION, "s"), [])).total == 1.0
+    assert run(lambda: verifier(Problem("p", QUESTION, "s"), (), [])).total == 1.0
 
 
 def test_a_folder_of_another_kind_is_refused(student: Student, tmp_path: Path) -> None:

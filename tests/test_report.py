@@ -13,7 +13,7 @@ import pytest
 
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
 from alphazero_llm_trainer.report.compare import difference, differing, load_runs
 from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.train.loop import Run
@@ -112,6 +112,27 @@ def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: 
     page = Page(cut / "report.html")
     assert "This run has no test result" in page
     assert page.counts["svg"] == 3
+
+
+@pytest.mark.parametrize("problems", [50, 100, 200, 250, 300, 500, 1000])
+@pytest.mark.parametrize("share", [0, 1])
+def test_none_or_all_right_is_reported(
+    runs: list[Path], tmp_path: Path, capsys: Any, problems: int, share: int
+) -> None:
+    """Rounding puts the lower end of 0 of n at 5e-19: above the accuracy, so that no interval could be drawn."""
+    run = tmp_path / "run-001"
+    run.mkdir()
+    shutil.copy(runs[0] / "metrics.jsonl", run)
+    card = json.loads((runs[0] / "run.json").read_text())
+    found = wilson(problems * share, problems)
+    assert found.low <= found.value <= found.high
+    for name in ("before", "after"):  # as version 0.4.0 wrote it
+        card[name] |= {"problems": problems, "correct": [bool(share)] * problems}
+        card[name]["accuracy"] = {"value": share, "low": 5e-19, "high": 1 - 5e-16}
+    (run / "run.json").write_text(json.dumps(card))
+    assert cli.train_main(["--resume", str(run)]) == 0
+    assert "this run is finished" in capsys.readouterr().out
+    assert f"{share:.3f} [" in Page(run / "report.html")
 
 
 def test_loop_page(tmp_path: Path) -> None:

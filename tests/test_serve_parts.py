@@ -32,7 +32,6 @@ from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.serve.answering import Answerer
 from alphazero_llm_trainer.serve.app import Answering, make_app
-from alphazero_llm_trainer.serve.conversation import Prompted
 from alphazero_llm_trainer.serve.failures import ApiError
 from alphazero_llm_trainer.serve.fair import FairQueue
 from alphazero_llm_trainer.serve.guard import Guard, is_loopback
@@ -497,8 +496,7 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
     engine = InProcessEngine(
         student.model, eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids, settings=config.engine
     )
-    prompted: Any = Prompted(student)
-    prm = EnginePrm(engine, prompted, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+    prm = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
     stepwise = {name: partial(by_eval, name) for name in STEPWISE}
     answerer = Answerer(student, config, prm, None, stepwise)
 
@@ -554,8 +552,7 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
     )
     verifier, value, methods = None, None, ["mcts", "majority-6"]
     if judge == "prm":
-        prompted: Any = Prompted(student)
-        verifier = EnginePrm(engine, prompted, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+        verifier = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
         methods = ["mcts", "best-of-6", "weighted-majority-6"]
     elif judge == "value":
         engine.set_value(torch.zeros(student.model.config.hidden_size), 0.5)

@@ -32,7 +32,7 @@ class Rule:
     def __init__(self, good: Callable[[str], float], computes: bool = False) -> None:
         self.good, self.computes = good, computes
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         scores = tuple(self.good(step.text) for step in steps)
         return Judgement(scores, min(scores, default=1.0))
 
@@ -204,7 +204,7 @@ def test_a_search_is_the_same_alone_and_beside_others() -> None:
 
 def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> None:
     cost = Cost()
-    judge = Judge(Rule(lambda text: 1.0, computes=True), PROBLEM, 10, cost)
+    judge = Judge(Rule(lambda text: 1.0, computes=True), PROBLEM, tuple(range(10)), cost)
     a, b, c = step("aa"), step("bbb"), step("c")
 
     async def judged() -> None:
@@ -219,7 +219,7 @@ def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> 
         assert cost.scored_tokens == 16
 
     asyncio.run(judged())
-    free = Judge(Rule(lambda text: 1.0), PROBLEM, 10, Cost())
+    free = Judge(Rule(lambda text: 1.0), PROBLEM, tuple(range(10)), Cost())
     assert free.price([a, b]) == 0
 
 

@@ -31,13 +31,14 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.types import Problem, Step
 
 PROBLEM = Problem("p", "question", "test")
+PROMPT = (10, 11, 12)
 RIGHT = Step((5, 6), (math.log(0.9), math.log(0.4)), "16 - 3 = 13\n")
 WRONG = Step((7,), (math.log(0.5),), "13 * 2 = 27\n")
 END = Step((8, 1), (math.log(0.8), 0.0), "#### 27")
 
 
 def judged(verifier, *steps: Step) -> Judgement:
-    return asyncio.run(verifier(PROBLEM, steps))
+    return asyncio.run(verifier(PROBLEM, PROMPT, steps))
 
 
 def test_log_probability_is_what_the_policy_gave() -> None:
@@ -69,23 +70,23 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
     engine = tiny_engine(tiny_llama(3))
     torch.manual_seed(0)
     engine.set_value(torch.randn(32), 0.1)
-    verifier = ValueVerifier(EngineValue(engine, 0.0, {}, own=True), lambda problem: (10, 11, 12))
+    verifier = ValueVerifier(EngineValue(engine, 0.0, {}, own=True))
     steps = [Step((20, 21, 2), (-1.0,) * 3, "a\n"), Step((22, 2), (-1.0,) * 2, "b\n")]
 
     async def main() -> None:
-        first = await verifier(PROBLEM, steps[:1])
+        first = await verifier(PROBLEM, PROMPT, steps[:1])
         assert verifier.computes and verifier.scored_tokens == 6  # the prompt, too
-        both = await verifier(PROBLEM, steps)
+        both = await verifier(PROBLEM, PROMPT, steps)
         assert verifier.scored_tokens == 8
-        again = await verifier(PROBLEM, steps)
+        again = await verifier(PROBLEM, PROMPT, steps)
         assert verifier.scored_tokens == 8 and again == both
         expected = await engine.values([(10, 11, 12, 20, 21, 2), (10, 11, 12, 20, 21, 2, 22, 2)])
         assert both.steps == tuple(expected) and both.total == expected[1]
         assert first == Judgement((expected[0],), expected[0])
-        assert (await verifier(PROBLEM, [])).steps == ()
+        assert (await verifier(PROBLEM, PROMPT, [])).steps == ()
 
     run(main)
-    head = ValueVerifier(EngineValue(engine, 0.0, {}, own=False), lambda problem: (10,))
+    head = ValueVerifier(EngineValue(engine, 0.0, {}, own=False))
     assert not head.computes and head.scored_tokens == 0
     assert 2 in LINE_ENDS
 

@@ -1,4 +1,4 @@
-"""The `eval` command: methods of answering beside each other at equal tokens, with intervals, tables and a plot."""
+"""The `eval` command: methods of answering beside each other at equal tokens, with intervals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ value; combination (logistic regression of all of these, fitted on validation pr
 calculator+log-probability or calculator+prm.
 
 DIR gets run.json, cells/ (one finished method and budget each, written whole), results.json, results.md and
-accuracy_over_tokens.png. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""
+report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""
 
 
 def add_eval(commands: Any) -> None:

@@ -16,16 +16,13 @@ from ..eval.combination import Combination, fit_combination
 from ..eval.compare import Benchmark, StoppedError, graded, run_cell, run_samples
 from ..eval.results import (
     CARD,
-    FIGURE,
     RESULTS,
     TABLES,
     EvalFolder,
     at_k,
-    markdown,
     newest_folder,
     next_folder,
     paired,
-    sentences,
     summary,
     write_json,
 )
@@ -67,15 +64,13 @@ def run(args: argparse.Namespace, config: Config) -> int:
     progress.stop()
     results = gather(args, config, student, folder, facts, identity)
     write_json(out / RESULTS, results)
-    text = markdown(results)
-    (out / TABLES).write_text(text, encoding="utf-8")
-    from ..eval.figures import draw_accuracy_over_tokens
+    from ..report.evaluation import result_text, results_markdown
     from ..report.folder import write_report
 
-    draw_accuracy_over_tokens(out / FIGURE, results)
+    (out / TABLES).write_text(results_markdown(results), encoding="utf-8")
     write_report(out)
-    print(text)
-    print(f"{RESULTS}, {TABLES}, {FIGURE} and report.html are in {out}")
+    print(result_text(results))
+    print(f"{RESULTS}, {TABLES} and report.html are in {out}")
     return 0
 
 
@@ -160,13 +155,10 @@ def work(
 
 def load_verifiers(args: argparse.Namespace, config: Config, student: Student) -> dict[str, Verifier]:
     """The verifiers that `--verifier` is made of, by name; of a combination the network, where one is named."""
-    from ..policy.steps import EngineSteps
-
     names = [name for name in args.verifier.split("+") if name != COMBINATION]
     if COMBINATION in args.verifier.split("+"):
         names += ["prm"] * (args.prm is not None) + ["value"] * (args.value is not None)
-    prompt_ids = EngineSteps(student, config.search.temperature).prompt_ids
-    loaded = load_parts(names, student, config, args.prm, args.value, prompt_ids)
+    loaded = load_parts(names, student, config, args.prm, args.value)
     return dict(zip(names, loaded, strict=True))
 
 
@@ -213,7 +205,6 @@ def gather(
         if (cell := folder.read(name, method, budget)) is not None
     ]
     sampled = [folder.read_samples(name, args.samples) for name in args.benchmarks if args.samples]
-    pairs = paired(cells)
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "student": student.name if args.path is None else str(args.path),
@@ -223,7 +214,6 @@ def gather(
         "config": config.model_dump(mode="json", exclude={"models", "teacher_tiers"}),
         "benchmarks": facts,
         "rows": [summary(cell) for cell in cells],
-        "pairs": pairs,
+        "pairs": paired(cells),
         "at_k": [at_k(found) for found in sampled if found is not None],
-        "sentences": sentences(pairs, args.verifier),
     }

@@ -1,4 +1,4 @@
-"""The `ladder` command: Base < SFT < +PPO < +GRPO < +GRPO +MCTS over seeds, as a table and a plot."""
+"""The `ladder` command: Base < SFT < +PPO < +GRPO < +GRPO +MCTS over seeds, as a table and charts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_ladder(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Climb, print the table, write ladder.json, ladder.md and ladder.png."""
+    """Climb, print the table, write ladder.json, ladder.md, ladder.svg and report.html."""
     if args.seed is not None:
         raise ConfigError(f"--seed is {args.seed}: the ladder takes several, name them with --seeds")
     if args.jobs < 1:
@@ -55,9 +55,10 @@ def run(args: argparse.Namespace) -> int:
         config = stored
     check(config)
     from ..report.folder import write_report
+    from ..report.ladder import picture, result_markdown
     from ..train.checkpoint import write_json
     from ..train.ladder import LadderStopped, Seed, climb
-    from ..train.ladder_report import collect, draw, markdown
+    from ..train.ladder_report import collect
 
     out.mkdir(parents=True, exist_ok=True)
     write_json(recipe, config.model_dump(mode="json"))
@@ -82,12 +83,12 @@ def run(args: argparse.Namespace) -> int:
         write_json(clock, {"seconds": before + time.perf_counter() - began})
     ladder = collect(seeds, command(args), before + time.perf_counter() - began)
     write_json(out / "ladder.json", ladder)
-    text = markdown(ladder)
+    text = result_markdown(ladder)
     (out / "ladder.md").write_text(text, encoding="utf-8")
-    draw(out / "ladder.png", ladder)
+    (out / "ladder.svg").write_text(picture(ladder), encoding="utf-8")
     write_report(out)
     print(text)
-    print(f"ladder.json, ladder.md, ladder.png and report.html are in {out}")
+    print(f"ladder.json, ladder.md, ladder.svg and report.html are in {out}")
     return 0
 
 

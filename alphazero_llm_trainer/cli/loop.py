@@ -39,9 +39,9 @@ def add_loop(commands: Any) -> None:
 
 
 def run_loop(args: argparse.Namespace, config: Config) -> int:
-    """Run the generations, print the table, write loop.json and loop.png."""
+    """Run the generations, print the table, write loop.json and report.html."""
     from ..report.folder import write_report
-    from ..train.generation_report import draw_loop, loop_table
+    from ..report.loop import result_text
     from ..train.generations import CARD, Loop
     from ..train.report import Progress
     from ..train.stages import LoopStopped
@@ -64,11 +64,10 @@ def run_loop(args: argparse.Namespace, config: Config) -> int:
     except LoopStopped:
         progress.say(f"stopped; go on with: --resume --out {out}")
         return EXIT_STOPPED
-    draw_loop(out / "loop.png", card)
     write_report(out)
-    print(loop_table(card))
+    print(result_text(card))
     print(
-        f"loop.json, loop.png and report.html are in {out}"
+        f"loop.json and report.html are in {out}"
         + (f", the champion is in {out / 'champion'}" if card["champion"] else "")
     )
     return 0

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
 
 if TYPE_CHECKING:
-    from ..train.prm_run import TrainedPrm
+    pass
 
 SMALLEST = 10  # questions
 
@@ -45,9 +45,11 @@ def add_prm(commands: Any) -> None:
 
 def run_prm(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
+    from ..eval.results import read_json
     from ..policy.prm import CARD
     from ..policy.student import load_student
     from ..problems.prompts import system_prompt
+    from ..report.judges import prm_text
     from ..train import prm_data, prm_run
     from ..train.report import Progress
     from ..train.value_run import split_by_question
@@ -99,7 +101,7 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
         "cost": sampled_cost(out / "journal.jsonl"),
     }
     prm_run.save_prm(out, trained, student, config, facts)
-    print(held_out_table(trained))
+    print(prm_text(read_json(out / CARD)))
     print(f"prm.json and metrics.jsonl are in {out}")
     return 0
 
@@ -122,22 +124,3 @@ def sampled_cost(journal: Path) -> dict[str, int]:
     costs = [record.get("cost", {}) for record in read(journal)] if journal.is_file() else []
     names = ("sampled_tokens", "prompt_tokens", "calls")
     return {name: sum(int(cost.get(name, 0)) for cost in costs) for name in names}
-
-
-def held_out_table(trained: TrainedPrm) -> str:
-    """Each kind's seconds and figures on the test questions, beside the policy's log-probability."""
-    from ..train.prm_run import COMBINED, POLICY
-
-    lines = [
-        f"held out: {trained.questions['test']:,} questions, {trained.pairs['test']:,} pairs; 95% intervals over questions;"
-        f" step labels from {trained.labels}"
-    ]
-    names = [POLICY, *trained.seconds, COMBINED]
-    for figure, found in trained.figures.items():
-        lines.append(f"  {figure}")
-        lines += [f"    {name:30} {found[name]}" for name in names if name in found]
-    for kind, seconds in trained.seconds.items():
-        lines.append(f"{kind}: {seconds:.0f} s of training, validation pairs {trained.validation[kind]:.4f}")
-    rules = ", ".join(f"{rule} {auc:.3f}" for rule, auc in trained.totals.items())
-    lines.append(f"kept: {trained.fitted.kind}; a response's total: {trained.total} (AUC on validation: {rules})")
-    return "\n".join(lines)

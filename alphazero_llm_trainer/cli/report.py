@@ -40,28 +40,15 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    from ..report.compare import compare_page, differing, load_runs, rows_of, sentence
+    from ..report.compare import comparison_page, comparison_text, load_runs
     from ..report.folder import write
 
     runs = load_runs(args.runs)
-    names = [name for name, _, _ in runs]
-    print(columns([("", *names), *rows_of(runs)]))
-    differences = differing(runs[0][1], runs[1][1])
-    if differences:
-        print(f"\n{columns([('differs', *names), *differences])}")
-    print(f"\n{sentence(runs)}")
+    print(comparison_text(runs))
     if args.out is not None:
         try:
-            write(args.out, compare_page(runs))
+            write(args.out, comparison_page(runs))
         except OSError as error:
             raise ConfigError(f"--out {args.out} can't be written ({error.strerror}): name another file") from error
         print(args.out)
     return 0
-
-
-def columns(rows: list[tuple[str, ...]]) -> str:
-    """Rows as aligned text."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

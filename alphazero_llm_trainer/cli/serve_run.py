@@ -16,14 +16,12 @@ from ..errors import ConfigError
 from ..eval.attempt import Attempt, Chain, Sampler
 from ..eval.methods import METHODS
 from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
-from ..policy.prm import EnginePrm
 from ..policy.student import load_student
 from ..policy.value import load_value, policy_fingerprint
 from ..problems.prompts import system_prompt
 from ..search.tree import REJECTED, ROOT
 from ..serve.answering import Answerer, Stepwise
 from ..serve.app import make_app
-from ..serve.conversation import Prompted, prompt_of
 from ..serve.guard import is_loopback
 from ..serve.names import Names
 from ..serve.server import serve
@@ -89,12 +87,8 @@ def default_verifier(args: argparse.Namespace) -> str:
 
 
 def load_verifier(named: str, student: Student, config: Config, args: argparse.Namespace) -> Verifier:
-    """The verifier of all requests: each one's prompt is what it reads, whatever chat that was."""
-    parts = load_parts(named.split("+"), student, config, args.prm, args.value, prompt_of)
-    for part in parts:
-        if isinstance(part, EnginePrm):
-            prompted: Any = Prompted(student)
-            part.student = prompted
+    """The verifier of all requests."""
+    parts = load_parts(named.split("+"), student, config, args.prm, args.value)
     return parts[0] if len(parts) == 1 else Product(parts)
 
 

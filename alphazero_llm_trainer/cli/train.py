@@ -126,10 +126,14 @@ def run_train(args: argparse.Namespace) -> int:
                 f"--resume goes on with the configuration in {folder.card}, and these flags differ from it: leave them out"
             )
         config = stored
-    from ..train.report import Progress, table
+    from ..report.training import result_text
+    from ..train.report import Progress
 
     if resume and "after" in folder.read_card():
-        print(f"{table(folder.read_card())}\nthis run is finished: {folder.path}")
+        from ..report.folder import write_report
+
+        write_report(folder.path)  # a crash after the last weights may have left none
+        print(f"{result_text(folder.read_card(), folder.read_metrics())}\nthis run is finished: {folder.path}")
         return 0
     if args.dry_run:
         if resume:
@@ -149,7 +153,7 @@ def run_train(args: argparse.Namespace) -> int:
     if card is None:
         progress.say(f"stopped; go on with: --resume {run.folder.path}")
         return EXIT_STOPPED
-    print(table(card))
+    print(result_text(card, run.folder.read_metrics()))
     print(f"kept: {card['kept']}; student, metrics and report.html are in {run.folder.path}")
     if card.get("uploaded") is not None:
         print(f"uploaded to {card['uploaded']}")

@@ -7,14 +7,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
 from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
-
-if TYPE_CHECKING:
-    from ..train.value_run import Valued
 
 SMALLEST = 10  # questions
 
@@ -40,12 +37,14 @@ def add_value(commands: Any) -> None:
 
 def run_value(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
+    from ..eval.results import read_json
     from ..policy.student import load_student
     from ..policy.value import CARD
     from ..problems.prompts import system_prompt
     from ..report.folder import write_report
+    from ..report.judges import value_text
     from ..train import value_run
-    from ..train.report import Progress, draw_value_report
+    from ..train.report import Progress
 
     if args.data and args.questions is not None:
         raise ConfigError("--questions collects trees and --data names trees: give one of them")
@@ -91,10 +90,9 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     seconds = round(time.perf_counter() - began, 1)
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     value_run.save_value(out, valued, student, config, {"command": command, "seconds": seconds})
-    draw_value_report(out / "report.png", valued.fitted.curve, valued.figures, valued.reliability)
     write_report(out)
-    print(held_out_table(valued))
-    print(f"value.json, metrics.jsonl, report.png and report.html are in {out}")
+    print(value_text(read_json(out / CARD)))
+    print(f"value.json, metrics.jsonl and report.html are in {out}")
     return 0
 
 
@@ -115,15 +113,3 @@ def collect(student: Any, config: Config, journal: Path, stop: Any, progress: An
 
     collect_trees(student, config, tasks, journal, stop, tell)
     return not stop()
-
-
-def held_out_table(valued: Valued) -> str:
-    """The test questions' figures with 95% intervals over questions, and what they mean for search."""
-    lines = [f"held out: {valued.questions['test']:,} questions, 95% intervals over questions"]
-    lines += [f"  {name:34} {interval}" for name, interval in valued.figures.items()]
-    lines.append("  sibling ranking: chance is 0.5; so is an AUC of 0.5")
-    weight = valued.verdict.rollout_weight
-    lines.append(
-        f"on validation, {valued.verdict.why}: Q = {1 - weight:.2f}*value + {weight:.2f}*rollout (lambda {weight:.2f})"
-    )
-    return "\n".join(lines)

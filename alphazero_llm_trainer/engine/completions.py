@@ -1,4 +1,4 @@
-"""`policy.protocol.Engine` over any backend that completes one token-id prompt at a time: what vLLM's two ways share.
+"""`engine.protocol.Engine` over any backend that completes one token-id prompt at a time: what vLLM's two ways share.
 
 A request becomes one completion a sample, each with a seed of its own, so a sample depends on (request seed, sample index)
 alone, and one with fewer lines is the beginning of one with more. A limit of one line is a set of stop tokens; with more, what
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import EngineError, RequestError
 from ..types import Cost
 from .background import LoopThread
-from .protocol import Capabilities, Generated, GenerateRequest
+from .protocol import Capabilities, Generated, GenerateRequest, Watch
 
 if TYPE_CHECKING:
     import torch
@@ -132,8 +132,11 @@ class CompletionEngine(ABC):
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
-    async def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Generated]]:
-        """See `Engine.generate`. Raises RequestError for an empty or too long prompt, or a request for nothing."""
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """See `Engine.generate`; nothing streams to `watch`.
+
+        Raises RequestError for an empty or too long prompt, or a request for nothing.
+        """
         for request in requests:
             self._admit(len(request.prompt_ids))
             if request.n < 1 or request.max_new_tokens < 1:

@@ -47,7 +47,7 @@ class EngineStats:
 
 
 class InProcessEngine:
-    """`policy.protocol.Engine` over a causal language model of transformers (Llama-like: RoPE by position ids).
+    """`engine.protocol.Engine` over a causal language model of transformers (Llama-like: RoPE by position ids).
 
     Args:
         model: the policy; it is read, never changed, except by `set_policy`.
@@ -95,6 +95,7 @@ class InProcessEngine:
         self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
         self.valued = False
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
+        self.facts: dict[str, Any] = {"backend": "inprocess"}
         self.sampler = Sampler(library() if settings.native == "auto" else None)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, line_end_ids)
         self._pump: asyncio.Task[None] | None = None

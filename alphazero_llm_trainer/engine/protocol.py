@@ -76,16 +76,34 @@ class Watch:
     samples: list[Sample] = field(default_factory=list)
 
 
-@runtime_checkable
-class Engine(Protocol):
-    """A batched policy. Every call may wait while others join its batch; `cost` adds up what all calls took."""
+class EngineStats(Protocol):
+    """What an engine did since it was made, beyond its cost."""
+
+    computed_tokens: int  # tokens that went through the model, cached ones left out
+
+
+class TokenEngine(Protocol):
+    """What search asks of a policy. Every call may wait while others join its batch; `cost` adds up what all calls took.
+
+    `eos_ids` are all tokens that end a response, `eos_id` the one that a response is closed with; tokens of
+    `line_end_ids` end a line.
+    """
 
     capabilities: Capabilities
     cost: Cost
     version: int
 
-    async def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Generated]]:
-        """One list of `n` sequences a request, in order."""
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def line_end_ids(self) -> frozenset[int]: ...
+
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """One list of `n` sequences a request, in order. `watch` sees them grow where `capabilities.streams`."""
         ...
 
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
@@ -95,6 +113,16 @@ class Engine(Protocol):
     async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
         """The k likeliest next tokens of each prefix with their log-probabilities, likeliest first."""
         ...
+
+
+@runtime_checkable
+class Engine(TokenEngine, Protocol):
+    """A token engine and its keeper's side: new weights, a value head, memory. `facts` is what run.json says about it."""
+
+    facts: dict[str, Any]
+
+    @property
+    def stats(self) -> EngineStats: ...
 
     async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
         """The value head's output in (0, 1) after the last token of each sequence. Raises EngineError without a head."""
@@ -169,8 +197,11 @@ class Verifier(Protocol):
     @property
     def scored_tokens(self) -> int: ...
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
-        """The judgement of `steps` (lines of a response, the last one may end it). Pure: the same for the same input."""
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+        """The judgement of `steps` (lines of a response, the last one may end it) after the prompt that the policy read.
+
+        Pure: the same for the same input.
+        """
         ...
 
 

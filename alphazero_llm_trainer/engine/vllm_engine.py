@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class VllmEngine(CompletionEngine):
-    """`policy.protocol.Engine` over vLLM's AsyncLLM.
+    """`engine.protocol.Engine` over vLLM's AsyncLLM.
 
     `set_policy(None, version)` serves the weights that `model` has by then: an adapter is written to a temporary folder and
     loaded under a new id, whole weights are reloaded in place; either way the prefix cache is emptied.

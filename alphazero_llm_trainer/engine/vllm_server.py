@@ -34,7 +34,7 @@ TOKEN = "token_id:"  # how the server writes a token where it is asked for ids
 
 
 class ServerEngine(CompletionEngine):
-    """`policy.protocol.Engine` over a `vllm serve`.
+    """`engine.protocol.Engine` over a `vllm serve`.
 
     `set_policy(None, version)` has the server load the adapter that `model` has by then, from a folder that it must be able
     to read (`engine.vllm.adapter_dir`).

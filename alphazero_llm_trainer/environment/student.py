@@ -42,7 +42,7 @@ class FrozenStudent:
         return self.student.decode(token_ids)
 
     async def perplexity_reward(self, problem: Problem, response: str) -> float:
-        """PRE of a response's text (DESIGN section 5), in [0, 1]: 0.5 for the student's own greedy answer.
+        """PRE of a response's text (docs/design.md, section 5), in [0, 1]: 0.5 for the student's own greedy answer.
 
         A response beyond the student's context is measured on the part that fits.
 

@@ -102,7 +102,7 @@ class Attempt:
         self.prompt = sampler.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
         self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
-        self.judge = Judge(sampler.verifier, problem, len(self.prompt), self.cost)
+        self.judge = Judge(sampler.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
         context = sampler.student.engine.capabilities.max_context
         self.longest = min(self.settings.max_tokens, context - len(self.prompt))

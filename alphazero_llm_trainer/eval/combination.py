@@ -117,7 +117,9 @@ class Combination:
             step.append(self.network.name)
         return response, step
 
-    async def features(self, problem: Problem, steps: Sequence[Step]) -> tuple[np.ndarray, np.ndarray]:
+    async def features(
+        self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Features of the response `[F]` and of its steps `[S, G]`."""
         tokens = [logprob for step in steps for logprob in step.logprobs]
         checked = [float(consistent(step.text)) for step in steps]
@@ -128,14 +130,14 @@ class Combination:
             for step, right in zip(steps, checked, strict=True)
         ]
         if self.network is not None:
-            judged = await self.network(problem, steps)
+            judged = await self.network(problem, prompt_ids, steps)
             response += [logit(judged.total), logit(min(judged.steps, default=judged.total))]
             rows = [[*row, logit(score)] for row, score in zip(rows, judged.steps, strict=True)]
         return np.array(response), np.array(rows).reshape(len(steps), len(self.names[1]))
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         assert self.response is not None and self.step is not None, "fit it first"
-        response, rows = await self.features(problem, steps)
+        response, rows = await self.features(problem, prompt_ids, steps)
         scores = tuple(float(score) for score in self.step(rows)) if len(rows) else ()
         return Judgement(scores, float(self.response(response[None])[0]))
 
@@ -175,7 +177,8 @@ async def fit_combination(
         for same in whole.values():
             outcome = await right("".join(step.text for step in same[0]), task)
             # A response that was sampled twice counts twice: then the probabilities are those of samples.
-            examples += [(*await combination.features(task.problem, same[0]), outcome)] * len(same)
+            features = await combination.features(task.problem, policy.prompt_ids(task.problem), same[0])
+            examples += [(*features, outcome)] * len(same)
         return examples
 
     by_task = await asyncio.gather(*(one(task) for task in tasks))

@@ -16,14 +16,35 @@ SUBSETS = 500  # of samples that a majority is averaged over
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95% interval."""
+    """An estimate and its 95% interval, which always holds the estimate.
+
+    Rounding puts Wilson's lower end for 0 of 50 at 5e-19, and a bootstrap's ends may miss a mean by as little: the ends
+    are moved out to the estimate, also where they were read from a file.
+    """
 
     value: float
     low: float
     high: float
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "low", min(self.low, self.value))
+        object.__setattr__(self, "high", max(self.high, self.value))
+
+    @property
+    def kind(self) -> str:
+        """Of a difference: "good" where all of the interval is above 0, "bad" where it is below, else ""."""
+        return "good" if self.low > 0 else "bad" if self.high < 0 else ""
+
     def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return format(self)
+
+    def __format__(self, sign: str) -> str:
+        """`0.713 [0.650, 0.768]`; with "+" as the format every number has its sign. "unknown" where one is NaN."""
+        numbers = (self.value, self.low, self.high)
+        if any(map(math.isnan, numbers)):
+            return "unknown"
+        value, low, high = (f"{number:{sign}.3f}" for number in numbers)
+        return f"{value} [{low}, {high}]"
 
 
 def wilson(successes: int, trials: int) -> Interval:
@@ -48,6 +69,13 @@ def paired_bootstrap(after: Sequence[float], before: Sequence[float], seed: int 
     )
     low, high = np.quantile(means, [0.025, 0.975])
     return Interval(float(difference.mean()), float(low), float(high))
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """The mean of one number a problem: Wilson's interval where every number is 0 or 1, else the bootstrap's."""
+    if set(values) <= {0.0, 1.0}:
+        return wilson(round(sum(values)), len(values))
+    return paired_bootstrap(values, [0.0] * len(values))
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

@@ -27,7 +27,7 @@ class NoVerifier:
 
     name, computes, scored_tokens = "none", False, 0
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         return Judgement((1.0,) * len(steps), 1.0)
 
 
@@ -43,7 +43,7 @@ class LogProbability:
     def __init__(self, reduce: str = "mean") -> None:
         self.reduce = REDUCTIONS[reduce]
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         tokens = [logprob for step in steps for logprob in step.logprobs]
         return Judgement(tuple(_probability(self.reduce(step.logprobs)) for step in steps), _probability(mean(tokens)))
 
@@ -70,23 +70,18 @@ class Calculator:
 
     name, computes, scored_tokens = "calculator", False, 0
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         scores = tuple(1.0 if consistent(step.text) else 0.0 for step in steps)
         return Judgement(scores, min(scores, default=1.0))
 
 
 class ValueVerifier:
-    """A value network: a step scores V of the state after it, and the total is V after the last one.
-
-    Args:
-        value: a loaded value.
-        prompt_ids: the tokens of a problem's prompt.
-    """
+    """A value network: a step scores V of the state after it, and the total is V after the last one."""
 
     name = "value"
 
-    def __init__(self, value: EngineValue, prompt_ids: Callable[[Problem], tuple[int, ...]]) -> None:
-        self.value, self.prompt_ids = value, prompt_ids
+    def __init__(self, value: EngineValue) -> None:
+        self.value = value
         self.computes = value.own
 
     @property
@@ -94,11 +89,10 @@ class ValueVerifier:
         """Tokens that a network's own engine computed; a head reads the policy's forward."""
         return self.value.engine.stats.computed_tokens if self.value.own else 0
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
-        ids = self.prompt_ids(problem)
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         if not steps:
-            return Judgement((), await self.value(ids))
-        scores = []
+            return Judgement((), await self.value(prompt_ids))
+        ids, scores = prompt_ids, []
         for step in steps:
             ids += step.token_ids
             scores.append(await self.value(ids))
@@ -121,10 +115,10 @@ class Product:
     def scored_tokens(self) -> int:
         return sum(part.scored_tokens for part in self.parts)
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         scores, total = [1.0] * len(steps), 1.0
         for part in self.parts:
-            judged = await part(problem, steps)
+            judged = await part(problem, prompt_ids, steps)
             total *= judged.total
             if part.name not in RANKING:
                 scores = [score * other for score, other in zip(scores, judged.steps, strict=True)]
@@ -157,10 +151,9 @@ def load_parts(
     config: Config,
     prm: Path | None,
     value: Path | None,
-    prompt_ids: Callable[[Problem], tuple[int, ...]],
 ) -> list[Verifier]:
     """The verifiers of `SINGLE` that are named, networks loaded from their folders. `check_name` has passed."""
-    return [_load(name, student, config, prm, value, prompt_ids) for name in names]
+    return [_load(name, student, config, prm, value) for name in names]
 
 
 def _load(
@@ -169,7 +162,6 @@ def _load(
     config: Config,
     prm: Path | None,
     value: Path | None,
-    prompt_ids: Callable[[Problem], tuple[int, ...]],
 ) -> Verifier:
     if name == "prm":
         from ..policy.prm import load_prm
@@ -180,7 +172,7 @@ def _load(
         from ..policy.value import load_value
 
         assert value is not None
-        return ValueVerifier(load_value(value, student, config), prompt_ids)
+        return ValueVerifier(load_value(value, student, config))
     if name == "log-probability":
         return LogProbability(config.eval.logprob)
     return Calculator() if name == "calculator" else NoVerifier()

@@ -10,7 +10,7 @@ import torch
 from ..config.load import Config
 from ..config.sections import StudentModel, VllmConfig
 from ..engine.completions import CompletionEngine
-from ..engine.protocol import GenerateRequest
+from ..engine.protocol import Engine, GenerateRequest
 from ..engine.vllm_weights import has_adapter
 from ..errors import EngineError
 
@@ -44,7 +44,7 @@ def start_engine(
     return engine
 
 
-def check_numerics(engine: Any, model: Any, prompt: tuple[int, ...], limits: VllmConfig) -> dict[str, Any]:
+def check_numerics(engine: Engine, model: Any, prompt: tuple[int, ...], limits: VllmConfig) -> dict[str, Any]:
     """Differences (nats) between the engine's log-probabilities and the model's own forward, as run.json keeps them.
 
     `prompt` is the token ids of QUESTION. `sampled` is of the tokens as they were drawn after it, `scored` of the same

@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from ..engine.protocol import TokenEngine
 from ..errors import RequestError
 
 # Qwen 3's template: an answer without a hidden monologue. Llama 3's: always the same day, so that prompts are too.
@@ -56,5 +57,5 @@ class RemoteStudent(Chat):
 
     name: str
     tokenizer: Any
-    engine: Any
+    engine: TokenEngine
     system_prompt: str | None = None

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
-from ..engine.protocol import Judgement
+from ..engine.protocol import Engine, Judgement
 from ..errors import CheckpointError
 from ..types import Problem, Step
 from .adapters import PRM
@@ -47,13 +47,12 @@ def total_of(rule: str, steps: Sequence[float]) -> float:
 
 @dataclass(slots=True)
 class EnginePrm:
-    """`policy.protocol.Verifier`: how likely each step is right, by a PRM's own engine. `card` is prm.json.
+    """`engine.protocol.Verifier`: how likely each step is right, by a PRM's own engine. `card` is prm.json.
 
     `mix`, `policy` and `bias` are those of the folder; the engine's value head holds the weight and the bias where `head`.
     """
 
-    engine: InProcessEngine
-    student: Student
+    engine: Engine
     mix: float
     policy: float
     bias: float
@@ -68,12 +67,11 @@ class EnginePrm:
         """Tokens that the engine computed."""
         return self.engine.stats.computed_tokens
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         """See `Verifier`. Raises RequestError for a response that doesn't fit into the context."""
         if not steps:
             return Judgement((), 1.0)
-        prompt = self.student.prompt_ids(problem.question)
-        logits = await self.logits(prompt, [step.token_ids for step in steps])
+        logits = await self.logits(prompt_ids, [step.token_ids for step in steps])
         likely = [max(math.fsum(step.logprobs), FLOOR) for step in steps]
         scores = [squash(logit + self.policy * logprob) for logit, logprob in zip(logits, likely, strict=True)]
         return Judgement(tuple(scores), total_of(self.total, scores))
@@ -138,7 +136,7 @@ def load_prm(folder: Path, student: Student, config: Config) -> EnginePrm | Caus
     weight = tensors.get("weight")
     if weight is not None:
         engine.set_value(weight.float(), bias)
-    return EnginePrm(engine, student, mix, policy, bias, weight is not None, card["total"], card)
+    return EnginePrm(engine, mix, policy, bias, weight is not None, card["total"], card)
 
 
 def language_model(folder: Path, student: Student, card: dict[str, Any]) -> Any:

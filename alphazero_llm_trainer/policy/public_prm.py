@@ -26,7 +26,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
-from ..engine.protocol import Judgement
+from ..engine.protocol import Engine, Judgement
 from ..errors import CheckpointError, RequestError
 from ..types import Problem, Step
 
@@ -95,7 +95,7 @@ def lines_of(steps: Sequence[Step]) -> list[str]:
 class CausalPrm:
     """A verifier whose causal language model says yes or no (`answers`) after each step; the total is the least step."""
 
-    engine: InProcessEngine
+    engine: Engine
     tokenizer: Any
     prefixes: Prefixes
     answers: tuple[int, int]
@@ -107,7 +107,7 @@ class CausalPrm:
         """Tokens that the engine computed."""
         return self.engine.stats.computed_tokens
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         """See `Verifier`: a step scores p(yes) / (p(yes) + p(no))."""
         if not steps:
             return Judgement((), 1.0)
@@ -133,7 +133,7 @@ class ClassifierPrm:
     scored_tokens: int = 0
     known: dict[tuple[int, ...], tuple[float, ...]] = field(default_factory=dict)
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         """See `Verifier`."""
         if not steps:
             return Judgement((), 1.0)

@@ -18,6 +18,7 @@ from ..config.load import Config
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
 from ..engine.inprocess import InProcessEngine
+from ..engine.protocol import Engine
 from ..errors import CheckpointError, ConfigError, EngineError
 from .adapters import ADAPTER_CONFIG, BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
 from .chat import Chat
@@ -40,7 +41,7 @@ class Student(Chat):
     name: str
     model: PreTrainedModel
     tokenizer: Any
-    engine: InProcessEngine
+    engine: Engine
     spec: StudentModel
     system_prompt: str | None = None
     adapter: Path | None = None
@@ -146,7 +147,7 @@ def frozen_student(student: Student, config: Config, shared: bool) -> Student:
         model = copy.deepcopy(student.model).eval()
         return make_student(student.name, model, student.tokenizer, student.spec, config, student.system_prompt)
     if isinstance(student.engine, CompletionEngine) and student.adapter is None:
-        base: Any = BaseModelEngine(student.engine)
+        base = BaseModelEngine(student.engine)
         return Student(student.name, model, student.tokenizer, base, student.spec, student.system_prompt)
     engine = InProcessEngine(
         model,
@@ -192,8 +193,7 @@ def make_student(
         return Student(name, model, tokenizer, engine, spec, system_prompt)
     from .backend import QUESTION, check_numerics, start_engine
 
-    # Typed as the in-process engine, whose attributes beyond the protocol it has too: `stats` and the end tokens.
-    served: Any = start_engine(model, source, spec, config, tokenizer, **ends)
+    served = start_engine(model, source, spec, config, tokenizer, **ends)
     student = Student(name, model, tokenizer, served, spec, system_prompt)
     served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION), config.engine.vllm)}
     return student

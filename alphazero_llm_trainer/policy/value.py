@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
+from ..engine.protocol import Engine
 from ..errors import CheckpointError
 from .adapters import VALUE, AdapterView, fingerprint, load_adapter
 from .student import Student
@@ -30,14 +31,14 @@ CARD, LAST_LAYER, ADAPTER = "value.json", "value.safetensors", "adapter"
 
 @dataclass(slots=True)
 class EngineValue:
-    """`policy.protocol.ValueFunction` over an engine with a value head; its states' keys and values are reused.
+    """`engine.protocol.ValueFunction` over an engine with a value head; its states' keys and values are reused.
 
     `rollout_weight` is the fitted lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout`: 1 where the value did not
     beat chance on held-out questions. `card` is value.json. `own` tells that the engine is the value's own (a network)
     and not the policy's.
     """
 
-    engine: InProcessEngine
+    engine: Engine
     rollout_weight: float
     card: dict[str, Any]
     own: bool
@@ -80,7 +81,7 @@ def load_value(folder: Path, student: Student, config: Config) -> EngineValue:
             f"value {folder} was trained on other weights than student {student.name} has: name that student's folder,"
             " or train a value for this one"
         )
-    engine = student.engine
+    engine: Engine = student.engine
     if own:
         engine = InProcessEngine(
             network_model(folder, student, card if adapted else None),

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.protocol import Capabilities, Generated, GenerateRequest
+from ..engine.protocol import Capabilities, Generated, GenerateRequest, Watch
 from ..errors import AlphaZeroError, EngineError
 from ..types import Cost
 from .pool import reason_of
@@ -192,7 +192,7 @@ class Link:
 
 
 class RemoteEngine:
-    """`policy.protocol.Engine` over a `Link`. What it costs is counted where the engine is.
+    """`TokenEngine` over a `Link`. What it costs is counted where the engine is; weights are pushed there by the driver.
 
     Args:
         link: the way to the engine's process.
@@ -206,8 +206,8 @@ class RemoteEngine:
         self.eos_id, self.eos_ids = card.eos_id, card.eos_ids
         self.capabilities, self.cost = card.capabilities, Cost()
 
-    async def generate(self, requests: Sequence[GenerateRequest]) -> list[list[Generated]]:
-        """See `Engine.generate`."""
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """See `TokenEngine.generate`; nothing streams to `watch`."""
         return await self.link.call(self.name, "generate", list(requests))
 
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
@@ -218,13 +218,9 @@ class RemoteEngine:
         """See `Engine.next_token_topk`."""
         return await self.link.call(self.name, "next_token_topk", list(prefixes), k)
 
-    def set_policy(self, weights: Any, version: int) -> None:
-        """Weights are pushed to the engine's process by the driver, never from here."""
-        raise NotImplementedError("push weights through the pool")
-
 
 class RemoteValue:
-    """`policy.protocol.ValueFunction` over a `Link`; the other two are the value's own."""
+    """`engine.protocol.ValueFunction` over a `Link`; the other two are the value's own."""
 
     def __init__(self, link: Link, rollout_weight: float, computes: bool) -> None:
         self.link, self.rollout_weight, self.computes = link, rollout_weight, computes

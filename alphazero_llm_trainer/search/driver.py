@@ -196,7 +196,7 @@ class Search:
         """What turns a leaf of this tree into children and a value."""
         if self.verifier is not None:
             steps: StepPolicy = self.policy  # type: ignore[assignment]
-            judge = Judge(self.verifier, problem, len(self.policy.prompt_ids(problem)), cost)  # type: ignore[union-attr]
+            judge = Judge(self.verifier, problem, self.policy.prompt_ids(problem), cost)  # type: ignore[union-attr]
             return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge)
         value = None if self.value is None else MeteredValue(self.value, cost)
         evaluate, grading = self.evaluate, self.grading

@@ -23,12 +23,12 @@ from .tree import REJECTED, Rollout, Tree
 class Judge:
     """A verifier at work on one problem: `cost` takes up each token that a model of its own computes, once.
 
-    `prompt_tokens` are part of that: such a model reads the prompt before it can judge the first step.
+    The tokens of `prompt_ids` are part of that: such a model reads the prompt before it can judge the first step.
     """
 
     verifier: Verifier
     problem: Problem
-    prompt_tokens: int
+    prompt_ids: tuple[int, ...]
     cost: Cost
     known: set[tuple[int, ...]] = field(default_factory=set)
 
@@ -37,7 +37,7 @@ class Judge:
         if not self.verifier.computes:
             return 0
         prefix: tuple[int, ...] = ()
-        price = 0 if self.known else self.prompt_tokens
+        price = 0 if self.known else len(self.prompt_ids)
         for step in steps:
             prefix += step.token_ids
             price += 0 if prefix in self.known else len(step.token_ids)
@@ -57,7 +57,7 @@ class Judge:
         for step in steps:
             prefix += step.token_ids
             self.known.add(prefix)
-        return await self.verifier(self.problem, steps)
+        return await self.verifier(self.problem, self.prompt_ids, steps)
 
 
 class VerifiedExpansion:

@@ -4,36 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..engine.protocol import Engine, Generated, GenerateRequest, Judgement, Verifier, Watch
 from ..search.verified import Judge
 from ..types import Cost, Problem, Step
-
-if TYPE_CHECKING:
-    from ..policy.chat import Chat
-
-# The prompt of the request that runs: a verifier that is shared by all of them asks for it.
-_PROMPT: ContextVar[tuple[int, ...]] = ContextVar("prompt")
-
-
-def prompt_of(problem: Problem) -> tuple[int, ...]:
-    """The tokens of the request that runs, whatever its chat was."""
-    return _PROMPT.get()
-
-
-class Prompted:
-    """A student for verifiers that are shared by all requests: `prompt_ids` is the prompt of the one that runs."""
-
-    def __init__(self, student: Chat) -> None:
-        self.student = student
-
-    def prompt_ids(self, question: str) -> tuple[int, ...]:
-        return _PROMPT.get()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.student, name)
 
 
 class Meter:
@@ -62,11 +37,10 @@ class Meter:
             found = await self.engine.generate(requests)
             self.cost.sampled_tokens += sum(len(one.token_ids) for row in found for one in row)
         else:
-            engine: Any = self.engine
             watch = Watch() if watch is None else watch
             self._open.add(watch)
             try:
-                found = await engine.generate(requests, watch)
+                found = await self.engine.generate(requests, watch)
             except asyncio.CancelledError:
                 self._keep(requests, watch)
                 raise
@@ -112,7 +86,6 @@ class Conversation:
     def __init__(self, student: Any, prompt: tuple[int, ...]) -> None:
         self.student, self.prompt = student, prompt
         self.engine = Meter(student.engine, len(prompt))
-        _PROMPT.set(prompt)
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         """This request's prompt, whatever its last question was."""
@@ -127,7 +100,7 @@ class MeteredVerifier:
 
     def __init__(self, verifier: Verifier, problem: Problem, conversation: Conversation) -> None:
         self.verifier = verifier
-        self.judge = Judge(verifier, problem, len(conversation.prompt), conversation.engine.cost)
+        self.judge = Judge(verifier, problem, conversation.prompt, conversation.engine.cost)
 
     @property
     def name(self) -> str:
@@ -141,5 +114,5 @@ class MeteredVerifier:
     def scored_tokens(self) -> int:
         return self.verifier.scored_tokens
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         return await self.judge(steps)

@@ -14,6 +14,7 @@ from ..errors import CheckpointError
 from ..eval.attempt import Sampler
 from ..eval.compare import Benchmark, run_cell
 from ..eval.metrics import Interval, paired_bootstrap, wilson
+from ..eval.results import triple
 from ..eval.verifiers import Product, load_parts
 from ..policy.student import Student, load_student
 from ..policy.value import policy_fingerprint
@@ -49,8 +50,7 @@ class Side:
     def verifier(self, config: Config, student: Student) -> Verifier:
         """`loop.verifier`, and beside it the side's own PRM or value, where it searches under one."""
         names = [name for name in (config.loop.verifier, self.own) if name not in ("none", None)] or ["none"]
-        sampler = Sampler(student, Product(()), config)
-        parts = load_parts(names, student, config, self.prm, self.value, sampler.policy.prompt_ids)
+        parts = load_parts(names, student, config, self.prm, self.value)
         return parts[0] if len(parts) == 1 else Product(parts)
 
 
@@ -103,12 +103,8 @@ def shown(cells: dict[str, dict[str, Any]], gains: dict[str, Interval]) -> dict[
     for name, cell in cells.items():
         found = wilson(cell["outcomes"].count("1"), cell["problems"])
         tokens = (cell["sampled_tokens"] + cell["scored_tokens"]) / cell["problems"]
-        result[name] = {"accuracy": listed(found), "tokens": round(tokens, 1), **cell}
-    return result | {f"gain {kind}": listed(found) for kind, found in gains.items()}
-
-
-def listed(found: Interval) -> list[float]:
-    return [found.value, found.low, found.high]
+        result[name] = {"accuracy": triple(found), "tokens": round(tokens, 1), **cell}
+    return result | {f"gain {kind}": triple(found) for kind, found in gains.items()}
 
 
 def costs(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -137,13 +133,9 @@ def gate(greedy: Interval, search: Interval, margin: float) -> Decision:
     below 0. A gain that isn't a number promotes nothing.
     """
     if not greedy.value > 0:
-        return Decision(False, f"greedy is not better: {signed(greedy)}")
+        return Decision(False, f"its greedy answers are not better than the champion's: {greedy:+}")
     if not greedy.low > -margin:
-        return Decision(False, f"greedy may be worse by more than {margin:g}: {signed(greedy)}")
+        return Decision(False, f"its greedy answers may be worse by more than {margin:g} (loop.margin): {greedy:+}")
     if not search.high >= 0:
-        return Decision(False, f"search is significantly worse: {signed(search)}")
-    return Decision(True, f"greedy {signed(greedy)}, search {signed(search)}")
-
-
-def signed(gain: Interval) -> str:
-    return f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+        return Decision(False, f"its search is significantly worse: {search:+}")
+    return Decision(True, f"greedy {greedy:+}, search {search:+} over the champion")

@@ -137,10 +137,10 @@ class Seed:
         run = self.run_folder(method)
         arguments = [method, "--checkpoint-dir", str(run.parent)]
         if (run / "run.json").is_file():
-            self.stage(method, [*arguments, "--resume", str(run)], run / "report.png", configured=False)
+            self.stage(method, [*arguments, "--resume", str(run)], run / "report.html", configured=False)
         else:
             start = ["--path", str(self.path / "sft"), "--eval-size", "0", "--num-examples", str(questions)]
-            self.stage(method, [*arguments, *start, *more], run / "report.png")
+            self.stage(method, [*arguments, *start, *more], run / "report.html")
 
     def evaluated(self, name: str, rung: int, methods: list[str], budgets: list[int], verifier: str) -> None:
         out = self.evaluation(name)

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
 from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
-from .report import Progress, draw_report
+from .report import Progress
 from .run import RunFolder
 from .source import Interrupted, RoundSource, RoundStats
 from .track import check_tracker, open_tracker
@@ -206,7 +207,7 @@ class Run:
             "rounds": self.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
-            "engine": getattr(self.student.engine, "facts", {"backend": "inprocess"}),
+            "engine": self.student.engine.facts,
         }
 
     # -- evaluation --------------------------------------------------------------------------------------------------
@@ -223,6 +224,11 @@ class Run:
         model.train(training)
         return answers
 
+    def keep_answers(self, when: str, answers: Answers) -> None:
+        """What the held-out problems were answered, for the problems that flipped."""
+        responses = [samples[0] for samples in answers.responses]
+        self.folder.write_answers(when, self.test, responses, answers.first)
+
     def keep(self, accuracy: float, rounds_done: int) -> None:
         """Remember the weights of now as the best so far."""
         self.best = (accuracy, rounds_done)
@@ -235,7 +241,9 @@ class Run:
         if "before" not in card:
             if self.test:
                 self.progress.say(f"evaluating {len(self.test)} held-out problems before training")
-            card["before"] = summary(self.evaluate(self.test))
+            answers = self.evaluate(self.test)
+            self.keep_answers("before", answers)
+            card["before"] = summary(answers)
             if self.validation:
                 answers = self.evaluate(self.validation)
                 card["validation_before"] = sum(answers.first) / len(answers.first)
@@ -352,23 +360,23 @@ class Run:
         if self.test:
             self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
         after = self.evaluate(self.test)
+        self.keep_answers("after", after)
         metrics = self.folder.read_metrics()
         total = Cost()
         for line in metrics:
             if "cost" in line:
                 total.add(Cost(**line["cost"]))
         card["after"] = summary(after)
-        card["gain"] = interval(paired_bootstrap(after.first, before)) if self.test else None
+        card["gain"] = asdict(paired_bootstrap(after.first, before)) if self.test else None
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         self.save_student()
         self.folder.write_card(card)
-        draw_report(self.folder.report, card, metrics)
-        page = write_report(self.folder.path)
+        write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
         self.tracker.log({"test": test, "total": card["search_cost"]}, self.rounds * self.questions_per_round)
         folder = self.folder
-        self.tracker.artifacts([folder.card, folder.metrics, folder.report, page, folder.adapter])
+        self.tracker.artifacts([folder.card, folder.metrics, folder.report, folder.adapter])
         if self.config.train.push_to_hub is not None:
             parts = {".": folder.student} | ({"adapter": folder.adapter} if self.adapter == "lora" else {})
             card["uploaded"] = upload(self.config.train.push_to_hub, parts)
@@ -455,17 +463,13 @@ def summary(answers: Answers) -> dict[str, Any]:
     """Accuracy with its interval, cost, and each problem's result for paired comparisons."""
     right, total = sum(answers.first), len(answers.first)
     return {
-        "accuracy": interval(wilson(right, total)) if total else None,
+        "accuracy": asdict(wilson(right, total)) if total else None,
         "problems": total,
         "tokens": answers.tokens,
         "seconds": round(answers.seconds, 2),
         "too_long": answers.skipped,
         "correct": answers.first,
     }
-
-
-def interval(value: Any) -> dict[str, float]:
-    return {"value": value.value, "low": value.low, "high": value.high}
 
 
 def quiet_libraries() -> None:

@@ -399,16 +399,18 @@ class RoundSource:
 
         async def judged() -> list[list[float]]:
             pairs = [
-                (tree.task.problem, one) for (tree, _), of_tree in zip(groups, steps, strict=True) for one in of_tree
+                (tree.task.problem, response)
+                for (tree, _), responses in zip(groups, steps, strict=True)
+                for response in responses
             ]
             # As many at once as trees are searched at once: the model's cache holds no more.
             gate = asyncio.Semaphore(self.config.search.concurrent)
 
             async def judge(problem: Problem, steps: Sequence[Step]) -> list[float]:
                 async with gate:
-                    return list((await verifier(problem, steps)).steps)
+                    return list((await verifier(problem, cutter.prompt_ids(problem), steps)).steps)
 
-            return await asyncio.gather(*(judge(problem, one) for problem, one in pairs))
+            return await asyncio.gather(*(judge(problem, response) for problem, response in pairs))
 
         model = self.student.model
         training = model.training
