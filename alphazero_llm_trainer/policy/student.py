@@ -20,6 +20,7 @@ from ..engine.inprocess import InProcessEngine
 from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..errors import CheckpointError, ConfigError, EngineError
+from ..types import Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
 from .chat import Chat
 from .folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name
@@ -48,6 +49,10 @@ class Student(Chat):
     spec: StudentModel
     system_prompt: str | None = None
     adapter: Path | None = None
+
+    def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A demonstration's prompt and solution as tokens, the end token at its end."""
+        return self.prompt_ids(task.problem.question), (*self.encode(task.solution or ""), self.engine.eos_id)
 
 
 def load_student(
@@ -179,24 +184,30 @@ def give_pad(tokenizer: Any) -> None:
 def frozen_student(student: Student, config: Config, shared: bool) -> Student:
     """The student as it is now, for good: a copy, or, where training changes adapters alone, a view of the same base."""
     model: Any
-    if shared:
-        if student.adapter is not None:
-            load_adapter(student.model, student.adapter, START)
-        model = AdapterView(student.model, None if student.adapter is None else START)
-    else:
+    if not shared:
         model = copy.deepcopy(student.model).eval()
         return make_student(student.name, model, student.tokenizer, student.spec, config, student.system_prompt)
+    if student.adapter is not None:
+        load_adapter(student.model, student.adapter, START)
+    model = AdapterView(student.model, None if student.adapter is None else START)
+    engine: Any
     if isinstance(student.engine, CompletionEngine) and student.adapter is None:
-        base = BaseModelEngine(student.engine)
-        return Student(student.name, model, student.tokenizer, base, student.spec, student.system_prompt)
-    engine = InProcessEngine(
-        model,
-        eos_id=student.engine.eos_id,
-        line_end_ids=student.engine.line_end_ids,
-        settings=config.engine,
-        eos_ids=student.engine.eos_ids,
-    )
+        engine = BaseModelEngine(student.engine)
+    else:
+        engine = engine_over(model, student, config)
     return Student(student.name, model, student.tokenizer, engine, student.spec, student.system_prompt)
+
+
+def engine_over(model: Any, student: Student, config: Config) -> InProcessEngine:
+    """An engine over another model that reads the student's tokens."""
+    engine = student.engine
+    return InProcessEngine(
+        model,
+        eos_id=engine.eos_id,
+        eos_ids=engine.eos_ids,
+        line_end_ids=engine.line_end_ids,
+        settings=config.engine,
+    )
 
 
 def limit_threads() -> None:
