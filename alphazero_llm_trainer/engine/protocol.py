@@ -173,10 +173,15 @@ class ValueFunction(Protocol):
     """A value network as search sees it.
 
     `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted for it on held-out
-    questions: 1 where it did not beat chance.
+    questions: 1 where it did not beat chance. `computes` tells that a network of its own reads the prompt and every token:
+    these are paid for. A head on the policy's own hidden states is free.
     """
 
-    rollout_weight: float
+    @property
+    def rollout_weight(self) -> float: ...
+
+    @property
+    def computes(self) -> bool: ...
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """V in [0, 1] of the state after these tokens, prompt included."""
