@@ -267,7 +267,7 @@ def test_teachers_costs_outlive_a_connection() -> None:
 class InstantFleet(Fleet):
     """FAKE fleet: a reference is its own answer, there as soon as somebody attends."""
 
-    def _watch(self, reference: Any, then: Any, died: Any) -> None:
+    def _watch(self, owner: Any, reference: Any, then: Any) -> None:
         if reference is not None:
             self._pending[object()] = lambda _: then(reference)
 

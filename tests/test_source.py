@@ -19,6 +19,7 @@ from alphazero_llm_trainer.search.extract import trajectories
 from alphazero_llm_trainer.search.journal import Journal
 from alphazero_llm_trainer.train.credit import clamp, group_advantages, is_flat, process_advantages
 from alphazero_llm_trainer.train.rows import TrainRow
+from alphazero_llm_trainer.train.size import RunSize
 from alphazero_llm_trainer.train.source import RoundSource, RoundStats
 from alphazero_llm_trainer.types import Problem, Step
 
@@ -56,7 +57,7 @@ def source_of(folder: Path, *overrides: str) -> tuple[RoundSource, list[RoundSta
         load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350),
         [],
         Journal(folder / "journal.jsonl"),
-        questions_per_round=QUESTIONS,
+        size=RunSize.of(config),
         verifier=Likely(),
         on_tree=lambda tree: None,
         on_round=seen.append,
@@ -153,7 +154,7 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
 def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None:
     source, [*_] = source_of(tmp_path, f"train.grpo.credit={credit}")
     rows = source.grpo(0)
-    assert len(rows) == source.round_rows == 400
+    assert len(rows) == source.size.rows_per_round == 400
     assert all(len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows)
     values = {value for row in rows for value in row.advantages}
     assert len(values) > 4 and min(values) < 0 < max(values)
@@ -172,7 +173,7 @@ def test_own_responses_to_solved_questions_are_replayed_after_a_restart_too(tmp_
     source.demonstrations = load_tasks("embedded", "train", 3, levels=source.config.problems.levels)
     rows = source.grpo(0)
     own = {(row.prompt_ids, row.completion_ids) for row in rows if row.kind == "demonstration"}
-    own -= {source.worked(task) for task in source.demonstrations}
+    own -= {source.student.worked(task) for task in source.demonstrations}
     right = set()
     for tree in source.restored(0):
         found = trajectories(tree.tree)

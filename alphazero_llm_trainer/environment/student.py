@@ -67,5 +67,5 @@ def frozen_student() -> FrozenStudent:
     student = _students.get(loop)
     if student is None:
         config = load_config()
-        student = _students[loop] = FrozenStudent(load_student(config, name="embedded"), config)
+        student = _students[loop] = FrozenStudent(load_student(config, name="embedded", inference=True), config)
     return student

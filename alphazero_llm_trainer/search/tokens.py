@@ -104,7 +104,7 @@ class TokenExpansion:
 
     def least(self, node: int) -> int:
         """See `driver.Expansion`: one token of a rollout, V of the leaf, and what grading takes."""
-        ids = self._ids(node)
+        ids, _ = self.tree.sequence(node)
         least = self.paid.least(len(ids), self.beams)
         return least if self.value is None else least + self.value.price(self.prompt + ids)
 
@@ -131,19 +131,19 @@ class TokenExpansion:
             self.tree.expand(ROOT, [Step(ids, logprobs, self.policy.text(ids))], [1.0])
             self.tree.expanded[ROOT] = True
             node = ROOT + 1
-        self._known[self._key(node)] = rolled, len(self._ids(node)), True
+        self._known[self._key(node)] = rolled, len(self.tree.sequence(node)[0]), True
         return None
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """Children and the value of one leaf, or its reward where the response ends there."""
         tree, settings, node = self.tree, self.settings, leaf.node
-        ids = self._ids(node)
+        ids, logprobs = tree.sequence(node)
         room = self.longest - len(ids)
         verdict = self.policy.verdict(ids) if ids else None
         if verdict is None and room <= 0 and ids:  # a prompt beyond the context is the engine's to refuse
             verdict = "length"
         if verdict is not None:
-            reward = await self._grade(ids, self._logprobs(node), verdict)
+            reward = await self._grade(ids, logprobs, verdict)
             return Evaluation(terminal=(verdict, reward), value=reward.total)
         if left is not None and self.value is not None:
             left -= self.value.price(self.prompt + ids)
@@ -152,11 +152,9 @@ class TokenExpansion:
             limit = max(min(room, self._affordable(room, left, len(ids))), 1)
             seed = derive_seed(self.seed, node, tree.N[node])
             if self.value is None:
-                found = await self._roll(ids, self._logprobs(node), limit, seed), 0, True
+                found = await self._roll(ids, logprobs, limit, seed), 0, True
             else:
-                rolled, estimate = await together(
-                    self._roll(ids, self._logprobs(node), limit, seed), self._estimate(ids)
-                )
+                rolled, estimate = await together(self._roll(ids, logprobs, limit, seed), self._estimate(ids))
                 found = rolled, 0, True
         elif self.value is not None:
             estimate = await self._estimate(ids)
@@ -198,15 +196,6 @@ class TokenExpansion:
         steps = [Step((token,), (logprob,), self.policy.text((token,))) for token, logprob in top]
         return steps, [weight / total for weight in weights]
 
-    def _ids(self, node: int) -> tuple[int, ...]:
-        """The response's tokens down to `node`."""
-        token_ids = self.tree.token_ids
-        return tuple(token for i in self.tree.path(node) for token in token_ids[i])
-
-    def _logprobs(self, node: int) -> tuple[float, ...]:
-        logprobs = self.tree.logprobs
-        return tuple(value for i in self.tree.path(node) for value in logprobs[i])
-
     async def _estimate(self, ids: tuple[int, ...]) -> float:
         assert self.value is not None
         return await self.value(self.prompt + ids)
@@ -245,11 +234,11 @@ class TokenExpansion:
     async def close(self, node: int, left: int | None) -> int:
         """Without rollouts in the search: one from `node`, the end of the most visited path. Then tidy the rollouts."""
         if not self.rolls and self.tree.verdict[node] is None:
-            ids = self._ids(node)
+            ids, logprobs = self.tree.sequence(node)
             room = self.longest - len(ids)
             room = min(room, self._affordable(room, left, len(ids)))
             if room > 0:
-                rolled = await self._roll(ids, self._logprobs(node), room, derive_seed(self.seed, "final"))
+                rolled = await self._roll(ids, logprobs, room, derive_seed(self.seed, "final"))
                 self.tree.rollouts.append(self._rollout(node, rolled, 0, 1))
         self.tree.sink_rollouts(self.policy.text)
         return node

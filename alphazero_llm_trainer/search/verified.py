@@ -152,11 +152,9 @@ class VerifiedExpansion:
         tree = self.tree
         if any(tree.reward[leaf] for leaf in tree.leaves()):
             return node
-        depth = [0] * len(tree)
-        for one in range(1, len(tree)):
-            depth[one] = depth[tree.parent[one]] + 1
-        open_ends = [one for one in range(len(tree)) if tree.verdict[one] is None]
-        node = max(open_ends, key=lambda one: (depth[one], -one))
+        depths = tree.depths()
+        open_ends = [end for end in range(len(tree)) if tree.verdict[end] is None]
+        node = max(open_ends, key=lambda end: (depths[end], -end))
         steps = tree.steps(node)
         room = self.settings.max_tokens - sum(len(step.token_ids) for step in steps)
         limits = Limits(self.settings.max_depth - len(steps), room if left is None else min(room, left))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ..answers import extract
 from ..collect import Perplexity, answer_search, finished_earns_one
@@ -25,6 +25,8 @@ from .outcomes import DEADLINE, WHOLE, Outcome, chosen
 from .sampling import Tell, sampled
 from .text import ShortTexts
 from .wanted import Prompt, Wanted
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -99,16 +101,9 @@ class Answerer:
     ) -> Outcome:
         """The search's choice, or at the deadline the best of what the tree has by then."""
         search = self.search(conversation, wanted, problem)
-        late = False
-        try:
-            async with asyncio.timeout_at(due) as timer:
-                result = await search.run(problem, seed, tree)
-        except TimeoutError:
-            late = timer.expired()
-            if not late:
-                raise
+        result = await in_time(search.run(problem, seed, tree), due)
         cost, budget = conversation.engine.cost, search.settings.budget_tokens
-        if not late and len(tree) == 1 and budget is not None:
+        if result is not None and len(tree) == 1 and budget is not None:
             left = budget - cost.sampled_tokens - cost.scored_tokens
             if left > 0:
                 # Too little for a model to read the prompt: what is left is a plain response's.
@@ -118,12 +113,12 @@ class Answerer:
                 outcome.tree, outcome.node, outcome.why = tree, ROOT, "a plain sample: the budget pays for no more"
                 outcome.answer = extract(outcome.text)
                 return outcome
-        if late:
+        if result is None:
             choice, ended_by, saved = choose(tree, search.settings.choose, None, search.text), DEADLINE, 0
         else:
             choice, ended_by, saved = result.choice, result.ended_by, result.saved
         outcome = chosen(conversation, wanted, seed, tree, choice, ended_by, search.text, self.decode)
-        outcome.deadline_hit, outcome.saved = late, saved
+        outcome.deadline_hit, outcome.saved = result is None, saved
         return outcome
 
     def search(self, conversation: Conversation, wanted: Wanted, problem: Problem) -> Search:
@@ -189,15 +184,8 @@ class Answerer:
         verifier = MeteredVerifier(self.verifier, problem, conversation)
         budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         given = Stepwise(conversation, verifier, config, problem, seed, budget, tree)
-        late, response, ended_by = False, None, DEADLINE
-        try:
-            async with asyncio.timeout_at(due) as timer:
-                response, ended_by = await self.stepwise[wanted.method.name](given)
-        except TimeoutError:
-            late = timer.expired()
-            if not late:
-                raise
-            response = given.response
+        answer = await in_time(self.stepwise[wanted.method.name](given), due)
+        response, ended_by = (given.response, DEADLINE) if answer is None else answer
         found = None
         if response is not None:
             node = given.node
@@ -206,7 +194,7 @@ class Answerer:
                 node = ends[0] if ends else most_visited(tree)
             found = Choice(node, response, extract(response), max(tree.N[node], 1), tree.reward[node] or 0.0, ended_by)
         outcome = chosen(conversation, wanted, seed, tree, found, ended_by, None, self.decode)
-        outcome.deadline_hit = late
+        outcome.deadline_hit = answer is None
         return outcome
 
     async def progress(self, tree: Tree, conversation: Conversation, index: int, tell: Tell) -> None:
@@ -225,6 +213,17 @@ class Answerer:
                     "answer": None if best is None else best.answer,
                 }
                 tell({"index": index, "progress": event})
+
+
+async def in_time(work: Awaitable[T], due: float | None) -> T | None:
+    """What `work` gives, or None where it has not ended by `due`."""
+    try:
+        async with asyncio.timeout_at(due) as timer:
+            return await work
+    except TimeoutError:
+        if not timer.expired():
+            raise
+        return None
 
 
 async def states_an_answer(
