@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, on_or_off
+from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, Temperature, on_or_off
 
 
 class GrpoConfig(Section):
@@ -80,7 +80,7 @@ class ValueConfig(Section):
     questions: Annotated[int, Field(ge=10)] = 2000
     iterations: Positive = 6
     samples: Positive = 8
-    temperature: PositiveFloat = 1.4
+    temperature: Annotated[Temperature, Field(gt=0)] = 1.4
     validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     every_token: bool = True
@@ -108,7 +108,7 @@ class PrmConfig(Section):
     questions: Annotated[int, Field(ge=10)] = 2000
     iterations: Positive = 6
     samples: Positive = 8
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[Temperature, Field(gt=0)] = 1.0
     spoiled: NonNegative | None = None
     validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1

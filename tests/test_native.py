@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,7 +17,7 @@ from support import EOS, LINE_ENDS, VOCABULARY, library_logprobs, library_scores
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config import load_config
-from alphazero_llm_trainer.policy import inprocess, native
+from alphazero_llm_trainer.policy import inprocess, kernel_build, native
 from alphazero_llm_trainer.policy.forward import FusedLlama, LibraryForward
 from alphazero_llm_trainer.policy.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.native import NativeLlama
@@ -185,6 +187,7 @@ def test_without_a_working_compiler_torch_computes_the_same(compiler: str, monke
     request = GenerateRequest((5, 6, 7), n=4, max_new_tokens=20, seed=1, top_k=3)
     [expected] = run(lambda: tiny_engine().generate([request]))
     monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(native, "kernels", kernel_build.load_kernels)
     library = native.library.__wrapped__
     for module in (native, inprocess):
         monkeypatch.setattr(module, "library", library)
@@ -197,13 +200,6 @@ def test_without_a_working_compiler_torch_computes_the_same(compiler: str, monke
     assert [[[token for token, _ in top] for top in one.top or ()] for one in found] == [
         [[token for token, _ in top] for top in one.top or ()] for one in expected
     ]
-
-
-@needs_compiler
-def test_the_compiled_file_is_gone_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
-    assert native.library.__wrapped__() is not None
-    assert os.listdir(tmp_path) == []
 
 
 def test_off_is_off_and_other_models_are_torchs() -> None:
@@ -301,3 +297,53 @@ def test_eos_ends_native_samples_too() -> None:
     [group] = run(lambda: engine.generate([GenerateRequest((5, 6), n=40, max_new_tokens=60, temperature=1.5)]))
     assert {one.finish for one in group} == {"eos", "length"}
     assert all(one.token_ids[-1] == EOS for one in group if one.finish == "eos")
+
+
+@needs_compiler
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-39, 3e-39, 1e-38, 1e-20, 0.001])
+def test_near_temperature_0_the_likeliest_token_is_drawn(temperature: float) -> None:
+    """1/temperature is beyond a float, or a double: the last token of the vocabulary was drawn then."""
+    rng = np.random.default_rng(5)
+    table = np.log(rng.dirichlet(np.full(83, 0.3), size=20) + 1e-12).astype(np.float32)
+    for sampler in (Sampler(native.library()), Sampler(None)):
+        with np.errstate(over="ignore"):
+            tokens, _ = sampler.draw(table, list(range(20)), [temperature] * 20, rng.random(20).tolist())
+        assert tokens == table.argmax(axis=1).tolist()
+
+
+# -- under sanitizers (scripts/sanitize.sh) -----------------------------------------------------------------------------
+
+OUTSIDE = {
+    "a token": (
+        "engine = tiny_engine()\nengine.forward.compute([Row(engine.tree.walk((5, VOCABULARY)), 0)])\n",
+        "Assertion `token[nodes[r]] >= 0 && token[nodes[r]] < s.vocabulary' failed",
+    ),
+    "a table": (
+        "table = np.zeros((1, 83), np.float32)[:, :80].copy()\n"
+        "Sampler(native.library()).draw(np.lib.stride_tricks.as_strided(table, (1, 200)), [0], [1.0], [0.9])\n",
+        "AddressSanitizer: heap-buffer-overflow",
+    ),
+}
+
+
+@pytest.mark.skipif("sanitize" not in os.environ.get("ALPHAZERO_KERNEL_FLAGS", ""), reason="for scripts/sanitize.sh")
+@pytest.mark.parametrize("what", OUTSIDE)
+def test_sanitizers_see_a_read_outside_of(what: str) -> None:
+    """The kernels under test are the instrumented ones: past the checks in Python, they end the process."""
+    code, words = OUTSIDE[what]
+    imports = (
+        "import numpy as np\n"
+        "from support import VOCABULARY, tiny_engine\n"
+        "from alphazero_llm_trainer.policy import native\n"
+        "from alphazero_llm_trainer.policy.rows import Row\n"
+        "from alphazero_llm_trainer.policy.sampling import Sampler\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", imports + code],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode != 0 and words in done.stderr

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..config import explain
 from ..errors import EngineError
 from ..policy.protocol import Generated, GenerateRequest
+from ..sections import Temperature
 from .student import EMBEDDED_MODEL, FrozenStudent
 
 MAX_BODY = 4 * 1024 * 1024
@@ -40,7 +41,7 @@ class ChatRequest(BaseModel):
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[Temperature, Field(le=2)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None

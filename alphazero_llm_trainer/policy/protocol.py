@@ -30,8 +30,8 @@ class GenerateRequest:
 
     A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
     `max_new_tokens`, or at `max_lines` line ends when that is given. `seed` alone decides the draws of each of the n
-    sequences: they don't depend on what else is in the batch. `temperature` 0 is greedy. `top_k` > 0 returns that many
-    log-probabilities for each step.
+    sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or MIN_TEMPERATURE and more.
+    `top_k` > 0 returns that many log-probabilities for each step.
     """
 
     prompt_ids: tuple[int, ...]

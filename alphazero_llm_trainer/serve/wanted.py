@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import RequestError
 from ..policy.chat import Chat
-from ..sections import ServeConfig
+from ..sections import ServeConfig, Temperature
 from .failures import ApiError, not_valid, shown, too_long
 from .names import MCTS, SAMPLE, Method, Names
 
@@ -80,7 +80,7 @@ class Body(BaseModel):
 
     model: str
     n: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[Temperature, Field(le=2)] | None = None
     max_tokens: Count | None = None
     seed: int | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
