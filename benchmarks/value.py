@@ -297,7 +297,7 @@ def compare_at_all_tokens(rows: list[dict[str, Any]], right: dict[str, list[bool
 def trees_of(student: Student, config: Config, split: str, count: int, start: int, path: Path) -> list[Question]:
     tasks = load_tasks("embedded", split, count, start=start)
     began = time.perf_counter()
-    collect_trees(student, config, tasks, path, lambda: False, lambda done: None)
+    collect_trees(student, config, config.train.value.collect, tasks, path, lambda: False, lambda done: None)
     questions = read_questions([path])
     print(f"{split}: trees of {len(questions):,} questions, {time.perf_counter() - began:.0f} s", flush=True)
     return questions

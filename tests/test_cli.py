@@ -15,7 +15,6 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.train.warmup import worked
 
 TINY = ["--num-examples", "4", "--eval-size", "4", "--student", "embedded", "--set", "train.validation_size=0"]
 NO_ROW = '{"question": "How many?", "answer": "no final line"}\n'
@@ -177,7 +176,7 @@ def test_sft_goes_on_from_a_folder(tmp_path, capsys):
     student = load_student(load_config(overrides=["student=embedded"]))
     rows = []
     for task in load_tasks("embedded", "train", 20):
-        prompt, solution = worked(student, task)
+        prompt, solution = student.worked(task)
         weights = [0.1] * len(prompt) + [1.0] * len(solution)
         rows.append({"input_ids": [*prompt, *solution], "weights": weights})
     assert manifest["data_sha256"] == hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()

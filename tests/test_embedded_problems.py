@@ -4,6 +4,7 @@ import pytest
 
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.problems import embedded
+from tests.support import check_solution
 
 MANY = 2000
 
@@ -45,7 +46,7 @@ def test_a_split_hardly_repeats_a_question(by_split):
 
 def test_every_gold_follows_from_its_own_steps_and_its_question(by_split):
     for task in (t for tasks in by_split.values() for t in tasks):
-        assert embedded.check_solution(task.solution, task.problem.question), task
+        assert check_solution(task.solution, task.problem.question), task
         assert task.solution.endswith(f"\n#### {task.gold}")
         assert 1 <= int(task.gold) <= embedded.MAX_RESULT
 
@@ -55,12 +56,12 @@ def test_every_gold_follows_from_its_own_steps_and_its_question(by_split):
     ["1 + 2 = 4\n#### 4", "1 + 2 = 3\n#### 4", "7 / 2 = 3\n#### 3", "1 + 2 = 3", "#### 3", "", "1 + 2 = 3\n\n#### 3"],
 )
 def test_a_wrong_solution_is_found(solution):
-    assert not embedded.check_solution(solution)
+    assert not check_solution(solution)
 
 
 def test_an_operand_from_nowhere_is_found():
-    assert embedded.check_solution("8 + 9 = 17\n#### 17", "Mia has 8 pens. She buys 9 more.")
-    assert not embedded.check_solution("8 + 5 = 13\n#### 13", "Mia has 8 pens. She buys 9 more.")
+    assert check_solution("8 + 9 = 17\n#### 17", "Mia has 8 pens. She buys 9 more.")
+    assert not check_solution("8 + 5 = 13\n#### 13", "Mia has 8 pens. She buys 9 more.")
 
 
 def test_levels_have_the_right_number_of_steps(by_split):

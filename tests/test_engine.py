@@ -22,8 +22,9 @@ from support import (
 )
 
 from alphazero_llm_trainer.engine import inprocess
-from alphazero_llm_trainer.engine.forward import FusedLlama, LibraryForward
+from alphazero_llm_trainer.engine.forward import FusedLlama
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.native import NativeLlama, library
 from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
 from alphazero_llm_trainer.errors import EngineError

@@ -15,10 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphazero_llm_trainer.cli.plan import memory_plan, read_shape, suggestions
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
-from alphazero_llm_trainer.engine import inprocess, prefix_tree, slots
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.train import memory
 from alphazero_llm_trainer.train.memory import AFTER_LOAD, GIB, PHASES, Counts, Forecast, doubled, nf4_bytes
 from alphazero_llm_trainer.train.models import make_trainable
 
@@ -69,12 +67,6 @@ def part(forecast: Forecast, name: str, phase: str) -> float:
 
 def bytes_of(tensors: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def test_constants_are_the_engine_s() -> None:
-    assert memory.MEMO_BYTES == inprocess.MEMO_BYTES
-    assert memory.PREFILL_TOKENS == slots.PREFILL_TOKENS
-    assert memory.TOP_TOKENS == prefix_tree.TOP_TOKENS
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -17,8 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine import inprocess, native
-from alphazero_llm_trainer.engine.forward import FusedLlama, LibraryForward
+from alphazero_llm_trainer.engine.forward import FusedLlama
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.native import NativeLlama
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.sampling import Sampler

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.scale.folder import SampleFolder
-from alphazero_llm_trainer.scale.progress import Summary
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.schedule import Schedule
+from alphazero_llm_trainer.scale.summary import Summary
 from alphazero_llm_trainer.search.journal import Shards, read_shards
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}

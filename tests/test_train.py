@@ -168,6 +168,12 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
             assert torch.allclose(tensor, critics[1][name], atol=1e-4), name
     metrics = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics if "mean_reward" in m] == [0, 1, 2]
+    spent, undisturbed = (json.loads((folder / "run.json").read_text())["search_cost"] for folder in (resumed, run))
+    for cost in (spent, undisturbed):
+        # How much of a prompt is cached depends on what else is searched at the time; the sum doesn't.
+        cost["prompt_tokens"] += cost.pop("cached_tokens")
+        assert cost.pop("seconds") > 0
+    assert spent == undisturbed and spent["scored_tokens"] > 0
 
 
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
@@ -257,6 +263,18 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
     card = json.loads((tmp_path / "run-001" / "run.json").read_text())
     assert card["kept"].startswith("the student as it was")
     assert card["after"]["correct"] == card["before"]["correct"]
+
+
+def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path):
+    run = Run(load_config(overrides=["student=embedded"]))
+    run.folder, run.validation, run.trainable = RunFolder(tmp_path), [None] * 4, torch.nn.Linear(1, 1)
+    answers = iter([(1, 1, 0, 0), (0, 0, 1, 1), (1, 1, 1, 0), (0, 1, 1, 1), (1, 0, 0, 0)])
+    run.evaluate = lambda tasks: SimpleNamespace(first=next(answers))
+    best = []
+    for rounds_done in range(5):
+        run.validate(rounds_done)
+        best.append(run.best)
+    assert best == [(0.5, 0), (0.5, 0), (0.75, 2), (0.75, 2), (0.75, 2)]
 
 
 def test_a_finished_run_is_not_trained_again(whole_run, capsys):

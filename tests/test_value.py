@@ -21,7 +21,7 @@ from alphazero_llm_trainer.cli import base as cli
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
-from alphazero_llm_trainer.config.train import ValueConfig
+from alphazero_llm_trainer.config.train import CollectConfig, ValueConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval import value as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
@@ -454,7 +454,7 @@ def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None
     path = tmp_path / "journal.jsonl"
     path.write_text('{"key":"x","policy":"another"}\n')
     with pytest.raises(DataError, match="searched by another policy"):
-        collect_trees(a_student(), load_config(), [], path, lambda: False, lambda done: None)
+        collect_trees(a_student(), load_config(), CollectConfig(), [], path, lambda: False, lambda done: None)
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
     [
         (["--data", "nowhere"], "--data nowhere has no journal.jsonl"),
         (["--data", "nowhere", "--questions", "20"], "give one of them"),
-        (["--questions", "3"], "train.value.questions is 3"),
+        (["--questions", "3"], "train.value.collect.questions is 3"),
         (["--kind", "tree"], "invalid choice"),
     ],
 )

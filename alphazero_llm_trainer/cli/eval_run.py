@@ -27,18 +27,17 @@ from ..eval.results import (
     write_json,
 )
 from ..eval.verifiers import COMBINATION, Product, load_parts
+from ..live import Progress
 from .base import EXIT_STOPPED, Stop
 
 if TYPE_CHECKING:
     from ..engine.protocol import Verifier
-    from ..eval.progress import Progress
     from ..policy.student import Student
     from ..types import Task
 
 
 def run(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
-    from ..eval.progress import Progress
     from ..policy.student import load_student
     from ..policy.value import policy_fingerprint
 
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace, config: Config) -> int:
     if not args.resume and (out / CARD).exists():
         raise ConfigError(f"--out {out} holds an evaluation already: add --resume to go on with it, or name another")
     benchmarks = [Benchmark(name, load(config, name, "test", args.num, args.start)) for name in args.benchmarks]
-    student = load_student(config, path=args.path)
+    student = load_student(config, path=args.path, inference=args.prm is None and args.value is None)
     identity = settings_of(args, config) | {"weights": policy_fingerprint(student.model)}
     folder = EvalFolder(out, identity, {one.name: one.data_hash for one in benchmarks}, args.resume)
     progress, stop = Progress(), Stop()
@@ -128,6 +127,7 @@ def work(
     progress.start(
         sum(len(b.tasks) for b, _, _ in cells),
         sum(len(b.tasks) for (b, _, _), finished in zip(cells, done, strict=True) if finished),
+        "problem",
     )
     parts = load_verifiers(args, config, student)
     judges: dict[str, Verifier] = {}
@@ -144,13 +144,17 @@ def work(
             judges[benchmark.name] = asked[0] if len(asked) == 1 else Product(asked)
         if finished:
             continue
-        progress.cell(f"{benchmark.name}, {method}, {budget}")
+        progress.describe(f"{benchmark.name}, {method}, {budget}")
         sampler = Sampler(student, judges[benchmark.name], config)
+
+        def tell(tokens: int) -> None:
+            progress.advance(tokens=tokens)
+
         if method == "samples":
-            found = asyncio.run(run_samples(sampler, benchmark, budget, stop, progress.problem))
+            found = asyncio.run(run_samples(sampler, benchmark, budget, stop, tell))
             folder.write(found)
         else:
-            folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, progress.problem)))
+            folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, tell)))
 
 
 def load_verifiers(args: argparse.Namespace, config: Config, student: Student) -> dict[str, Verifier]:

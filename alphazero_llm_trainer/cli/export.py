@@ -118,13 +118,9 @@ def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
     Raises DataError when there are none, and, without `any_split`, for one of another split than train.
     """
     from ..problems.load import check_train_split
-    from ..search.journal import PATTERN, read, shard_paths
+    from ..search.journal import journals, read
 
-    journal = data / "journal.jsonl"
-    paths = [journal] if journal.is_file() else shard_paths(data)
-    if not paths:
-        raise DataError(f"--data {data} holds no {journal.name} and no {PATTERN}: name a folder that `sample` wrote")
-    for path in paths:
+    for path in journals(data):
         for record in read(path):
             if not any_split:
                 check_train_split(record, path, ", or add --any-split to evaluate with them")

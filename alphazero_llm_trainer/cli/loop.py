@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
+from ..live import Progress
 from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
 
 
@@ -43,7 +44,6 @@ def run_loop(args: argparse.Namespace, config: Config) -> int:
     from ..report.folder import write_report
     from ..report.loop import result_text
     from ..train.generations import CARD, Loop
-    from ..train.report import Progress
     from ..train.stages import LoopStopped
 
     out: Path = args.out

@@ -40,7 +40,8 @@ def add_merge(commands: Any) -> None:
 
 def run_merge(args: argparse.Namespace, config: Config) -> int:
     """Load base and adapter, add them up, write and perhaps upload."""
-    from ..policy.adapters import ADAPTER_CONFIG, ADAPTER_FILE, POLICY, own_parameters
+    from ..policy.adapters import POLICY, own_parameters
+    from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE
     from ..policy.student import load_student
     from ..train.hub import check_hub, upload
     from ..train.models import merged

@@ -62,7 +62,7 @@ def weights_of(config: Config, spec: StudentModel) -> str:
 
     Raises CheckpointError where `train.student` is no student's folder.
     """
-    from ..policy.adapters import ADAPTER_CONFIG
+    from ..policy.folders import ADAPTER_CONFIG
 
     if config.train.student is None:
         return spec.path

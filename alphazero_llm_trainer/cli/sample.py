@@ -10,6 +10,7 @@ from typing import Any
 
 from ..config.load import Config, read_yaml
 from ..errors import ConfigError
+from ..live import Progress
 from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
 
 EPILOG = """\
@@ -68,13 +69,12 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
         raise ConfigError(f"--workers is {args.workers}: give at least 1")
     if args.out is None and not args.dry_run:
         raise ConfigError("--out is missing: name the folder that the trees go to")
-    from ..problems.load import load_tasks
-    from ..scale.progress import Progress, estimate, table
+    from ..problems.load import tasks_of
     from ..scale.sample import SampleJob, run_sample
+    from ..scale.summary import estimate, table
 
     count = min(args.num_examples, config.sample.dry_run_trees) if args.dry_run else args.num_examples
-    source, levels, path = config.problems.source, config.problems.levels, config.dataset.path
-    tasks = load_tasks(source, args.split, count, levels=levels, path=path, start=args.start)
+    tasks = tasks_of(config, args.split, count, args.start)
     job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)
     stop, progress = Stop(), Progress()
     if args.dry_run:
@@ -86,7 +86,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
         return 0
     if len(tasks) < args.num_examples:
         progress.say(
-            f"{source} {args.split} has {len(tasks):,} questions from number {args.start} on: these are sampled"
+            f"{config.problems.source} {args.split} has {len(tasks):,} questions from number {args.start} on: these are sampled"
         )
     summary = run_sample(job, args.out, resume=args.resume, stop=stop, progress=progress)
     print(json.dumps(summary.as_dict()) if args.json else table(summary))

@@ -42,7 +42,6 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
     """Search one question with the student alone and print its tree, the choice and the cost."""
     from ..collect import Perplexity, answer_search
     from ..policy.student import load_student
-    from ..policy.value import load_value
     from ..problems.load import load_tasks
     from ..problems.prompts import system_prompt
     from ..search.select import constant
@@ -53,9 +52,14 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
         problem = load_tasks("embedded", "test", 1, levels=config.problems.levels, start=args.index)[0].problem
     else:
         problem, source = Problem("question", args.question, "user"), config.problems.source
-    student = load_student(config, path=args.path, system_prompt=system_prompt(source))
-    perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
-    value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
+    alone = config.search.value is None
+    student = load_student(config, path=args.path, system_prompt=system_prompt(source), inference=alone)
+    perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
+    value = None
+    if config.search.value is not None:
+        from ..policy.value import load_value
+
+        value = load_value(Path(config.search.value), student, config)
     result = asyncio.run(answer_search(student, config, perplexity, Stop(), value).run(problem, config.seed))
     choice = result.choice
     if args.json:
@@ -83,8 +87,9 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
     else:
         print(f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value {choice.value:.3f}")
     cost = result.cost
+    scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
     print(
-        f"ended by {result.ended_by}: {cost.sampled_tokens} tokens sampled, {cost.cached_tokens} prefix tokens cached,"
+        f"ended by {result.ended_by}: {cost.sampled_tokens} tokens sampled{scored}, {cost.cached_tokens} prefix tokens cached,"
         f" {cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0

@@ -37,12 +37,10 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
             f"problems.source is {config.problems.source} and the embedded student is trained from scratch: name a"
             " student to go on from with --path or --student"
         )
-    from ..train.warmup import go_on, warm_up
+    from ..train.warmup import supervise
 
-    if scratch:
-        manifest = warm_up(config, args.out, args.eval_size)
-    else:
-        manifest = go_on(config, args.path, args.out, args.eval_size)
+    manifest = supervise(config, args.path, args.out, args.eval_size, scratch)
+    if not scratch:
         before, gain = manifest["test_before"], manifest["gain"]
         print(
             f"before {before['value']:.3f} [{before['low']:.3f}, {before['high']:.3f}], paired gain"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..live import Progress
 from .base import EXIT_STOPPED, Parser, Stop, add_config_arguments, guarded, resolve
 
 METHODS = {
@@ -127,7 +128,6 @@ def run_train(args: argparse.Namespace) -> int:
             )
         config = stored
     from ..report.training import result_text
-    from ..train.report import Progress
 
     if resume and "after" in folder.read_card():
         from ..report.folder import write_report

@@ -51,6 +51,9 @@ class VllmConfig(Section):
 
 
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
+FIRST_ROWS, FIRST_TOKENS = 32, 128  # that the engine's slots begin with, at most
+PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
+MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
 
 
 class EngineConfig(Section):

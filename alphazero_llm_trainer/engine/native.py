@@ -20,14 +20,17 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM, LlamaModel
 
 from ..errors import EngineError
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .rows import Computed, Row
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, LlamaModel
 
 SOURCE = Path(__file__).parent / "kernels" / "llama.c"
 COMPILE_SECONDS = 60

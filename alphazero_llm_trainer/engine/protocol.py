@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ..errors import EngineError, RequestError
 from ..types import Cost, Direction, Problem, Step
 
 if TYPE_CHECKING:
@@ -22,6 +23,25 @@ class Capabilities:
     max_context: int  # prompt and response together, tokens
     values: bool = False  # `set_value` takes a value head, `values` evaluates sequences
     streams: bool = False  # `generate` takes a `Watch` beside the requests
+
+    def admit(self, prompt: int, response: int = 1) -> None:
+        """Raise RequestError for a prompt of no tokens, or one that leaves no room for the response's."""
+        if prompt == 0:
+            raise RequestError("prompt is empty: give at least one token")
+        if prompt + response > self.max_context:
+            raise RequestError(
+                f"prompt has {prompt} tokens, the context is {self.max_context}: shorten the prompt or raise"
+                " engine.max_context"
+            )
+
+    def check(self, requests: Sequence[GenerateRequest]) -> None:
+        """Raise RequestError as `admit` does, and EngineError for a request for nothing."""
+        for request in requests:
+            self.admit(len(request.prompt_ids))
+            if request.n < 1 or request.max_new_tokens < 1:
+                raise EngineError(
+                    f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +173,15 @@ class ValueFunction(Protocol):
     """A value network as search sees it.
 
     `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted for it on held-out
-    questions: 1 where it did not beat chance.
+    questions: 1 where it did not beat chance. `computes` tells that a network of its own reads the prompt and every token:
+    these are paid for. A head on the policy's own hidden states is free.
     """
 
-    rollout_weight: float
+    @property
+    def rollout_weight(self) -> float: ...
+
+    @property
+    def computes(self) -> bool: ...
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """V in [0, 1] of the state after these tokens, prompt included."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,24 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..config.load import explain
 from ..engine.protocol import Generated, GenerateRequest
 from ..errors import EngineError
+from ..policy.chat import ChatMessage
 from .student import EMBEDDED_MODEL, FrozenStudent
 
 MAX_BODY = 4 * 1024 * 1024
-
-
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def wire(self) -> dict[str, str]:
-        """The message as the chat template takes it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class ChatRequest(BaseModel):

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +27,14 @@ class StoppedError(Exception):
     """The user asked to stop; the cell under way is not kept."""
 
 
+def questions_hash(tasks: Iterable[Task]) -> str:
+    """SHA-256 over ids, questions and gold answers, in order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """A named set of tasks. `data_hash` is of ids, questions and gold answers."""
@@ -36,10 +44,7 @@ class Benchmark:
 
     @property
     def data_hash(self) -> str:
-        digest = hashlib.sha256()
-        for task in self.tasks:
-            digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
-        return digest.hexdigest()
+        return questions_hash(self.tasks)
 
 
 @dataclass(slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..problems.grading import Verdict
+from ..train.checkpoint import write_whole
 from .compare import NO_ANSWER, TOO_LONG, Cell, Samples
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
 
@@ -102,19 +104,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    """Readers see the file of before or this one, never half of it."""
-    temporary = file.with_name(file.name + ".part")
-    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(file)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested mappings with its dotted name."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    write_whole(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def next_folder(directory: Path) -> Path:

@@ -153,26 +153,20 @@ def load_parts(
     value: Path | None,
 ) -> list[Verifier]:
     """The verifiers of `SINGLE` that are named, networks loaded from their folders. `check_name` has passed."""
-    return [_load(name, student, config, prm, value) for name in names]
 
+    def load(name: str) -> Verifier:
+        if name == "prm":
+            from ..policy.prm import load_prm
 
-def _load(
-    name: str,
-    student: Student,
-    config: Config,
-    prm: Path | None,
-    value: Path | None,
-) -> Verifier:
-    if name == "prm":
-        from ..policy.prm import load_prm
+            assert prm is not None
+            return load_prm(prm, student, config)
+        if name == "value":
+            from ..policy.value import load_value
 
-        assert prm is not None
-        return load_prm(prm, student, config)
-    if name == "value":
-        from ..policy.value import load_value
+            assert value is not None
+            return ValueVerifier(load_value(value, student, config))
+        if name == "log-probability":
+            return LogProbability(config.eval.logprob)
+        return Calculator() if name == "calculator" else NoVerifier()
 
-        assert value is not None
-        return ValueVerifier(load_value(value, student, config))
-    if name == "log-probability":
-        return LogProbability(config.eval.logprob)
-    return Calculator() if name == "calculator" else NoVerifier()
+    return [load(name) for name in names]

@@ -6,25 +6,29 @@ import copy
 import json
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
-from transformers import logging as transformers_logging
 
 from ..config.load import Config
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
 from ..engine.inprocess import InProcessEngine
+from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..errors import CheckpointError, ConfigError, EngineError
-from .adapters import ADAPTER_CONFIG, BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
+from ..types import Task
+from .adapters import BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
 from .chat import Chat
+from .folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
-PACKAGED = Path(__file__).parent.parent / "assets" / "student"
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
 OFFLINE = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectionError", "ConnectTimeout"}
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
@@ -46,23 +50,22 @@ class Student(Chat):
     system_prompt: str | None = None
     adapter: Path | None = None
 
-
-def resolve_name(config: Config, name: str | None = None) -> str:
-    """`name`, or the configured one, with `auto` resolved: Llama 3.2 3B where CUDA is there, else the embedded one."""
-    chosen = config.student if name is None else name
-    if chosen == "auto":
-        return "llama-3.2-3b" if torch.cuda.is_available() else "embedded"
-    if chosen not in config.models:
-        raise ConfigError(f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}")
-    return chosen
+    def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A demonstration's prompt and solution as tokens, the end token at its end."""
+        return self.prompt_ids(task.problem.question), (*self.encode(task.solution or ""), self.engine.eos_id)
 
 
 def load_student(
-    config: Config, name: str | None = None, path: Path | None = None, system_prompt: str | None = None
+    config: Config,
+    name: str | None = None,
+    path: Path | None = None,
+    system_prompt: str | None = None,
+    inference: bool = False,
 ) -> Student:
     """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
 
-    A folder with an adapter is the student's own weights under that adapter.
+    A folder with an adapter is the student's own weights under that adapter. `inference` says that nothing will be trained
+    and no other network is asked: then a small Llama is loaded without transformers' model code, in half the time.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
@@ -72,20 +75,19 @@ def load_student(
     spec = config.models[name]
     if spec.path == "package":
         limit_threads()
+    if path is not None:
+        check_folder(path)
     adapter = path if path is not None and (path / ADAPTER_CONFIG).is_file() else None
     folder = path if adapter is None else None
     if folder is None and spec.path == "package":
         folder = PACKAGED
-    if folder is not None and not (folder / "config.json").is_file():
-        raise CheckpointError(f"student folder {folder} has no config.json: name a folder that `train` or `sft` wrote")
-    transformers_logging.disable_progress_bar()
+    hush_transformers()
     source = str(folder) if folder is not None else spec.path
     check_device(name, source, spec)
-    model = load_model(source, spec, name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
+    model: Any = read_plain(Path(source)) if inference and adapter is None and may_be_plain(config, spec) else None
+    tokenizer = None if model is None else plain_tokenizer(source)
+    if tokenizer is None:
+        model, tokenizer = load_model(source, spec, name), load_tokenizer(source)
     give_pad(tokenizer)
     if adapter is not None:
         check_base(adapter, name, model)
@@ -96,6 +98,49 @@ def load_student(
     student = make_student(name, model, tokenizer, spec, config, system_prompt, source)
     student.adapter = adapter
     return student
+
+
+def may_be_plain(config: Config, spec: StudentModel) -> bool:
+    """Whether the engine computes here, on the CPU, in fp32."""
+    here = config.engine.backend == "inprocess" and not torch.cuda.is_available()
+    return here and spec.quantization == "none" and spec.dtype == "float32"
+
+
+def plain_tokenizer(source: str) -> Any:
+    """The tokenizer of a folder that names the common kind, or None. `AutoTokenizer` would load transformers' model code."""
+    try:
+        kind = json.loads((Path(source) / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if kind not in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+        return None
+    from transformers import PreTrainedTokenizerFast
+
+    return read_tokenizer(PreTrainedTokenizerFast, source)
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a folder or a hub id."""
+    from transformers import AutoTokenizer
+
+    return read_tokenizer(AutoTokenizer, source)
+
+
+def read_tokenizer(kind: Any, source: str) -> Any:
+    try:
+        return kind.from_pretrained(source)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
+
+
+def hush_transformers() -> None:
+    """No bars of transformers' own about weights that are read and written; downloads keep theirs on a terminal."""
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if sys.stderr.isatty():
+        enable_progress_bars()
 
 
 def check_base(adapter: Path, name: str, model: PreTrainedModel) -> None:
@@ -139,24 +184,30 @@ def give_pad(tokenizer: Any) -> None:
 def frozen_student(student: Student, config: Config, shared: bool) -> Student:
     """The student as it is now, for good: a copy, or, where training changes adapters alone, a view of the same base."""
     model: Any
-    if shared:
-        if student.adapter is not None:
-            load_adapter(student.model, student.adapter, START)
-        model = AdapterView(student.model, None if student.adapter is None else START)
-    else:
+    if not shared:
         model = copy.deepcopy(student.model).eval()
         return make_student(student.name, model, student.tokenizer, student.spec, config, student.system_prompt)
+    if student.adapter is not None:
+        load_adapter(student.model, student.adapter, START)
+    model = AdapterView(student.model, None if student.adapter is None else START)
+    engine: Any
     if isinstance(student.engine, CompletionEngine) and student.adapter is None:
-        base = BaseModelEngine(student.engine)
-        return Student(student.name, model, student.tokenizer, base, student.spec, student.system_prompt)
-    engine = InProcessEngine(
-        model,
-        eos_id=student.engine.eos_id,
-        line_end_ids=student.engine.line_end_ids,
-        settings=config.engine,
-        eos_ids=student.engine.eos_ids,
-    )
+        engine = BaseModelEngine(student.engine)
+    else:
+        engine = engine_over(model, student, config)
     return Student(student.name, model, student.tokenizer, engine, student.spec, student.system_prompt)
+
+
+def engine_over(model: Any, student: Student, config: Config) -> InProcessEngine:
+    """An engine over another model that reads the student's tokens."""
+    engine = student.engine
+    return InProcessEngine(
+        model,
+        eos_id=engine.eos_id,
+        eos_ids=engine.eos_ids,
+        line_end_ids=engine.line_end_ids,
+        settings=config.engine,
+    )
 
 
 def limit_threads() -> None:
@@ -208,6 +259,8 @@ def end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
 
 def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedModel:
     """The causal language model of a folder or a hub id, in the precision that `spec` names, ready for inference."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"dtype": getattr(torch, spec.dtype)}
     if spec.quantization == "nf4":

@@ -250,26 +250,6 @@ def split_of(solution: str) -> str:
     return SPLITS[hashlib.blake2b(solution.encode(), digest_size=1).digest()[0] % len(SPLITS)]
 
 
-def check_solution(solution: str, question: str | None = None) -> bool:
-    """Whether every step is true, `#### N` repeats the last result, and (given the question) operands have a source.
-
-    An operand's source is a number of the question, an earlier result, or 2 and 3, which the text spells as words.
-    """
-    *steps, last = solution.split("\n")
-    known = None if question is None else {2, 3, *map(int, re.findall(r"\d+", question))}
-    result = None
-    for step in steps:
-        match = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step)
-        if match is None:
-            return False
-        a, op, b, result = int(match[1]), match[2], int(match[3]), int(match[4])
-        if apply(a, op, b) != result or (known is not None and not {a, b} <= known):
-            return False
-        if known is not None:
-            known.add(result)
-    return result is not None and last == f"#### {result}"
-
-
 def vocabulary_texts() -> Iterator[str]:
     """Texts that hold, between them, every piece of text the generator can write (numbers, for one, digit by digit)."""
     openings = [p for kind in OPENINGS for p in kind.phrasings]

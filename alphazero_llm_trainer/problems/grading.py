@@ -58,7 +58,7 @@ class Grade:
 
     @property
     def hre(self) -> float:
-        """The hard reward estimate of DESIGN section 5: 1.0 for a correct answer, else 0.0."""
+        """The hard reward estimate of docs/design.md, section 5: 1.0 for a correct answer, else 0.0."""
         return 1.0 if self.correct else 0.0
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..types import Task
 
@@ -62,6 +63,14 @@ def load_tasks(
     if not tasks:
         raise DataError(f"{source} {split} has no task number {start}: start earlier or use a larger data set")
     return tasks
+
+
+def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Task]:
+    """`load_tasks` of the problems that the configuration names; an empty list where none are asked for."""
+    problems, path = config.problems, config.dataset.path
+    if not count:
+        return []
+    return load_tasks(problems.source, split, count, levels=problems.levels, path=path, start=start)
 
 
 def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = "") -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, paired_bootstrap
-from ..eval.results import flat
 from .charts import Row, line_chart, row_chart
 from .folder import ANSWERS, METRICS, RUN, lines_of, load
 from .page import figures, heading, hero, page, paragraph, table

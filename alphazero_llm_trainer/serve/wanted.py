@@ -6,13 +6,13 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config.sections import ServeConfig
 from ..errors import RequestError
-from ..policy.chat import Chat
+from ..policy.chat import Chat, ChatMessage
 from .failures import ApiError, not_valid, shown, too_long
 from .names import MCTS, SAMPLE, Method, Names
 
@@ -48,23 +48,6 @@ SEED_BITS = 63  # the engine's seeds have no sign
 
 Count = Annotated[int, Field(ge=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
-
-
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def wire(self) -> dict[str, str]:
-        """The message as a chat template takes it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class StreamOptions(BaseModel):

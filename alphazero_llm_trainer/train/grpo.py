@@ -11,7 +11,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ..config.train import GrpoConfig
-from .models import Economy, keep_precision, restore_adapter, trained_state
+from .models import Economy, keep_precision, quiet_arguments, restore_adapter, trained_state
 from .packing import Plan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound
 
@@ -225,6 +225,7 @@ def make_grpo_trainer(
         shuffle_dataset=False,
         temperature=1.0,
         beta=settings.kl_coefficient,
+        use_bias_correction_kl=settings.kl_unbiased,
         epsilon=settings.clip_low,
         epsilon_high=settings.clip_high,
         loss_type="bnpo",
@@ -241,14 +242,11 @@ def make_grpo_trainer(
         data_seed=seed,
         **economy.arguments(),
         remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="steps",
         save_steps=save_every_rounds * updates,
         logging_strategy="steps",
         logging_steps=updates,
-        logging_nan_inf_filter=False,
-        report_to="none",
-        disable_tqdm=True,
+        **quiet_arguments(),
     )
     before = trained_state(model) if hasattr(model, "peft_config") else {}
     trainer = trainer_class(

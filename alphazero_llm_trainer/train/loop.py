@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import paired_bootstrap, wilson
-from ..policy.student import frozen_student, load_student, resolve_name
+from ..live import Progress
+from ..policy.folders import resolve_name
+from ..policy.student import frozen_student, load_student
 from ..policy.value import EngineValue
-from ..problems.load import load_tasks
+from ..problems.load import tasks_of
 from ..problems.prompts import system_prompt
 from ..report.folder import write_report
 from ..search.journal import Journal
@@ -35,9 +37,10 @@ from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
 from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
-from .report import Progress
+from .progress import tell_round, tell_tree
 from .run import RunFolder
-from .source import Interrupted, RoundSource, RoundStats
+from .size import RunSize
+from .source import Interrupted, RoundSource, RoundStats, demonstrations
 from .track import check_tracker, open_tracker
 
 UNTRACKED = ("models", "teacher_tiers")  # lists of what could be used, not parameters of a run
@@ -57,12 +60,7 @@ class Run:
     ) -> None:
         self.config, self.stop = on_chains(config) if config.train.method == "ppo" else config, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
-        train = config.train
-        # Rounds shrink until a whole number of them makes `save_every` questions.
-        self.save_every_rounds = math.ceil(train.save_every / train.questions_per_round)
-        size = min(math.ceil(train.save_every / self.save_every_rounds), train.num_examples)
-        self.questions_per_round = size
-        self.rounds = math.ceil(train.num_examples / size)
+        self.size = RunSize.of(self.config)
         self.train_seconds = 0.0
         self.best: tuple[float, int] | None = None
 
@@ -90,7 +88,7 @@ class Run:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
         return (
             f"student {self.student.name} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
-            f"{len(self.tasks):,} {config.problems.source} questions in {self.rounds} rounds, {train.groups} groups,"
+            f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
             f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
         )
 
@@ -140,31 +138,21 @@ class Run:
     def load_data(self) -> None:
         """Training questions, demonstrations and the two held-out sets, disjoint by split."""
         config, train = self.config, self.config.train
-        source = config.problems.source
-        options: dict[str, Any] = {"levels": config.problems.levels, "path": config.dataset.path}
-        embedded = source == "embedded"
-        count = train.demonstrations if embedded or train.demonstration_share else 0
-        self.demonstrations: list[Task] = []
-        if count and train.demonstration_share != 0:
-            self.demonstrations = load_tasks(source, "train", count, **options)
+        self.demonstrations = demonstrations(config)
         # Demonstrations are the first tasks of the train split; questions are the ones after them.
-        first = len(self.demonstrations) + train.first_question
-        self.tasks = load_tasks(source, "train", train.num_examples, start=first, **options)
+        self.tasks = tasks_of(config, "train", train.num_examples, len(self.demonstrations) + train.first_question)
         if len(self.tasks) < train.num_examples:
-            self.rounds = math.ceil(len(self.tasks) / self.questions_per_round)
-        self.test = load_tasks(source, "test", train.eval_size, **options) if train.eval_size else []
-        self.validation = (
-            load_tasks(source, "validation", train.validation_size, **options) if train.validation_size else []
-        )
+            self.size = replace(self.size, rounds=math.ceil(len(self.tasks) / self.size.questions_per_round))
+        self.test = tasks_of(config, "test", train.eval_size)
+        self.validation = tasks_of(config, "validation", train.validation_size)
 
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""
         config = self.config
         if config.train.push_to_hub is not None:
             check_hub(config.train.push_to_hub)
-        method = config.train.method
-        rows = getattr(config.train, method).batch_size
-        Economy.of(config.train, config.models[resolve_name(config)]).split(rows, f"train.{method}.batch_size")
+        economy, rows = Economy.of(config.train, config.models[resolve_name(config)]), config.train.settings.batch_size
+        economy.split(rows, f"train.{config.train.method}.batch_size")
         start = config.train.student
         prompt = system_prompt(config.problems.source)
         self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
@@ -204,7 +192,7 @@ class Run:
             "method": config.train.method,
             "positives_only": config.train.method == "grpo" and config.train.grpo.negative_weight == 0,
             "seed": config.seed,
-            "rounds": self.rounds,
+            "rounds": self.size.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
             "engine": self.student.engine.facts,
@@ -282,26 +270,24 @@ class Run:
             self.tasks,
             self.demonstrations,
             journal,
-            questions_per_round=self.questions_per_round,
+            size=self.size,
             verifier=self.verifier,
             on_tree=self.on_tree,
             on_round=watch.on_round,
             stop=self.stop,
         )
         common: dict[str, Any] = {
-            "rounds": self.rounds,
+            "rounds": self.size.rounds,
             "output_dir": self.folder.path,
-            "save_every_rounds": self.save_every_rounds,
+            "save_every_rounds": self.size.save_every_rounds,
             "seed": config.seed,
             "callbacks": [watch],
             "economy": Economy.of(train, self.student.spec),
         }
-        self.progress.start(self.rounds * self.questions_per_round, start * self.questions_per_round)
-        tokenizer, rows = self.student.tokenizer, source.round_rows
+        self.progress.start(self.size.questions, start * self.size.questions_per_round)
+        tokenizer = self.student.tokenizer
         if train.method != "legacy":
-            settings = train.grpo if train.method == "grpo" else train.ppo
-            watch.updates_per_round = settings.epochs * rows // settings.batch_size
-            common |= {"rows_per_round": rows, "max_completion": config.search.max_tokens}
+            common |= {"rows_per_round": self.size.rows_per_round, "max_completion": config.search.max_tokens}
         trainer: Any
         if train.method == "grpo":
             trainer = make_grpo_trainer(self.trainable, tokenizer, train.grpo, rows_of_round=source.grpo, **common)
@@ -316,7 +302,6 @@ class Run:
                 **common,
             )
         else:
-            watch.updates_per_round = train.legacy.updates_per_round
             trainer = make_legacy_trainer(
                 self.trainable, tokenizer, train.legacy, rows_of_round=source.legacy, **common
             )
@@ -335,12 +320,12 @@ class Run:
         self.train_seconds += time.perf_counter() - began
 
     def on_tree(self, tree: GradedTree) -> None:
-        self.progress.tree(tree)
+        tell_tree(self.progress, tree)
 
     def record(self, line: dict[str, Any]) -> None:
         """Write a line of metrics, and tell the tracker."""
         self.folder.append_metrics(line)
-        self.tracker.log(line, (line["round"] + 1) * self.questions_per_round)
+        self.tracker.log(line, (line["round"] + 1) * self.size.questions_per_round)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -375,7 +360,7 @@ class Run:
         self.folder.write_card(card)
         write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
-        self.tracker.log({"test": test, "total": card["search_cost"]}, self.rounds * self.questions_per_round)
+        self.tracker.log({"test": test, "total": card["search_cost"]}, self.size.questions)
         folder = self.folder
         self.tracker.artifacts([folder.card, folder.metrics, folder.report, folder.adapter])
         if self.config.train.push_to_hub is not None:
@@ -398,7 +383,7 @@ class _Watch(TrainerCallback):
     """Seals checkpoints, measures validation, writes metrics, stops on request and on a loss that is not finite."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.updates_per_round = run, 1
+        self.run = run
         self.pending: dict[str, Any] = {}
         self.began = time.perf_counter()
 
@@ -427,23 +412,23 @@ class _Watch(TrainerCallback):
         line = {**self.pending, "update": state.global_step, **{k: v for k, v in keep.items() if k not in self.pending}}
         self.run.record(line)
         done = line["round"] + 1
-        if done % self.run.config.train.log_interval == 0 or done == self.run.rounds:
-            self.run.progress.round(line, self.run.rounds)
+        if done % self.run.config.train.log_interval == 0 or done == self.run.size.rounds:
+            tell_round(self.run.progress, line, self.run.size.rounds)
         self.pending = {}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         run = self.run
-        rounds_done = state.global_step // self.updates_per_round
+        rounds_done = state.global_step // run.size.updates_per_round
         accuracy = run.validate(rounds_done)
         if accuracy is not None:
             run.record({"round": rounds_done - 1, "validation_accuracy": accuracy})
-            run.progress.validated(rounds_done, accuracy)
+            run.progress.say(f"checkpoint after round {rounds_done}: validation accuracy {accuracy:.3f}")
         folder = run.folder.path / f"checkpoint-{state.global_step}"
         write_manifest(
             folder,
             {
                 "rounds_done": rounds_done,
-                "questions_done": min(rounds_done * run.questions_per_round, len(run.tasks)),
+                "questions_done": min(rounds_done * run.size.questions_per_round, len(run.tasks)),
                 "update": state.global_step,
                 "best": list(run.best) if run.best is not None else None,
                 "training_seconds": run.train_seconds + time.perf_counter() - self.began,

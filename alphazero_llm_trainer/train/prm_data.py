@@ -14,13 +14,13 @@ from ..config.load import Config
 from ..config.train import PrmConfig
 from ..errors import ConfigError, DataError
 from ..policy.student import Student
-from ..problems.load import load_tasks
+from ..problems.load import tasks_of
 from ..problems.scripted_teacher import spoiled
 from ..search.targets import endings, prefixes, step_preferences, value_targets
-from ..search.tree import ROOT, Tree
+from ..search.tree import ROOT
 from ..types import Task
 from .prm import Ids, LabelledStep, StepPair, StepRow, balanced, pack_steps
-from .value_run import Question, journal_files, read_questions
+from .value_run import Question, read_questions
 
 SPOILED = 3  # wrong steps beside each right one of the embedded student's demonstrations
 RATINGS = {1: 1.0, 0: 0.5, -1: 0.0}  # PRM800K: good, neutral, bad
@@ -58,7 +58,7 @@ def read_sets(paths: Iterable[Path], student: Student, settings: PrmConfig) -> l
     trees: list[Path] = []
     for path in paths:
         (files if path.is_file() and is_label_file(path) else trees).append(path)
-    sets = [tree_set(question, student, settings) for question in read_questions(journal_files(trees))]
+    sets = [tree_set(question, student, settings) for question in read_questions(trees)]
     found: dict[str, StepSet] = {}
     for path in files:
         for labels in read_labels(path, student):
@@ -85,8 +85,7 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
     totals: dict[tuple[Ids, Ids], list[float]] = {}
     pairs, responses = [], []
     for tree in question.trees:
-        depths = node_depths(tree)
-        paths = prefixes(tree)
+        depths, paths = tree.depths(), prefixes(tree)
         keys = {node: (paths[tree.parent[node]], tuple(tree.token_ids[node])) for node in range(1, len(tree))}
         for state in value_targets(tree):
             if state.node != ROOT and tree.token_ids[state.node]:
@@ -120,14 +119,6 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
     draws = [count for _, count in totals.values()]
     prompt = student.prompt_ids(question.text)
     return StepSet(question.text, prompt, steps, unique(pairs), draws, responses, question.id)
-
-
-def node_depths(tree: Tree) -> list[int]:
-    """The number of steps down to each node."""
-    depths = [0] * len(tree)
-    for node in range(1, len(tree)):
-        depths[node] = depths[tree.parent[node]] + 1
-    return depths
 
 
 def unique(pairs: Iterable[StepPair]) -> list[StepPair]:
@@ -185,7 +176,7 @@ def spoiled_demonstrations(student: Student, config: Config, known: set[str]) ->
         return []
     if problems.source != "embedded":
         raise ConfigError(f"train.prm.spoiled is {count}: only embedded demonstrations can be spoiled; use 0")
-    tasks = load_tasks(problems.source, "train", config.train.demonstrations, levels=problems.levels)
+    tasks = tasks_of(config, "train", config.train.demonstrations)
     sets = spoiled_sets(tasks, student, count, config.seed)
     return [steps for steps in sets if steps.text not in known]
 
