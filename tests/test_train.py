@@ -86,7 +86,10 @@ def test_a_run_reports_what_it_did(whole_run):
     assert len([r for r in rounds if "validation_accuracy" in r]) == 3
     sampled = sum(r["cost"]["sampled_tokens"] for r in rounds if "cost" in r)
     assert card["search_cost"]["sampled_tokens"] == sampled > 0
-    assert (run / "report.png").stat().st_size > 10_000
+    answers = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
+    for when in ("before", "after"):
+        assert [line[when]["correct"] for line in answers] == card[when]["correct"]
+    assert all(line["question"] and line["after"]["answer"] for line in answers if line["after"]["correct"])
     assert {p.name for p in run.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (4, 8, 12)}
 
 
