@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
-
 from ..config.load import Config
 from ..engine.protocol import Engine, Judgement
 from ..errors import CheckpointError
@@ -122,6 +120,8 @@ def load_prm(folder: Path, student: Student, config: Config) -> EnginePrm | Caus
         )
     tensors = FOLDER.read_numbers(folder, "mix", "policy", "bias")
     mix, policy, bias = (float(tensors[name]) for name in ("mix", "policy", "bias"))
+    from transformers import AutoModelForCausalLM
+
     engine = engine_over(FOLDER.read_model(folder, student, card, AutoModelForCausalLM), student, config)
     weight = tensors.get("weight")
     if weight is not None:

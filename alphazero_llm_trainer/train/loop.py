@@ -215,8 +215,9 @@ class Run:
 
     def keep_answers(self, when: str, answers: Answers) -> None:
         """What the held-out problems were answered, for the problems that flipped."""
-        responses = [samples[0] for samples in answers.responses]
-        self.folder.write_answers(when, self.test, responses, answers.first)
+        if self.test:
+            responses = [samples[0] for samples in answers.responses]
+            self.folder.write_answers(when, self.test, responses, answers.first)
 
     def keep(self, accuracy: float, rounds_done: int) -> None:
         """Remember the weights of now as the best so far."""
