@@ -100,10 +100,12 @@ class Parser(argparse.ArgumentParser):
 # -- what many commands take -------------------------------------------------------------------------------------------
 
 
-def add_config_arguments(parser: Parser) -> None:
-    """--config, --set and --seed."""
+def add_config_arguments(parser: Parser, bare: str | None = None) -> None:
+    """--config, --set and --seed. `bare` says what `--config` does where it may stand without a file (it is True then)."""
     common = parser.common
-    common.add_argument("--config", metavar="FILE", type=Path, help="YAML with some of config/training.yaml's keys")
+    alone: dict[str, Any] = {} if bare is None else {"nargs": "?", "const": True}
+    text = "YAML with some of config/training.yaml's keys" if bare is None else bare
+    common.add_argument("--config", metavar="FILE", type=Path, help=text, **alone)
     common.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="override one key; repeatable"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.verifiers import check_name
+from ..problems.load import SOURCES
 from .base import add_config_arguments, add_json, add_model, check_least, check_out, resolve
 
 # As in eval.methods, which takes a second to load.

@@ -50,24 +50,8 @@ def add_ladder(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Climb, print the table, write ladder.json, ladder.md, ladder.svg and report.html."""
-    if args.seed is not None:
-        raise ConfigError(f"--seed is {args.seed}: the ladder takes several, name them with --seeds")
-    check_least(1, jobs=args.jobs)
-    check_out(args.out)
-    if len(set(args.seeds)) < len(args.seeds):
-        raise ConfigError(f"--seeds has {' '.join(map(str, args.seeds))}: name each once")
-    out, config = args.out, resolve(args)
+    out, config = args.out, settled(args)
     recipe, clock = out / RECIPE, out / SECONDS
-    if recipe.is_file() and not args.resume:
-        raise ConfigError(f"--out {out} holds a ladder already: add --resume to go on with it, or name another folder")
-    if args.resume:
-        if not recipe.is_file():
-            raise CheckpointError(f"--resume found no ladder in {out}: leave --resume out to start one there")
-        stored = load_config(recipe)
-        if (args.config is not None or args.overrides or args.num is not None) and stored != config:
-            raise ConfigError(f"--resume goes on with the recipe in {recipe}, and these flags differ: leave them out")
-        config = stored
-    check(config)
     from ..report.folder import write_report
     from ..report.ladder import picture, result_markdown
     from ..train.checkpoint import write_json
@@ -107,6 +91,31 @@ def run(args: argparse.Namespace) -> int:
     print(text)
     print(f"ladder.json, ladder.md, ladder.svg and report.html are in {out}")
     return 0
+
+
+def settled(args: argparse.Namespace) -> Config:
+    """The configuration of the ladder to climb or to go on with. Raises ConfigError for flags that can't be."""
+    if args.seed is not None:
+        raise ConfigError(f"--seed is {args.seed}: the ladder takes several, name them with --seeds")
+    check_least(1, jobs=args.jobs)
+    check_out(args.out)
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ConfigError(f"--seeds has {' '.join(map(str, args.seeds))}: name each once")
+    recipe, config = args.out / RECIPE, resolve(args)
+    if recipe.is_file() and not args.resume:
+        raise ConfigError(
+            f"--out {args.out} holds a ladder already: add --resume to go on with it, or name another folder"
+        )
+    if args.resume:
+        if not recipe.is_file():
+            raise CheckpointError(f"--resume found no ladder in {args.out}: leave --resume out to start one there")
+        stored = load_config(recipe)
+        flags = (args.config, args.num, args.model, args.student)
+        if (args.overrides or any(flag is not None for flag in flags)) and stored != config:
+            raise ConfigError(f"--resume goes on with the recipe in {recipe}, and these flags differ: leave them out")
+        config = stored
+    check(config)
+    return config
 
 
 def resolve(args: argparse.Namespace) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,7 @@ class Version(argparse.Action):
     """--version: the version is looked up when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        from .. import __version__
-
-        print(f"{PROGRAM} {__version__}")
+        print(f"{PROGRAM} {metadata.version(PROGRAM)}")
         parser.exit()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..report.trees import Reader, Source, chosen_records, find_source
+from .base import check_least, check_out
 
 EPILOG = """\
 RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that `search --json` wrote.
