@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from alphazero_llm_trainer.policy.protocol import GenerateRequest
 from safetensors.torch import load_file, save_file
 
 from alphazero_llm_trainer.cli import main
-from alphazero_llm_trainer.config import load_config
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, EngineError
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 
