@@ -257,11 +257,19 @@ def quieten(args: argparse.Namespace) -> None:
         logging.disable(logging.WARNING)
 
 
-def check_least(least: int, **numbers: int | None) -> None:
+def check_least(least: int, /, **numbers: int | None) -> None:
     """Raise ConfigError for a number below `least`; they are named as their flags are in Python."""
     for name, number in numbers.items():
         if number is not None and number < least:
             raise ConfigError(f"--{name.replace('_', '-')} is {number}: give at least {least}")
+
+
+def check_judges(args: argparse.Namespace) -> None:
+    """Raise ConfigError where --value or --prm names no folder."""
+    for name in ("value", "prm"):
+        folder = getattr(args, name, None)
+        if folder is not None and not folder.is_dir():
+            raise ConfigError(f"--{name} {folder} is no folder: name one that the command {name} wrote")
 
 
 def check_out(path: Path | None, *, file: bool = False, flag: str = "--out") -> None:

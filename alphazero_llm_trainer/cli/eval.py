@@ -10,7 +10,7 @@ from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.verifiers import check_name
 from ..problems.load import SOURCES
-from .base import add_config_arguments, add_json, add_model, check_least, check_out, resolve
+from .base import add_config_arguments, add_json, add_model, check_judges, check_least, check_out, resolve
 
 # As in eval.methods, which takes a second to load.
 METHOD_NAMES = (
@@ -91,4 +91,5 @@ def check(args: argparse.Namespace) -> None:
         if budget < 1:
             raise ConfigError(f"--budget-tokens has {budget}: give at least 1")
     check_name(args.verifier, args.prm, args.value)
+    check_judges(args)
     check_out(args.out)

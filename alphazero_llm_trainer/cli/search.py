@@ -9,7 +9,17 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..types import Problem
-from .base import Stop, add_config_arguments, add_json, add_model, add_source, check_least, print_json, resolve
+from .base import (
+    Stop,
+    add_config_arguments,
+    add_json,
+    add_model,
+    add_source,
+    check_judges,
+    check_least,
+    print_json,
+    resolve,
+)
 
 EPILOG = """\
 Without a question it takes an embedded word problem and the embedded student: no key, no network, no GPU."""
@@ -48,6 +58,7 @@ def run_search(args: argparse.Namespace) -> int:
     asked: dict[str, Any] = {} if args.value is None else {"search": {"rollout": "none", "select": "puct"}}
     config = resolve(args, asked)
     check_least(0, index=args.index)
+    check_judges(args)
     if args.question is not None and not args.question.strip():
         raise ConfigError("the question is empty: write its text, or leave it out for a test problem")
     from ..problems.load import tasks_of

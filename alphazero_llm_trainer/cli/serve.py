@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from .base import add_config_arguments, add_model, add_source, check_out, resolve
+from .base import add_config_arguments, add_model, add_source, check_judges, check_out, resolve
 
 KEY_VARIABLE = "ALPHAZERO_API_KEY"
 EPILOG = f"""\
@@ -58,6 +58,7 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
         raise ConfigError(
             f"--host is {args.host}, which other machines reach, and {KEY_VARIABLE} isn't set: set it, or add --insecure"
         )
+    check_judges(args)
     check_out(args.keep_traces, flag="--keep-traces")
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound:
