@@ -73,7 +73,7 @@ class Progress:
         if self.bar is not None:
             self.bar.at(self.done)
             if self.tokens:
-                self.bar.note("tokens", self.sampled)
+                self.bar.note("sampled", self.sampled)
             return
         now = time.perf_counter()
         pause = min(max(LINE_SECONDS, (now - self.began) / 20), LONGEST_SECONDS)
@@ -113,7 +113,7 @@ class Progress:
     @property
     def sampled(self) -> str:
         """Tokens sampled since the start."""
-        return f"{self.tokens:,} sampled tokens, {self.tokens / self.seconds:,.0f} a second"
+        return f"{self.tokens:,} tokens, {self.tokens / self.seconds:,.0f} a second"
 
     @property
     def spent(self) -> str:

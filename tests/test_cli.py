@@ -72,7 +72,7 @@ def bad_inputs(tmp):
         ("broken student folder", ["search", "--path", str(tmp / "student")], ["student"]),
         ("full weights of a 4-bit model", ["info", "--set", "models.embedded.quantization=nf5"], ["nf5"]),
         ("sft of another student", ["sft", "--student", "llama-3.2-3b"], ["llama-3.2-3b"]),
-        ("sft from scratch on rows", ["sft", "--set", "problems.source=gsm8k"], ["problems.source", "--path"]),
+        ("sft from scratch on rows", ["sft", "--set", "problems.source=gsm8k"], ["problems.source", "--model"]),
         ("sft without test problems", ["sft", "--eval-size", "0"], ["--eval-size"]),
     ]
 

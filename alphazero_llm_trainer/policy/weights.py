@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import PreTrainedModel
-from transformers import logging as transformers_logging
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAMED = 3  # weights that an error names
 
@@ -20,6 +20,8 @@ def load_weights(kind: Any, source: str, **options: Any) -> PreTrainedModel:
     Raises:
         CheckpointError: weights are missing, have another shape than config.json says, or are not finite.
     """
+    from transformers import logging as transformers_logging
+
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
