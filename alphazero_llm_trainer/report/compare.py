@@ -10,8 +10,9 @@ from typing import Any
 from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, paired_bootstrap
+from ..train.checkpoint import read_lines
 from .charts import Row, line_chart, row_chart
-from .folder import ANSWERS, METRICS, RUN, lines_of, load
+from .folder import ANSWERS, METRICS, RUN, load
 from .page import figures, heading, hero, page, paragraph, table
 from .tables import columns
 from .training import X, accuracy, flips, flips_part, over, validation
@@ -54,7 +55,7 @@ def load_runs(folders: Sequence[Path]) -> list[Finished]:
         if card.get("after", {}).get("accuracy") is None:
             raise DataError(f"{folder} has no test result: resume it to its end, or train with --eval-size above 0")
         name = folder.name if len({each.name for each in folders}) > 1 else str(folder)
-        found.append(Finished(name, card, lines_of(folder / METRICS), lines_of(folder / ANSWERS)))
+        found.append(Finished(name, card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)))
     return found
 
 

@@ -62,21 +62,27 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     return f"Training {said}: {gain:+} on the same {card['after']['problems']:,} held-out problems", gain.kind
 
 
-def result_text(card: Card, metrics: Iterable[Line]) -> str:
-    """What the terminal shows at a run's end: the verdict, then the table."""
-    rows = [("", "accuracy [95%]", "problems", "tokens", "seconds")]
-    for name in ("before", "after"):
+def facts(card: Card) -> list[tuple[str, str]]:
+    """Before, after and the gain, what it took and what was kept; of a run that isn't finished what there is."""
+    found = []
+    for name in ("before", "after") if card.get("gain") is not None else ():
         part = card[name]
-        if part["accuracy"] is not None:
-            seconds = f"{part['seconds']:.1f}"
-            rows.append((name, str(accuracy(part)), f"{part['problems']:,}", f"{part['tokens']:,}", seconds))
-    if card["gain"] is not None:
-        rows.append(("gain, paired", f"{Interval(**card['gain']):+}", "", "", ""))
-    sampled, seconds = card["search_cost"]["sampled_tokens"], card["seconds"]["training"]
-    rows.append(("training", "", f"{card['questions']:,}", f"{sampled:,}", f"{seconds:.1f}"))
-    too_long = card["after"]["too_long"]
-    note = [f"{too_long} problems don't fit into the context and count as wrong"] * bool(too_long)
-    return "\n".join([verdict(card, metrics)[0], columns(rows), *note])
+        found.append((f"{name} [95%]", f"{accuracy(part)} at {part['tokens'] / part['problems']:.1f} tokens"))
+    found += [("gain, paired", f"{Interval(**card['gain']):+}")] if found else []
+    found.append(("questions", f"{card['questions']:,}"))
+    if card.get("seconds"):
+        minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
+        found += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
+        too_long = card["after"]["too_long"]
+        found += (
+            [("too long", f"{too_long} problems don't fit into the context and count as wrong")] if too_long else []
+        )
+    return found
+
+
+def result_text(card: Card, metrics: Iterable[Line]) -> str:
+    """What the terminal shows at a run's end."""
+    return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}"
 
 
 def accuracy(part: Card) -> Interval:
@@ -102,17 +108,10 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
 
 def headline(card: Card, metrics: Sequence[Line]) -> str:
     """Before and after on the held-out problems, the gain, and what it took."""
-    big, facts = "training", [("questions", f"{card['questions']:,}")]
-    if card.get("seconds"):
-        big, minutes = "finished", card["seconds"]["training"] / 60
-        facts += [("tokens sampled", f"{card['search_cost']['sampled_tokens']:,}"), ("training", f"{minutes:.1f} min")]
-        facts += [("kept", card["kept"])]
+    big = "finished" if card.get("seconds") else "training"
     if card.get("gain") is not None:
-        before, after = accuracy(card["before"]), accuracy(card["after"])
-        big = f"{before.value:.3f} → {after.value:.3f}"
-        gain = f"{Interval(**card['gain']):+}"
-        facts = [("before [95%]", str(before)), ("after [95%]", str(after)), ("gain, paired", gain), *facts]
-    return hero(big, *verdict(card, metrics), facts)
+        big = f"{accuracy(card['before']).value:.3f} → {accuracy(card['after']).value:.3f}"
+    return hero(big, *verdict(card, metrics), facts(card))
 
 
 def rounds_of(metrics: Iterable[Line]) -> list[Line]:
