@@ -15,6 +15,8 @@ class Direction(StrEnum):
     NONE = "none"
 
 
+MIN_TEMPERATURE = 0.01  # of those above 0: half a nat between two tokens is a factor of e^50 then, as good as greedy
+
 STUDENT = "student"  # Node.source of the policy's own tokens; a teacher's is "teacher:<name>".
 
 

@@ -491,6 +491,14 @@ def wanted(student: Student, config: Config, method: str, before: str = "", **mo
     )
 
 
+def test_a_temperature_is_0_or_large_enough_to_draw(student: Student, config: Config) -> None:
+    for fine in (0, 0.01, 2, None):
+        assert wanted(student, config, "sample", temperature=fine).temperature == fine
+    with pytest.raises(ApiError) as refused:
+        wanted(student, config, "sample", temperature=1e-39)
+    assert str(refused.value) == "temperature is 1e-39: give 0 for the likeliest tokens, or at least 0.01"
+
+
 @pytest.mark.parametrize("method", ["best-of-4", "weighted-majority-4", "mcts", "step-rejection", "beam"])
 def test_a_network_judges_each_request_by_its_own_chat(student: Student, config: Config, method: str) -> None:
     engine = InProcessEngine(

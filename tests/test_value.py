@@ -25,6 +25,7 @@ from alphazero_llm_trainer.config.train import CollectConfig, ValueConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval import value as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import Student
 from alphazero_llm_trainer.policy.value import load_value, policy_fingerprint
 from alphazero_llm_trainer.search.targets import prefixes
@@ -454,7 +455,7 @@ def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None
     path = tmp_path / "journal.jsonl"
     path.write_text('{"key":"x","policy":"another"}\n')
     with pytest.raises(DataError, match="searched by another policy"):
-        collect_trees(a_student(), load_config(), CollectConfig(), [], path, lambda: False, lambda done: None)
+        collect_trees(a_student(), load_config(), CollectConfig(), [], path, lambda: False, Progress(quiet=True))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from ..search.choose import Choice, choose, most_visited
 from ..search.driver import Search
 from ..search.tree import ROOT, Tree
 from ..search.valued import MeteredValue
+from ..search.verified import Judge
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .conversation import Conversation, MeteredVerifier
 from .failures import ApiError
@@ -144,7 +145,7 @@ class Answerer:
                 return Search(policy, states_an_answer, settings)
             if verifier is None:
                 raise no_verifier(method.name)
-            judged = Judged(verifier)
+            judged = Judged(verifier.judge)
             return Search(policy, judged, settings, grading=judged)
         budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         changes["budget_tokens"] = budget
@@ -238,25 +239,25 @@ class Judged:
     """A terminal reward without gold (`search.steps.Evaluate`, and its `Grading`): the verifier's total of a whole
     response; 0 where a limit cut it."""
 
-    verifier: MeteredVerifier
+    judge: Judge
 
     @property
     def again(self) -> bool:
         """A network reads each response; a rule is free."""
-        return self.verifier.computes
+        return self.judge.verifier.computes
 
     async def open(self, problem: Problem, most: int | None) -> Cost | None:
         """A network reads the prompt first."""
-        judge = self.verifier.judge
-        return None if most is not None and judge.price(()) > most else Cost(scored_tokens=judge.open())
+        too_much = most is not None and self.judge.price(()) > most
+        return None if too_much else Cost(scored_tokens=self.judge.open())
 
     async def __call__(
         self, problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
     ) -> RewardParts:
         if verdict not in WHOLE:
             return RewardParts(total=0.0)
-        cost = Cost(scored_tokens=self.verifier.judge.price(steps))
-        return RewardParts(total=(await self.verifier.judge(steps)).total, cost=cost)
+        cost = Cost(scored_tokens=self.judge.price(steps))
+        return RewardParts(total=(await self.judge(steps)).total, cost=cost)
 
 
 def no_verifier(method: str) -> ApiError:

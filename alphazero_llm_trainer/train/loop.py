@@ -200,13 +200,14 @@ class Run:
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, tasks: Sequence[Task]) -> Answers:
-        """Greedy answers of the student as it is now."""
+    def evaluate(self, tasks: Sequence[Task], doing: str | None = None) -> Answers:
+        """Greedy answers of the student as it is now; the problems are counted on `progress` as what it is `doing`."""
         model = self.student.model
         training = model.training
         model.eval()
         self.student.engine.set_policy(None, self.student.engine.version)
-        answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens)
+        shown: dict[str, Any] = {} if doing is None or not tasks else {"progress": self.progress, "doing": doing}
+        answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens, **shown)
         self.student.engine.forget()
         self.student.engine.rest()
         model.train(training)
@@ -228,13 +229,11 @@ class Run:
     def before(self, card: dict[str, Any]) -> list[bool]:
         """The untrained student's results on the test problems; a resumed run reads them from its card."""
         if "before" not in card:
-            if self.test:
-                self.progress.say(f"evaluating {len(self.test)} held-out problems before training")
-            answers = self.evaluate(self.test)
+            answers = self.evaluate(self.test, "held-out problems before training")
             self.keep_answers("before", answers)
             card["before"] = summary(answers)
             if self.validation:
-                answers = self.evaluate(self.validation)
+                answers = self.evaluate(self.validation, "validation before training")
                 card["validation_before"] = sum(answers.first) / len(answers.first)
             self.folder.write_card(card)
         self.validation_before = card.get("validation_before")
@@ -343,9 +342,7 @@ class Run:
             if self.best[1] == 0:
                 kept = f"the student as it was: no checkpoint beat its validation accuracy of {self.best[0]:.3f}"
         self.student.model.eval()
-        if self.test:
-            self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
-        after = self.evaluate(self.test)
+        after = self.evaluate(self.test, "held-out problems after training")
         self.keep_answers("after", after)
         metrics = self.folder.read_metrics()
         total = Cost()
