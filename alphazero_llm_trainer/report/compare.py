@@ -15,7 +15,7 @@ from .charts import Row, line_chart, row_chart
 from .folder import ANSWERS, METRICS, RUN, load
 from .page import figures, heading, hero, page, paragraph, table
 from .tables import columns
-from .training import X, accuracy, flips, flips_part, over, validation
+from .training import X, accuracy, flips, over, validation
 
 Card = Mapping[str, Any]
 
@@ -117,8 +117,8 @@ def comparison_text(runs: Sequence[Finished]) -> str:
     names, differences = [run.name for run in runs], differing(runs[0].card, runs[1].card)
     blocks = [f"{sentence(runs)[0]}\n{columns([('', *names), *rows_of(runs)], left=3)}"]
     blocks += [columns([("differs", *names), *differences], left=3)] if differences else []
-    summary, flipped = flips(answered(runs), *names)
-    return "\n\n".join([*blocks, summary] if len(flipped) > 1 else blocks)
+    blocks += [flips(found, *names)[0]] if (found := answered(runs)) else []
+    return "\n\n".join(blocks)
 
 
 def answered(runs: Sequence[Finished]) -> list[tuple[Card, Card, Card]]:
@@ -152,7 +152,7 @@ def comparison_page(runs: Sequence[Finished]) -> str:
         ),
         heading("Held-out problems"),
         figures(drawn, "A gain whose interval leaves out 0 is clear."),
-        *flips_part(*flips(answered(runs), *names)),
+        *(flips(both, *names)[1] if (both := answered(runs)) else []),
         heading("Learning"),
         figures(learning, "Bars are 95% intervals."),
         heading("Both runs"),

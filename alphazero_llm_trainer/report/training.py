@@ -14,7 +14,7 @@ from ..eval.metrics import Interval, wilson
 from ..search.extract import trajectories
 from ..search.journal import read
 from ..search.tree import Tree
-from .charts import Chart, line_chart
+from .charts import Chart, line_chart, number
 from .page import figures, folded, heading, hero, link, paragraph, table
 from .tables import columns
 from .tree import outline
@@ -73,10 +73,8 @@ def facts(card: Card) -> list[tuple[str, str]]:
     if card.get("seconds"):
         minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
         found += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
-        too_long = card["after"]["too_long"]
-        found += (
-            [("too long", f"{too_long} problems don't fit into the context and count as wrong")] if too_long else []
-        )
+        if card["after"]["too_long"]:
+            found.append(("too long for the context, counted as wrong", f"{card['after']['too_long']:,}"))
     return found
 
 
@@ -95,23 +93,18 @@ def accuracy(part: Card) -> Interval:
 def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers], journal: Path) -> list[str]:
     """The sections of a run's page; a run that isn't finished has those that there is material for."""
     under = f"{card['method']} on {card['student']}, seed {card['seed']}, {card['rounds']:,} rounds"
-    parts = [paragraph(under, "soft"), headline(card, metrics), *curves(card, metrics)]
+    big = "finished" if card.get("seconds") else "training"
+    if card.get("gain") is not None:
+        big = f"{accuracy(card['before']).value:.3f} → {accuracy(card['after']).value:.3f}"
+    parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
     if journal.is_file():
         parts += examples(journal)
     found = [(line, line["before"], line["after"]) for line in answers if "before" in line and "after" in line]
-    parts += flips_part(*flips(found, "before", "after"))
+    parts += flips(found, "before", "after")[1] if found else []
     parts += costs(card, rounds_of(metrics))
     shown = {key: value for key, value in card["config"].items() if key not in ("models", "teacher_tiers")}
     text = escape(yaml.safe_dump(shown, sort_keys=False))
     return [*parts, heading("Configuration"), folded("every key", f"<pre>{text}</pre>")]
-
-
-def headline(card: Card, metrics: Sequence[Line]) -> str:
-    """Before and after on the held-out problems, the gain, and what it took."""
-    big = "finished" if card.get("seconds") else "training"
-    if card.get("gain") is not None:
-        big = f"{accuracy(card['before']).value:.3f} → {accuracy(card['after']).value:.3f}"
-    return hero(big, *verdict(card, metrics), facts(card))
 
 
 def rounds_of(metrics: Iterable[Line]) -> list[Line]:
@@ -128,7 +121,7 @@ def validation(card: Card, metrics: Sequence[Line]) -> Points:
     """Greedy accuracy on the validation problems over training questions."""
     problems, after = card["config"]["train"]["validation_size"], seen(metrics)
     found = [(0, card.get("validation_before"))]
-    found += [(after.get(line["round"], 0), line.get("validation_accuracy")) for line in metrics]
+    found += [(after[line["round"]], line.get("validation_accuracy")) for line in metrics if line["round"] in after]
     known = [(x, share) for x, share in found if share is not None] if problems else []
     return [(x, wilson(round(share * problems), problems)) for x, share in known]
 
@@ -189,24 +182,19 @@ def examples(journal: Path) -> list[str]:
     return [heading("Search trees"), figures(drawn, caption), link(TREES, "All questions and trees")]
 
 
-def flips(found: Iterable[tuple[Answers, Card, Card]], left: str, right: str) -> tuple[str, list[tuple[str, ...]]]:
-    """How many problems only one side answered rightly, in words, and those problems with both answers, a head first.
+def flips(found: Iterable[tuple[Answers, Card, Card]], left: str, right: str) -> tuple[str, list[str]]:
+    """How many problems only one side answered rightly, in words, and a section with both answers to them.
 
     `found` has (problem, the left side's answer, the right side's).
     """
     flipped = [each for each in found if each[1]["correct"] != each[2]["correct"]]
     won = sum(other["correct"] for _, _, other in flipped)
+    summary = f"{len(flipped):,} problems flipped: {won:,} right only {right}, {len(flipped) - won:,} only {left}"
     rows: list[tuple[str, ...]] = [("problem", left, right, "question")]
     for line, *sides in sorted(flipped, key=lambda each: each[1]["correct"])[:FLIPS]:
         answers = (f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in sides)
         rows.append((line["id"], *answers, line["question"]))
-    return f"{len(flipped):,} problems flipped: {won:,} right only {right}, {len(flipped) - won:,} only {left}", rows
-
-
-def flips_part(summary: str, rows: list[tuple[str, ...]]) -> list[str]:
-    if len(rows) == 1:
-        return []
-    return [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)]
+    return summary, [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)]
 
 
 def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
@@ -217,7 +205,7 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
     parts = [heading("Cost")]
     if total:
         head = ["search", *(key.replace("_", " ") for key in total)]
-        parts.append(table([head, ["all rounds", *map(amount, total.values())]]))
+        parts.append(table([head, ["all rounds", *map(number, total.values())]]))
     head = ["teacher", "calls", "from the cache", "failures", "prompt tokens", "tokens", "dollars", "seconds"]
     rows = [head]
     for name, teacher in (card.get("teachers") or {}).items():
@@ -231,7 +219,3 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
             ]
         )  # fmt: skip
     return [*parts, table(rows)] if len(rows) > 1 else parts
-
-
-def amount(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
