@@ -35,6 +35,7 @@ from .checkpoint import newest, read_manifest, write_manifest
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
+from .model_card import write_model_card
 from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
 from .progress import tell_round, tell_tree
@@ -354,6 +355,10 @@ class Run:
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         self.save_student()
+        base = self.config.train.student or self.student.spec.path
+        for folder in (self.folder.student, self.folder.adapter):
+            if folder.is_dir():
+                write_model_card(folder, card, base, adapter=folder == self.folder.adapter)
         self.folder.write_card(card)
         write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
