@@ -41,13 +41,13 @@ def run_report(args: argparse.Namespace) -> int:
 
 def run_compare(args: argparse.Namespace) -> int:
     from ..report.compare import comparison_page, comparison_text, load_runs
-    from ..report.folder import write
+    from ..train.checkpoint import write_whole
 
     runs = load_runs(args.runs)
     print(comparison_text(runs))
     if args.out is not None:
         try:
-            write(args.out, comparison_page(runs))
+            write_whole(args.out, comparison_page(runs))
         except OSError as error:
             raise ConfigError(f"--out {args.out} can't be written ({error.strerror}): name another file") from error
         print(args.out)

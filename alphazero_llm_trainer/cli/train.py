@@ -154,7 +154,7 @@ def run_train(args: argparse.Namespace) -> int:
         progress.say(f"stopped; go on with: --resume {run.folder.path}")
         return EXIT_STOPPED
     print(result_text(card, run.folder.read_metrics()))
-    print(f"kept: {card['kept']}; student, metrics and report.html are in {run.folder.path}")
+    print(f"student, metrics and report.html are in {run.folder.path}")
     if card.get("uploaded") is not None:
         print(f"uploaded to {card['uploaded']}")
     return 0
