@@ -132,10 +132,10 @@ def test_nothing_imports_the_package_itself() -> None:
         assert "" not in ours(name), name
 
 
-def test_the_package_and_its_main_import_the_front_end_alone() -> None:
+def test_the_package_imports_the_front_end_alone_and_its_main_the_commands() -> None:
     assert {name for name in ours("") if room_of(name) != "environment"} == set()
     assert not [node for node in TREES[""].body if isinstance(node, ast.ImportFrom) and node.level]
-    assert set(ours("__main__")) == {"environment.front_end"}
+    assert set(ours("__main__")) == {"cli.main"}
 
 
 def test_evaluation_is_used_by_the_top_alone() -> None:

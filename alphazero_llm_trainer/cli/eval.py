@@ -9,7 +9,8 @@ from typing import Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.verifiers import check_name
-from .base import add_config_arguments, resolve
+from ..problems.load import SOURCES
+from .base import add_config_arguments, add_json, add_model, check_least, check_out, resolve
 
 # As in eval.methods, which takes a second to load.
 METHOD_NAMES = (
@@ -39,20 +40,29 @@ report.html. --resume goes on after the finished cells; methods, budgets and ben
 
 def add_eval(commands: Any) -> None:
     parser = commands.add_parser("eval", help="compare methods of answering at equal tokens", epilog=EPILOG)
-    parser.add_argument("--benchmarks", nargs="+", default=["embedded"], metavar="NAME", help="embedded, gsm8k, ...")
+    add_model(parser)
+    parser.option(
+        "--source",
+        old=("--benchmarks",),
+        dest="benchmarks",
+        nargs="+",
+        default=["embedded"],
+        metavar="NAME",
+        help="problems: embedded, gsm8k, math, hotpotqa",
+    )
     parser.add_argument(
         "--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="of " + ", ".join(METHOD_NAMES)
     )
     parser.add_argument("--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem")
-    parser.add_argument("--num", type=int, default=200, metavar="N", help="test problems of each benchmark")
+    parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="test problems of each source")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
-    parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges (default: calculator)")
+    parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges")
     parser.add_argument("--prm", type=Path, metavar="DIR", help="a process reward model's folder")
     parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
     parser.add_argument("--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples")
-    parser.add_argument("--path", type=Path, metavar="DIR", help="a student's folder (default: the shipped student)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN")
     parser.add_argument("--resume", action="store_true", help="go on with --out, or with the newest eval-NNN")
+    add_json(parser)
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_eval(args, resolve(args)))
 
@@ -69,7 +79,7 @@ def check(args: argparse.Namespace) -> None:
     """Raise ConfigError for the first flag that can't be."""
     for flag, given, known in (
         ("--methods", args.methods, METHOD_NAMES),
-        ("--benchmarks", args.benchmarks, None),
+        ("--source", args.benchmarks, SOURCES),
         ("--budget-tokens", args.budget_tokens, None),
     ):
         for one in given:
@@ -77,10 +87,10 @@ def check(args: argparse.Namespace) -> None:
                 raise ConfigError(f"{flag} has {one!r}: choose from {', '.join(known)}")
             if given.count(one) > 1:
                 raise ConfigError(f"{flag} has {one!r} twice: name it once")
-    for flag, number, least in (("--num", args.num, 1), ("--start", args.start, 0), ("--samples", args.samples, 0)):
-        if number < least:
-            raise ConfigError(f"{flag} is {number}: give at least {least}")
+    check_least(1, num=args.num)
+    check_least(0, start=args.start, samples=args.samples)
     for budget in args.budget_tokens:
         if budget < 1:
             raise ConfigError(f"--budget-tokens has {budget}: give at least 1")
     check_name(args.verifier, args.prm, args.value)
+    check_out(args.out)

@@ -28,7 +28,7 @@ from ..eval.results import (
 )
 from ..eval.verifiers import COMBINATION, Product, load_parts
 from ..live import Progress
-from .base import EXIT_STOPPED, Stop
+from .base import EXIT_STOPPED, Stop, print_json
 
 if TYPE_CHECKING:
     from ..engine.protocol import Verifier
@@ -49,18 +49,17 @@ def run(args: argparse.Namespace, config: Config) -> int:
     student = load_student(config, path=args.path, inference=args.prm is None and args.value is None)
     identity = settings_of(args, config) | {"weights": policy_fingerprint(student.model)}
     folder = EvalFolder(out, identity, {one.name: one.data_hash for one in benchmarks}, args.resume)
-    progress, stop = Progress(), Stop()
+    progress, stop = Progress(args.quiet), Stop()
     for one in benchmarks:
         if len(one.tasks) < args.num:
             progress.say(f"{one.name} has {len(one.tasks):,} test problems from number {args.start} on: these are used")
     facts: dict[str, Any] = {one.name: {"problems": len(one.tasks), "data_hash": one.data_hash} for one in benchmarks}
     try:
-        work(args, config, student, benchmarks, folder, facts, progress, stop)
+        with progress:
+            work(args, config, student, benchmarks, folder, facts, progress, stop)
     except StoppedError:
-        progress.stop()
         progress.say(f"stopped; go on with the same command and --resume --out {out}")
         return EXIT_STOPPED
-    progress.stop()
     results = gather(args, config, student, folder, facts, identity)
     write_json(out / RESULTS, results)
     from ..report.evaluation import result_text, results_markdown
@@ -68,6 +67,9 @@ def run(args: argparse.Namespace, config: Config) -> int:
 
     (out / TABLES).write_text(results_markdown(results), encoding="utf-8")
     write_report(out)
+    if args.json:
+        print_json(results)
+        return 0
     print(result_text(results))
     print(f"{RESULTS}, {TABLES} and report.html are in {out}")
     return 0

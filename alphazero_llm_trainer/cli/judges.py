@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress
-from .base import Stop, add_config_arguments, resolve
+from .base import Stop, add_config_arguments, add_json, add_model, add_source, check_out, print_json, resolve
 
 if TYPE_CHECKING:
     from ..config.train import PrmConfig, ValueConfig
@@ -35,20 +35,36 @@ def add_judge(
 ) -> None:
     """The command `name` with the configuration of `train.NAME`; `data` and `kind` are the help of these flags."""
     parser = commands.add_parser(name, help=help)
-    parser.add_argument("--out", type=Path, default=Path("checkpoints") / name, metavar="DIR", help="where it goes")
+    add_model(parser, "the policy")
+    add_source(parser)
+    parser.option(
+        "-n",
+        "--num",
+        old=("--questions",),
+        type=int,
+        metavar="N",
+        key=f"train.{name}.collect.questions",
+        help="without --data: search so many questions first",
+    )
     parser.add_argument("--data", type=Path, nargs="+", metavar="PATH", help=data)
-    parser.add_argument("--questions", type=int, metavar="N", help="without --data: search so many questions first")
-    parser.add_argument("--kind", choices=kinds, help=kind)
-    parser.add_argument("--path", type=Path, metavar="DIR", help="the policy's folder (default: the shipped student)")
+    parser.option("--kind", choices=kinds, key=f"train.{name}.kind", help=kind)
+    parser.add_argument("--out", type=Path, default=Path("checkpoints") / name, metavar="DIR", help="where it goes")
+    add_json(parser)
     add_config_arguments(parser)
 
-    def resolved(args: argparse.Namespace) -> int:
-        given: dict[str, Any] = {} if args.kind is None else {"kind": args.kind}
-        if args.questions is not None:
-            given["collect"] = {"questions": args.questions}
-        return run(args, resolve(args, {"train": {name: given}}))
+    def checked(args: argparse.Namespace) -> int:
+        config = resolve(args)
+        if args.data and args.num is not None:
+            raise ConfigError("--num collects trees and --data names trees: give one of them")
+        for path in args.data or ():
+            if not path.exists():
+                raise ConfigError(f"--data {path} is not there: name a journal, or a folder of train or sample")
+        if (args.out / f"{name}.json").is_file():
+            raise ConfigError(f"--out {args.out} holds a finished {name}: name another folder or remove it")
+        check_out(args.out)
+        return run(args, config)
 
-    parser.set_defaults(run=resolved)
+    parser.set_defaults(run=checked)
 
 
 class JudgeCommand:
@@ -61,10 +77,7 @@ class JudgeCommand:
         from ..problems.prompts import system_prompt
 
         self.config, self.settings, self.out, self.data = config, settings, args.out, args.data
-        if args.data and args.questions is not None:
-            raise ConfigError("--questions collects trees and --data names trees: give one of them")
-        if (self.out / form.card).is_file():
-            raise ConfigError(f"--out {self.out} holds a finished {form.name}: name another folder or remove it")
+        self.json = args.json
         self.student: Student = load_student(
             config, path=args.path, system_prompt=system_prompt(config.problems.source)
         )
@@ -72,7 +85,7 @@ class JudgeCommand:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {self.out} can't be made ({error.strerror}): name a writable folder") from error
-        self.progress, self.stop = Progress(), Stop()
+        self.progress, self.stop = Progress(args.quiet), Stop()
         self.journal = self.out / "journal.jsonl"
 
     def paths(self) -> list[Path] | None:
@@ -117,6 +130,13 @@ class JudgeCommand:
         self.progress.say(text)
         if self.stop():
             raise KeyboardInterrupt
+
+    def show(self, card: dict[str, Any], text: str, files: str) -> None:
+        """The end of the command: the card as JSON, or what it says as `text`."""
+        if self.json:
+            print_json(card)
+        else:
+            print(f"{text}\n{files} are in {self.out}")
 
     def facts(self) -> dict[str, Any]:
         """What the card says of the command."""

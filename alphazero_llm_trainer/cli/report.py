@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
+from .base import add_json, check_out, print_json
 
 
 def add_report(commands: Any) -> None:
@@ -22,6 +23,7 @@ def add_compare(commands: Any) -> None:
     parser = commands.add_parser("compare", help="two training runs side by side, paired by problem")
     parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="such as checkpoints/run-001")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the page there, with curves")
+    add_json(parser)
     parser.set_defaults(run=run_compare)
 
 
@@ -40,15 +42,20 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    from ..report.compare import comparison_page, comparison_text, load_runs
+    from ..report.compare import comparison_facts, comparison_page, comparison_text, load_runs
     from ..train.checkpoint import write_whole
 
+    check_out(args.out, file=True)
     runs = load_runs(args.runs)
-    print(comparison_text(runs))
+    if args.json:
+        print_json(comparison_facts(runs))
+    else:
+        print(comparison_text(runs))
     if args.out is not None:
         try:
             write_whole(args.out, comparison_page(runs))
         except OSError as error:
             raise ConfigError(f"--out {args.out} can't be written ({error.strerror}): name another file") from error
-        print(args.out)
+        if not args.json:
+            print(args.out)
     return 0

@@ -45,9 +45,10 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
             f" Brier {line['train_brier']:.4f}, held out {line['held_out_brier']:.4f}",
         )
 
-    valued = value_run.train_value(command.student, config, parts, command.out, watch, command.progress)
+    with command.progress:
+        valued = value_run.train_value(command.student, config, parts, command.out, watch, command.progress)
     value_run.save_value(command.out, valued, command.student, config, command.facts())
     write_report(command.out)
-    print(value_text(read_json(command.out / FOLDER.card)))
-    print(f"value.json, metrics.jsonl and report.html are in {command.out}")
+    card = read_json(command.out / FOLDER.card)
+    command.show(card, value_text(card), "value.json, metrics.jsonl and report.html")
     return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..report.trees import Reader, Source, chosen_records, find_source
+from .base import check_least, check_out
 
 EPILOG = """\
 RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that `search --json` wrote.
@@ -33,8 +34,8 @@ def add_view(commands: Any) -> None:
 
 def run_view(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
-    if args.trees < 1:
-        raise ConfigError(f"--trees is {args.trees}: give at least 1")
+    check_least(1, trees=args.trees)
+    check_out(args.out, file=True)
     from ..viewer.page import run_page, tree_page
 
     source = find_source(args.run_or_journal)

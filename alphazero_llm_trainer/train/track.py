@@ -17,8 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
 from ..config.load import flat
 from ..errors import ConfigError
 
@@ -47,6 +45,8 @@ class _Accelerated(Tracker):
     """A tracker of accelerate's."""
 
     def __init__(self, tracker: Any) -> None:
+        from accelerate import PartialState
+
         PartialState()  # accelerate's trackers ask it which process they are in
         self.tracker = tracker
         tracker.start()
