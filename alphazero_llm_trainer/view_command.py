@@ -8,6 +8,7 @@ import re
 import webbrowser
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +18,17 @@ from .search.journal import read, read_shards, shard_paths
 from .search.select import constant
 from .search.tree import Tree
 from .sections import SearchConfig
+from .viewer.page import MOST_TREES, RUN_PAGE, run_page, tree_page
+from .viewer.record import choice_of, pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 EPILOG = """\
 RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that `search --json` wrote.
-The page needs no network and no other file. A journal of many questions gives a list of all of them with the trees of
---trees questions (30 MB at most): mixed outcomes first, then wrong ones. --question gives the others."""
+The page needs no network and no other file. A run folder has one page, trees.html: `train` writes it, and `view` writes
+it anew. A journal of many questions gives a list of all of them with the trees of --trees questions (30 MB at most): mixed
+outcomes first, then wrong ones. --question gives the others."""
 EMBEDDED = Path(__file__).parent / "assets" / "student"
 
 
@@ -35,6 +39,16 @@ class Source:
     path: Path
     kind: str
     home: Path
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is all that its folder holds, so that its page is the folder's."""
+        return self.kind == "shards" or self.path.name == "journal.jsonl"
+
+    @property
+    def title(self) -> str:
+        """What its page is called."""
+        return f"{self.home.resolve().name}: trees" if self.is_run else self.path.name
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The records, one in memory at a time; a half-written last line is left out."""
@@ -95,7 +109,7 @@ class Reader:
         if self.settings is not None:
             rule = self.settings.rule
             found["search"] = {"rule": rule, "exploration": constant(rule, self.settings.exploration)}
-        if "chosen" not in record:
+        if not choice_of(record).keys() & {"chosen", "response"}:
             choice = choose(tree, self.choose, most_visited(tree), self._text(tree))
             if choice is not None:
                 found |= {
@@ -108,9 +122,7 @@ class Reader:
             # A record without a card may well be the embedded student's: its tokens say so.
             self.tokenizer, self.sure = _embedded_if_it_reads(tree), True
         if self.tokenizer is not None:
-            used = {token for ids in tree.token_ids for token in ids} | set(record.get("prompt_ids", ()))
-            used |= {token for rollout in tree.rollouts for token in rollout.token_ids}
-            found["pieces"] = {str(token): self.piece(token) for token in sorted(used)}
+            found["pieces"] = pieces(record, partial(self.tokenizer.decode, skip_special_tokens=False), self._pieces)
         return {**found, **record}
 
     def _text(self, tree: Tree) -> Text | None:
@@ -118,16 +130,6 @@ class Reader:
         if tokenizer is None or not tree.rollouts:
             return None
         return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def piece(self, token: int) -> str:
-        """A token's own text: what it adds after another one, so that leading spaces are kept."""
-        assert self.tokenizer is not None
-        known = self._pieces.get(token)
-        if known is None:
-            alone = self.tokenizer.decode([token], skip_special_tokens=False)
-            twice = self.tokenizer.decode([token, token], skip_special_tokens=False)
-            known = self._pieces[token] = twice[len(alone) :] if twice.startswith(alone) else alone
-        return known
 
 
 def _card(home: Path) -> dict[str, Any]:
@@ -213,8 +215,8 @@ def add_view(commands: Any) -> None:
     parser.add_argument(
         "--question", metavar="ID", help="one question's tree, by the question's id or the record's key"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: beside the journal)")
-    parser.add_argument("--trees", type=int, default=200, metavar="N", help="trees in a list's page")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)")
+    parser.add_argument("--trees", type=int, default=MOST_TREES, metavar="N", help="trees in a list's page")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run_view)
@@ -224,11 +226,9 @@ def run_view(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     if args.trees < 1:
         raise ConfigError(f"--trees is {args.trees}: give at least 1")
-    from .viewer.page import run_page, tree_page
-
     source = find_source(args.run_or_journal)
     reader = Reader(source, args.tokenizer)
-    name = args.run_or_journal.resolve().name
+    title = source.title if args.question is None else f"{args.question} · {source.title}"
     if args.question is not None:
         records = [reader(record) for record in chosen_records(source, args.question)]
     elif source.kind == "search":
@@ -236,10 +236,7 @@ def run_view(args: argparse.Namespace) -> int:
     else:
         records = []
     if len(records) == 1:
-        text, what = (
-            tree_page(records[0], title=f"{args.question or name} · {name}" if args.question else name),
-            "1 tree",
-        )
+        text, what = tree_page(records[0], title=title), "1 tree"
     else:
         count = 0
 
@@ -249,9 +246,7 @@ def run_view(args: argparse.Namespace) -> int:
                 count += 1
                 yield reader(record) if not records else record
 
-        text = run_page(
-            counted(), title=name if args.question is None else f"{args.question} · {name}", limit=args.trees
-        )
+        text = run_page(counted(), title=title, limit=args.trees)
         if not count:
             raise DataError(f"{source.path} holds no finished tree: wait for its first one, or name another journal")
         what = f"{count:,} questions"
@@ -267,8 +262,8 @@ def run_view(args: argparse.Namespace) -> int:
 
 
 def default_out(source: Source, question: str | None) -> Path:
-    """view.html in a run's folder, the journal's own name with .html elsewhere; a question's id is added."""
-    stem = "view" if source.path.name == "journal.jsonl" or source.kind == "shards" else source.path.stem
+    """The folder's own page for a run, the journal's name with .html elsewhere; a question's id is added."""
+    stem = Path(RUN_PAGE).stem if source.is_run else source.path.stem
     if question is not None:
         stem += "-" + re.sub(r"[^\w.-]+", "-", question)
     return source.home / f"{stem}.html"

@@ -92,6 +92,14 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
     assert '"pieces":{' in (runs[0] / "trees.html").read_text() and '"why":"' in (runs[0] / "trees.html").read_text()
 
 
+def test_view_refreshes_the_page_that_the_run_has(runs: list[Path]) -> None:
+    before = {path.name: path.read_bytes() for path in runs[0].glob("*.html")}
+    assert set(before) == {"report.html", "trees.html"}
+    (runs[0] / "trees.html").write_text("old")
+    assert cli.main(["view", str(runs[0])]) == 0
+    assert {path.name: path.read_bytes() for path in runs[0].glob("*.html")} == before
+
+
 def test_figures_follow_the_pages_colours(runs: list[Path]) -> None:
     raw = (runs[0] / "report.html").read_text()
     assert "currentColor" in raw and "#010203" not in raw

@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 
 from ..errors import DataError
 from ..view_command import Reader, find_source
-from ..viewer.page import run_page
+from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .comparison import evaluation_parts, ladder_parts
 from .generations import loop_parts, value_parts
 from .page import heading, link, page
-from .training import TREES, training_parts
+from .training import training_parts
 
 Made = TypeVar("Made")
-MOST_TREES = 200  # embedded in trees.html
 # What a folder's file says about it, and the sections it gives.
 KINDS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "ladder.json": ladder_parts,
@@ -47,9 +46,9 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     if (folder / JOURNAL).is_file():
         source = find_source(folder)
         trees = map(Reader(source, None), source)
-        write(out / TREES, run_page(trees, title=f"{folder.name}: trees", limit=MOST_TREES))
+        write(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
         if not (folder / RUN).is_file():  # a run's page leads there from its example trees
-            parts.append(f"<p>{link(TREES, 'All questions and trees')}</p>")
+            parts.append(f"<p>{link(RUN_PAGE, 'All questions and trees')}</p>")
     images = [path.name for path in sorted(folder.glob("*.png"))] if out == folder else []
     if images:
         parts.append("<p>" + " ".join(link(name, name) for name in images) + "</p>")
