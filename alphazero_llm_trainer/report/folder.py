@@ -10,16 +10,15 @@ from typing import Any
 from ..errors import DataError
 from ..eval.results import read_json
 from ..train.checkpoint import read_lines, write_whole
-from ..viewer.page import run_page
+from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .evaluation import evaluation_parts
 from .judges import value_parts
 from .ladder import ladder_parts
 from .loop import loop_parts
 from .page import heading, link, page
-from .training import TREES, training_parts
+from .training import training_parts
 from .trees import Reader, find_source
 
-MOST_TREES = 200  # embedded in trees.html
 RUN, METRICS, JOURNAL, ANSWERS = "run.json", "metrics.jsonl", "journal.jsonl", "test.jsonl"
 # What a folder's file says about it, and the sections it gives.
 KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
@@ -51,9 +50,9 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     if (folder / JOURNAL).is_file():
         source = find_source(folder)
         trees = map(Reader(source, None), source)
-        write_whole(out / TREES, run_page(trees, title=f"{folder.name}: trees", limit=MOST_TREES))
+        write_whole(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
         if not (folder / RUN).is_file():  # a run's page leads there from its example trees
-            parts.append(link(TREES, "All questions and trees"))
+            parts.append(link(RUN_PAGE, "All questions and trees"))
     write_whole(out / "report.html", page(folder.name, parts))
     return out / "report.html"
 

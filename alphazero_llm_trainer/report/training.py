@@ -14,13 +14,13 @@ from ..eval.metrics import Interval, wilson
 from ..search.extract import trajectories
 from ..search.journal import read
 from ..search.tree import Tree
+from ..viewer.page import RUN_PAGE
 from .charts import Chart, line_chart, number
 from .page import figures, folded, heading, hero, link, paragraph, table
 from .tables import columns
 from .tree import outline
 
 KINDS = ("mixed", "solved", "hopeless")  # of example trees
-TREES = "trees.html"
 FLIPS = 100  # problems in a table
 X = "training questions"
 
@@ -179,7 +179,7 @@ def examples(journal: Path) -> list[str]:
                 found[kind] = (even, tree, title, record["problem"]["question"])
     drawn = [outline(*found[kind][1:]) for kind in KINDS if kind in found]
     caption = "The steps that were visited most, with their mean reward and visits; ✓ and ✗ end a response."
-    return [heading("Search trees"), figures(drawn, caption), link(TREES, "All questions and trees")]
+    return [heading("Search trees"), figures(drawn, caption), link(RUN_PAGE, "All questions and trees")]
 
 
 def flips(found: Iterable[tuple[Answers, Card, Card]], left: str, right: str) -> tuple[str, list[str]]:
