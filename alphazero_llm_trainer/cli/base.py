@@ -257,7 +257,7 @@ def quieten(args: argparse.Namespace) -> None:
         logging.disable(logging.WARNING)
 
 
-def check_least(least: int, **numbers: int | None) -> None:
+def check_least(least: int, /, **numbers: int | None) -> None:
     """Raise ConfigError for a number below `least`; they are named as their flags are in Python."""
     for name, number in numbers.items():
         if number is not None and number < least:

@@ -121,6 +121,18 @@ def comparison_text(runs: Sequence[Finished]) -> str:
     return "\n\n".join(blocks)
 
 
+def comparison_facts(runs: Sequence[Finished]) -> dict[str, Any]:
+    """What `comparison_text` says, for programs: the difference after training, and the table by run."""
+    found, paired = difference(runs[0].card, runs[1].card)
+    table = rows_of(runs)
+    return {
+        "difference": {"value": found.value, "low": found.low, "high": found.high, "paired": paired},
+        "verdict": sentence(runs)[0],
+        "runs": {run.name: {row[0]: row[1 + at] for row in table} for at, run in enumerate(runs)},
+        "differing": [{"key": key, "values": values} for key, *values in differing(runs[0].card, runs[1].card)],
+    }
+
+
 def answered(runs: Sequence[Finished]) -> list[tuple[Card, Card, Card]]:
     """(problem, the first run's answer, the second's) of the test problems that both kept answers to."""
     left, right = ({line["id"]: line for line in run.answers if "after" in line} for run in runs)

@@ -356,9 +356,9 @@ class Run:
         card["search_cost"] = total.as_dict()
         self.save_student()
         base = self.config.train.student or self.student.spec.path
-        for folder in (self.folder.student, self.folder.adapter):
-            if folder.is_dir():
-                write_model_card(folder, card, base, adapter=folder == self.folder.adapter)
+        for place in (self.folder.student, self.folder.adapter):
+            if place.is_dir():
+                write_model_card(place, card, base, adapter=place == self.folder.adapter)
         self.folder.write_card(card)
         write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
