@@ -41,7 +41,7 @@ _VALUE = re.compile(
 )
 # What follows a number is its unit when it is words that leave the value as it is. A word of four letters does; so does
 # one of three, unless it is variables in a row (xyz). One or two letters are a term (5 i, 3 xy), these excepted:
-_LETTERS = r"[^\W\d_]+"
+_WORD = r"[^\W\d_]++"
 _SHORT_UNIT = re.compile(
     r"[mglLsh]|(?i:km|cm|mm|nm|kg|mg|ml|cl|dl|ft|in|yd|mi|oz|lbs?|pt|qt|sq|cu|hrs?|min|sec|yrs?|am|pm|[kmgt]b|hz|kwh?"
     r"|mph|kph|gal|cal|rad|deg|usd|eur|gbp|st|nd|rd|th)"
@@ -60,10 +60,10 @@ _NO_SENTENCE = re.compile(
 )
 _VARIABLES = re.compile(r"[a-z\u0370-\u03ff]+")  # in the scripts that variables are written in
 _UNIT_MARK = re.compile(r"(?:\s*(?:%|¢|°(?:\s?[CFK]\b)?))?")
-_UNIT = re.compile(rf"(?:(?:\s\(|[\s,;:/)])*+{_LETTERS}+(?:-{_LETTERS}+)*(?:\^\{{?[23]\}}?)?)*+[\s)]*")
+_UNIT = re.compile(rf"(?:(?:\s\(|[\s,;:/)])*+{_WORD}(?:-{_WORD})*(?:\^\{{?[23]\}}?)?)*+[\s)]*")
 _LATEX_UNIT = re.compile(
     r"(?:(?<=[0-9})])|(?<=\\pi))(?:\\?[ ,;~])*+"
-    rf"(?:\\(?:text|mbox|mathrm)\s*\{{[^{{}}]*\}}|(?:{_LETTERS}+[ /.]*)++)(?:\^\{{?[23]\}}?)?[\s.]*\Z"
+    rf"(?:\\(?:text|mbox|mathrm)\s*\{{[^{{}}]*\}}|(?:{_WORD}[ /.]*)++)(?:\^\{{?[23]\}}?)?[\s.]*\Z"
 )
 _VARIABLE = r"(?:\\(?!not)[a-z]+|[a-z](?![a-z]))(?:_\{?\w+\}?)?"
 _NAME = r"[a-z]{3,}(?: [a-z]{2,}){0,9}"
@@ -194,7 +194,7 @@ def _one_number(found: str) -> str:
     if len(numbers) != 1 or _value(plain) is not None:
         return found
     lead, tail = plain[: numbers[0].start()], plain[numbers[0].end() :]
-    says = _LEAD.fullmatch(lead) and not any(map(_NO_SENTENCE.fullmatch, re.findall(_LETTERS, lead.casefold())))
+    says = _LEAD.fullmatch(lead) and not any(map(_NO_SENTENCE.fullmatch, re.findall(_WORD, lead.casefold())))
     return numbers[0][0] if says and _is_unit(tail) else found
 
 
@@ -240,7 +240,7 @@ def _strip(text: str) -> str:
     text = text.lstrip(" \t\r\n*`'\"_,;:")
     kept = text.rstrip(" \t\r\n*`'\"_.,;:!?")
     factorial = re.match(r"\s*(!+)", text[len(kept) :])
-    return kept + factorial[1] if factorial and re.search(r"(?:[0-9)\]}]|\b[a-z])\Z", kept) else kept
+    return kept + factorial[1] if factorial and re.search(r"(?:[0-9)\]}]|\b[a-z])\Z", kept[-2:]) else kept
 
 
 def _value(text: str) -> Fraction | None:
@@ -281,7 +281,7 @@ def _is_unit(rest: str) -> bool:
     rest = rest[_UNIT_MARK.match(rest).end() :]  # type: ignore[union-attr]  # it may be empty: it always matches
     if not _UNIT.fullmatch(rest):
         return False
-    words = re.findall(_LETTERS, rest)
+    words = re.findall(_WORD, rest)
     if not words:
         return True
     if _NO_UNIT_FIRST.fullmatch(words[0].casefold()) or words[-1] == "a":

@@ -130,6 +130,7 @@ NORMALIZED = [
     # terms, factorials and factors are no units
     ("5i", "5i"),
     ("5 i", "5 i"),
+    ("5m", "5m"),
     ("5x", "5x"),
     ("5 x", "5 x"),
     ("5!", "5!"),
@@ -142,6 +143,7 @@ NORMALIZED = [
     ("5 ab", "5 ab"),
     ("5 xyz", "5 xyz"),
     ("5abc", "5abc"),
+    ("5abd", "5abd"),
     ("5 pi", "5 pi"),
     ("5π", "5π"),
     (r"5\mathrm{i}", "5 i"),

@@ -43,7 +43,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             for part in key.split("."):
                 shipped = getattr(shipped, part)
             return f"{text} (default: {shown(shipped)}; {key})"
-        if default in (None, False, argparse.SUPPRESS) or action.nargs == 0:
+        if default is None or default == [] or default is argparse.SUPPRESS or action.nargs == 0:
             return text
         return f"{text} (default: {shown(default)})"
 

@@ -50,9 +50,7 @@ def add_eval(commands: Any) -> None:
         metavar="NAME",
         help="problems: embedded, gsm8k, math, hotpotqa",
     )
-    parser.add_argument(
-        "--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="of " + ", ".join(METHOD_NAMES)
-    )
+    parser.add_argument("--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering")
     parser.add_argument("--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem")
     parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="test problems of each source")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")

@@ -25,9 +25,9 @@ from .base import (
 )
 
 METHODS = {
-    "grpo": "GRPO on the trees' trajectories: group, tree, step or process credit",
-    "ppo": "PPO on sampled chains: outcome reward, a critic, GAE",
-    "legacy": "reward-weighted supervised training on the trees' good responses",
+    "grpo": "GRPO on the trees' trajectories, with group, tree, step or process credit",
+    "ppo": "PPO on sampled chains, with a critic",
+    "legacy": "supervised training on the trees' good responses, weighted by reward",
 }
 ABOUT = "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
 EPILOG = """\
@@ -99,7 +99,9 @@ def add_methods(commands: Any) -> None:
     """One command for each training method."""
     for name, text in METHODS.items():
         about = f"{text}. As `train` with this method."
-        add_arguments(commands.add_parser(name, help=f"train by {text}", description=about, epilog=EPILOG), name)
+        add_arguments(
+            commands.add_parser(name, help=f"train --use-{name}: {text}", description=about, epilog=EPILOG), name
+        )
 
 
 def run_train(args: argparse.Namespace) -> int:
