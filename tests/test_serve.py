@@ -583,7 +583,7 @@ def test_vf_eval_answers_through_the_server(served: Served, tmp_path: Path) -> N
     environment |= {"NO_COLOR": "1", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     before = served.metric("alphazero_requests_total", model="student@mcts", status="200")
     done = subprocess.run(
-        [sys.executable, "-m", "alphazero_llm_trainer", "alphazero-llm-trainer", "-n", "3", "-m", "student@mcts",
+        [sys.executable, "-m", "alphazero_llm_trainer.environment", "alphazero-llm-trainer", "-n", "3", "-m", "student@mcts",
          "--client.base-url", f"{served.url}/v1", "--env.taskset.source", "embedded", "-o", str(tmp_path / "out")],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -721,7 +721,7 @@ def test_rejected_steps_are_marked_and_scores_shown(browser: Any, tmp_path: Path
 
         name, scored_tokens, computes = "rule", 0, False
 
-        async def __call__(self, problem: Problem, steps: Any) -> Judgement:
+        async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Any) -> Judgement:
             scores = tuple(0.1 if "w2" in step.text else 0.9 for step in steps)
             return Judgement(scores, min(scores, default=1.0))
 

@@ -24,7 +24,6 @@ from ..types import Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
 from .chat import Chat
 from .folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name
-from .weights import load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -298,6 +297,8 @@ def end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
 def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedModel:
     """The causal language model of a folder or a hub id, in the precision that `spec` names, ready for inference."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from .weights import load_weights
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"dtype": getattr(torch, spec.dtype)}

@@ -23,7 +23,7 @@ from ..errors import TrainingError
 from .checkpoint import read_lines, write_json
 
 RUNGS = ("Base", "SFT", "+PPO", "+GRPO (PRM)", "+GRPO (PRM) +MCTS")
-COMMAND = (sys.executable, "-c", "from alphazero_llm_trainer.cli import main; raise SystemExit(main())")
+COMMAND = (sys.executable, "-c", "from alphazero_llm_trainer.cli.main import main; raise SystemExit(main())")
 TIMES = "times.json"  # seconds of each stage of a seed
 
 

@@ -220,7 +220,7 @@ class Run:
     def keep_answers(self, when: str, answers: Answers) -> None:
         """What the held-out problems were answered, for the problems that flipped."""
         if self.test:
-            responses = [samples[0] for samples in answers.responses]
+            responses = [samples[0] if samples else "" for samples in answers.responses]  # "": its prompt was too long
             self.folder.write_answers(when, self.test, responses, answers.first)
 
     def keep(self, accuracy: float, rounds_done: int) -> None:
