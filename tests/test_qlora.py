@@ -25,6 +25,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
@@ -427,7 +428,7 @@ def test_gated_and_unreachable_models_say_what_to_do(monkeypatch: pytest.MonkeyP
         def refuse(*args: Any, error: OSError = error, **kwargs: Any) -> None:
             raise error
 
-        monkeypatch.setattr("alphazero_llm_trainer.policy.student.AutoModelForCausalLM.from_pretrained", refuse)
+        monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
         with pytest.raises(CheckpointError) as caught:
             load_model(spec.path, spec, "llama-3.2-3b")
         message = str(caught.value)
@@ -563,7 +564,7 @@ def test_a_loop_goes_on_from_the_champions_adapter(tmp_path: Path) -> None:
     )
     assert facts["weights"] is not None and facts["weights"] != loop.first.weights
     champion = Side(1, trained(tmp_path / "policy", config), None, None, facts["weights"])
-    assert learn_value(first, tmp_path / "value", champion, lambda: False)["trained"]
+    assert learn_value(first, tmp_path / "value", champion, lambda: False, Progress(quiet=True))["trained"]
     champion = replace(champion, value=tmp_path / "value", own="value")
     again = champion.load(config)  # checks the fingerprint
     assert champion.verifier(config, again).name

@@ -548,7 +548,7 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
     )
     for name in ("brier", "calibration error", "AUC", "sibling ranking", "lambda"):
         assert name in printed.out
-    assert "searched 40/40 questions" in printed.err and "held out 0." in printed.err
+    assert "searching: 40/40 questions" in printed.err and "held out 0." in printed.err
     files = {file.name for file in out.iterdir()}
     assert files == {
         "journal.jsonl",
@@ -571,7 +571,7 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data", "nowhere"], "--data nowhere has no journal.jsonl"),
+        (["--data", "nowhere"], "--data nowhere is not there"),
         (["--data", "nowhere", "--questions", "20"], "give one of them"),
         (["--questions", "3"], "train.value.collect.questions is 3"),
         (["--kind", "tree"], "invalid choice"),
@@ -611,7 +611,7 @@ def test_a_stopped_collection_goes_on(
 
 def judged(folder: Path, *overrides: str) -> JudgeCommand:
     config = load_config(overrides=["student=embedded", *overrides])
-    args = argparse.Namespace(data=None, questions=None, out=folder / "value", path=None)
+    args = argparse.Namespace(data=None, questions=None, out=folder / "value", path=None, json=False, quiet=True)
     return JudgeCommand(args, config, config.train.value, FOLDER)
 
 
