@@ -60,7 +60,7 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path
     assert "OPENROUTER_API_KEY" in one_sentence(said.err)
     assert list(nowhere.iterdir()) == []
     # The run itself ends with the same words, before it makes a folder.
-    assert train_main(REAL) == 2
+    assert train_main([*REAL, "--set", "teachers.tier=production"]) == 2
     assert capsys.readouterr().err == said.err
     assert list(nowhere.iterdir()) == []
 

@@ -197,7 +197,7 @@ def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_p
             alive += 1
             most = max(most, alive)
             await asyncio.sleep(0)
-            judged = await super().__call__(problem, steps)
+            judged = await super().__call__(problem, prompt_ids, steps)
             alive -= 1
             return judged
 
