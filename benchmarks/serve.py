@@ -152,7 +152,7 @@ class Served:
     def __init__(self) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment.pop("ALPHAZERO_API_KEY", None)
-        code = "import sys; from alphazero_llm_trainer.cli import main; sys.exit(main())"
+        code = "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, "serve", "--student", "embedded", "--port", "0", *SMALL],
             env=environment, stdout=subprocess.PIPE, text=True,

@@ -4,7 +4,10 @@ import asyncio
 import json
 import os
 import signal
+import sys
+import threading
 import time
+from random import Random
 
 import pytest
 
@@ -54,6 +57,14 @@ def alive(pid):
         ("2 + 3 = 5\n#### $5.00", "5", "correct", "correct"),
         ("2 + 3 = 5\n#### 6", "5", "wrong", "wrong"),
         ("2 + 3 = 5", "5", "correct", "unparsed"),
+        ("#### 5 (apples)", "5", "correct", "correct"),
+        ("#### 5", "5 (apples)", "correct", "correct"),
+        ("#### Ann has 5 apples", "5", "correct", "correct"),
+        ("#### x + y = 5", "5", "wrong", "wrong"),
+        ("#### 5!", "5", "wrong", "wrong"),
+        ("#### 5 i", "5", "wrong", "wrong"),
+        ("#### 5 out of six", "5", "wrong", "wrong"),
+        ("#### 5 dozen", "5", "wrong", "wrong"),
         ("", "5", "unparsed", "unparsed"),
         ("I can't say.", "5", "unparsed", "unparsed"),
     ],
@@ -88,6 +99,44 @@ def test_numbers(source, response, gold, loose, strict):
         ("#### 52_9", "52_8", "wrong"),
         ("#### 52_{8}", "52_8", "correct"),
         ("#### (-1, 2]", "(-1,2)", "wrong"),
+        (r"\boxed{x + y + z = 0}", "5x - 7y + 11z + 4 = 0", "wrong"),
+        (r"\boxed{0}", "5x - 7y + 11z + 4 = 0", "wrong"),
+        (r"\boxed{-10x + 14y - 22z = 8}", "5x - 7y + 11z + 4 = 0", "correct"),
+        (r"\boxed{x + y = 5}", "5", "wrong"),
+        (r"\boxed{x^2 = 5}", "5", "wrong"),
+        (r"\boxed{2 + 3 = 5}", "5", "correct"),
+        (r"\boxed{f(2) = 5}", "5", "correct"),
+        (r"\boxed{\angle ABC = 5}", "5", "correct"),
+        ("#### x = 5", "5", "correct"),
+        ("#### 5", "x = 5", "correct"),
+        ("#### y = 5", "x = 5", "wrong"),
+        ("#### x = 10/2 = 5", "x=5", "correct"),
+        ("#### x=1 or x=3", "3", "wrong"),
+        ("#### x = 3 or x = 1", "1, 3", "correct"),
+        ("#### x=3, y=5", "5", "wrong"),
+        ("#### x>=5", "5", "wrong"),
+        ("#### 6!", "6", "wrong"),
+        ("#### 6!", "720", "correct"),
+        ("#### 5 i", "5", "wrong"),
+        ("#### 5 i", "5i", "correct"),
+        ("#### 2 pi", "2", "wrong"),
+        (r"#### 2 \pi", r"2\pi", "correct"),
+        ("#### 1 out of five", "1", "wrong"),
+        ("#### 2 dozen", "2", "wrong"),
+        (r"#### 2\text{ dozen}", "24", "correct"),
+        ("#### 2t", "2", "wrong"),  # math-verify's units: t, h, d, ab
+        ("#### 3ab", "3", "wrong"),
+        (r"#### \frac{ 5", "5", "unparsed"),  # no number out of what can't be read
+        (r"#### 3\sqrt{2}\text{ cm}", r"3\sqrt2", "correct"),
+        (r"#### 3\sqrt{2}\text{ dozen}", r"3\sqrt2", "wrong"),
+        ("#### 50%", "0.5", "correct"),
+        ("#### 0.333333", r"\frac13", "correct"),
+        ("#### 0.333", r"\frac13", "wrong"),
+        ("#### 0.0000674", ".0000672", "wrong"),
+        ("#### 52", "52_8", "correct"),
+        ("#### 52_8", "52", "wrong"),
+        ("#### 52_{10}", "52", "correct"),
+        ("#### 2102", "(2,102)", "wrong"),
         ("so in the end we have $x = \\frac{3}{4}$ left", "0.75", "correct"),  # math-verify finds it
         ("nothing of the kind", "5", "unparsed"),
         ("", "5", "unparsed"),
@@ -132,6 +181,14 @@ def test_a_worker_that_was_killed_from_outside_is_replaced(impatient):
     impatient([Request("a+1", "1+a", True)])
     os.kill(impatient.pid, signal.SIGKILL)
     assert impatient([Request("a+b", "b+a", True), Request("a+b", "b-a", True)]) == ["correct", "wrong"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells another process's CPU time")
+def test_a_worker_that_gets_no_turn_is_waited_for(impatient):
+    impatient([Request("c+1", "1+c", True)])
+    os.kill(impatient.pid, signal.SIGSTOP)
+    threading.Timer(1.5 * impatient.timeout, os.kill, (impatient.pid, signal.SIGCONT)).start()
+    assert impatient([Request("c+2", "2+c", True)]) == ["correct"]
 
 
 def test_every_verdict_goes_to_its_own_request():
@@ -247,6 +304,22 @@ def test_every_real_math_solution_is_correct_and_no_other_gold_is(data_dir):
         if not agreement.same("math", task.gold, other.gold)
     ]
     assert {one.verdict for one in grade_many("math", pairs)} == {Verdict.WRONG}
+
+
+@pytest.mark.data
+def test_no_changed_gold_is_correct(data_dir):
+    """All 500 answers, each changed in six ways out of 30 that change the value (`grade` goes through all)."""
+    pairs, forms = [], set()
+    for task in load_tasks("math", "test", 500, path=str(data_dir)):
+        changed = {
+            form: text for form, change in agreement.MATH_WRONG.items() if (text := change(task.gold)) is not None
+        }
+        used = Random(task.problem.id).sample(sorted(changed), min(6, len(changed)))
+        forms |= set(used)
+        pairs += [(changed[form], task.gold) for form in used if not agreement.same("math", changed[form], task.gold)]
+    assert len(pairs) > 2500 and len(forms) >= 30
+    grades = grade_many("math", [(f"#### {changed}", gold) for changed, gold in pairs])
+    assert [pair for pair, one in zip(pairs, grades, strict=True) if one.correct] == []
 
 
 @pytest.mark.data

@@ -52,7 +52,7 @@ def test_a_file_of_pairs_becomes_a_verifier(extra: list[str], tmp_path: Path, ca
     judged = run(lambda: verifier(task.problem, student.prompt_ids(task.problem.question), steps))
     assert len(judged.steps) == len(steps) and all(0 <= score <= 1 for score in (*judged.steps, judged.total))
     assert main(["prm", "--data", str(data), "--out", str(out), *QUICK]) == 2
-    assert "holds a finished PRM" in capsys.readouterr().err
+    assert "holds a finished prm" in capsys.readouterr().err
 
 
 def test_it_searches_its_own_trees_and_says_what_they_cost(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

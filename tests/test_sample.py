@@ -306,7 +306,7 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
         (["--out", out], "--resume"),
         (["--out", out, "--resume", "--seed", "8"], "seed is 8"),
         ([], "--out is missing"),
-        (["--out", out, "--num-examples", "0"], "--num-examples is 0"),
+        (["--out", out, "--num-examples", "0"], "--num is 0"),
         (["--out", out, "--workers", "0"], "--workers is 0"),
     ):
         assert main(["sample", "--num-examples", "6", *argv, *SMALL]) == 2

@@ -45,6 +45,7 @@ from alphazero_llm_trainer.serve.traces import KeptJournal, Trace, TraceStore
 from alphazero_llm_trainer.serve.wanted import Wanted, chat_request
 from alphazero_llm_trainer.serve.wire import usage
 from alphazero_llm_trainer.types import Cost, Step
+from alphazero_llm_trainer.viewer.traces import TraceLine, age, traces_page
 from tests.support import run, tiny_engine
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -231,6 +232,37 @@ def test_traces_are_bounded_by_number_size_and_age() -> None:
     assert (len(store), store.bytes, len(store._ages)) == (0, 0, 0)
 
 
+def test_the_newest_traces_come_first_and_listing_them_keeps_none() -> None:
+    now = [0.0]
+    store = TraceStore(2, 20 * trace("x").size, 10.0, clock=lambda: now[0])
+    for seconds, name in enumerate("ab"):
+        now[0] = float(seconds)
+        store.put(trace(name))
+    now[0] = 3.0
+    store.get("a")
+    assert [(kept.name, age) for kept, age in store.newest()] == [("b", 2.0), ("a", 3.0)]
+    store.put(trace("c"))  # in place of b, which was used less recently than a
+    assert [kept.name for kept, _ in store.newest()] == ["c", "a"]
+    now[0] = 11.5
+    assert [kept.name for kept, _ in store.newest()] == ["c"]
+
+
+def test_a_page_of_traces_escapes_what_it_lists() -> None:
+    hostile = '"><script>alert(1)</script>\ud83d'
+    page = traces_page([TraceLine(hostile, hostile, hostile, hostile, 12_345, 7300.0)], hostile)
+    assert "<script" not in page and "&lt;script&gt;" in page and "12,345" in page and "2 h" in page
+    assert 'href="/traces/%22%3E%3Cscript' in page
+    page.encode()
+    assert [age(seconds) for seconds in (-1.0, 0.4, 59, 61, 3600, 200_000)] == [
+        "0 s",
+        "0 s",
+        "59 s",
+        "1 min",
+        "1 h",
+        "2 d",
+    ]
+
+
 def test_a_trace_as_a_record_is_a_journal_line_without_gold() -> None:
     record = trace("tr-1", nodes=2).record()
     assert {"key", "problem", "ended_by", "policy_version", "prompt_ids", "cost", "tree"} <= record.keys()
@@ -299,6 +331,8 @@ def test_the_guards_questions() -> None:
     assert status(keys=keys, authorization="Bearer two") == status("/health", keys) == 200
     assert status(keys=keys, authorization="Basic Om9uZQ==") == 401  # ":one", which pages alone take
     assert status("/traces/tr-1", keys, authorization="Basic Om9uZQ==") == 200
+    assert status("/", keys) == status("/", keys, authorization="Basic Om9uZ===") == 401
+    assert status("/", keys, authorization="Basic Om9uZQ==") == status("/", keys, authorization="Bearer two") == 200
 
 
 def test_a_client_is_its_address_and_key_however_it_spells_that() -> None:

@@ -40,7 +40,7 @@ class Likely:
     name, computes = "likely", False
     scored_tokens = 0
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         scores = tuple(math.exp(math.fsum(step.logprobs) / len(step.logprobs)) for step in steps)
         self.scored_tokens += sum(len(step.token_ids) for step in steps)
         return Judgement(scores, math.prod(scores))
@@ -192,12 +192,12 @@ def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_p
     most = alive = 0
 
     class Counted(Likely):
-        async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
             nonlocal most, alive
             alive += 1
             most = max(most, alive)
             await asyncio.sleep(0)
-            judged = await super().__call__(problem, steps)
+            judged = await super().__call__(problem, prompt_ids, steps)
             alive -= 1
             return judged
 

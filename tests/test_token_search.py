@@ -311,6 +311,7 @@ def test_a_mixed_step_search_mixes_from_the_leaf_upwards() -> None:
         return 0.5
 
     config = SearchConfig(iterations=1, samples=1, rollout_weight=0.25)
+    half.rollout_weight, half.computes = 1.0, False  # type: ignore[attr-defined]
     tree = run(lambda: Search(Valued(5), scripted_evaluate, config, value=half).run(a_problem(), 3)).tree
     [leaf] = tree.leaves()
     assert tree.V[ROOT] == 0.5 and tree.W[leaf] == tree.reward[leaf]

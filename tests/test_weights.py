@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from alphazero_llm_trainer.cli import main
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, EngineError

@@ -28,7 +28,6 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
     from ..eval.results import read_json
     from ..policy.prm import FOLDER
-    from ..report.folder import write_report
     from ..report.judges import prm_text
     from ..train import prm_data, prm_run
 
@@ -53,7 +52,6 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
         trained = prm_run.train_prm(command.student, config, parts, command.out, watch, command.progress)
     facts = command.facts() | {"cost": sampled_cost(command.journal)}
     prm_run.save_prm(command.out, trained, command.student, config, facts)
-    write_report(command.out)
     card = read_json(command.out / FOLDER.card)
     command.show(card, prm_text(card), "prm.json, metrics.jsonl and report.html")
     return 0

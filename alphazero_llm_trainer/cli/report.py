@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError, DataError
 from .base import add_json, check_out, print_json
-
-if TYPE_CHECKING:
-    from ..report.compare import Finished
 
 
 def add_report(commands: Any) -> None:
@@ -47,8 +42,8 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    from ..report.compare import comparison_page, comparison_text, load_runs
-    from ..report.folder import write
+    from ..report.compare import comparison_facts, comparison_page, comparison_text, load_runs
+    from ..train.checkpoint import write_whole
 
     check_out(args.out, file=True)
     runs = load_runs(args.runs)
@@ -58,27 +53,9 @@ def run_compare(args: argparse.Namespace) -> int:
         print(comparison_text(runs))
     if args.out is not None:
         try:
-            write(args.out, comparison_page(runs))
+            write_whole(args.out, comparison_page(runs))
         except OSError as error:
             raise ConfigError(f"--out {args.out} can't be written ({error.strerror}): name another file") from error
         if not args.json:
             print(args.out)
     return 0
-
-
-def comparison_facts(runs: Sequence[Finished]) -> dict[str, Any]:
-    """Two runs as `--json` prints them; `difference` is the second's accuracy minus the first's."""
-    from ..report.compare import difference, differing
-
-    one, other = (run.card for run in runs)
-    found, paired = difference(one, other)
-    shown = ("student", "method", "seed", "questions", "gain", "search_cost", "seconds", "kept")
-    parts = {when: [run.card[when]["accuracy"] for run in runs] for when in ("before", "after")}
-    return {
-        "runs": [
-            {"name": run.name, **{name: run.card[name] for name in shown}, "before": before, "after": after}
-            for run, before, after in zip(runs, parts["before"], parts["after"], strict=True)
-        ],
-        "difference": {**asdict(found), "paired": paired},
-        "differs": [{"key": key, "values": [left, right]} for key, left, right in differing(one, other)],
-    }

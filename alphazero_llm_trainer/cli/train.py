@@ -147,7 +147,7 @@ def run_train(args: argparse.Namespace) -> int:
         print_json(finished | {"folder": str(run.folder.path)})
         return 0
     print(result_text(finished, run.folder.read_metrics()))
-    print(f"kept: {finished['kept']}; student, metrics and report.html are in {run.folder.path}")
+    print(f"student, metrics and report.html are in {run.folder.path}")
     if finished.get("uploaded") is not None:
         print(f"uploaded to {finished['uploaded']}")
     return 0

@@ -10,11 +10,12 @@ from typing import Any
 from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, paired_bootstrap
+from ..train.checkpoint import read_lines
 from .charts import Row, line_chart, row_chart
-from .folder import ANSWERS, METRICS, RUN, lines_of, load
+from .folder import ANSWERS, METRICS, RUN, load
 from .page import figures, heading, hero, page, paragraph, table
 from .tables import columns
-from .training import X, accuracy, flips, flips_part, over, validation
+from .training import X, accuracy, flips, over, validation
 
 Card = Mapping[str, Any]
 
@@ -54,7 +55,7 @@ def load_runs(folders: Sequence[Path]) -> list[Finished]:
         if card.get("after", {}).get("accuracy") is None:
             raise DataError(f"{folder} has no test result: resume it to its end, or train with --eval-size above 0")
         name = folder.name if len({each.name for each in folders}) > 1 else str(folder)
-        found.append(Finished(name, card, lines_of(folder / METRICS), lines_of(folder / ANSWERS)))
+        found.append(Finished(name, card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)))
     return found
 
 
@@ -116,8 +117,20 @@ def comparison_text(runs: Sequence[Finished]) -> str:
     names, differences = [run.name for run in runs], differing(runs[0].card, runs[1].card)
     blocks = [f"{sentence(runs)[0]}\n{columns([('', *names), *rows_of(runs)], left=3)}"]
     blocks += [columns([("differs", *names), *differences], left=3)] if differences else []
-    summary, flipped = flips(answered(runs), *names)
-    return "\n\n".join([*blocks, summary] if len(flipped) > 1 else blocks)
+    blocks += [flips(found, *names)[0]] if (found := answered(runs)) else []
+    return "\n\n".join(blocks)
+
+
+def comparison_facts(runs: Sequence[Finished]) -> dict[str, Any]:
+    """What `comparison_text` says, for programs: the difference after training, and the table by run."""
+    found, paired = difference(runs[0].card, runs[1].card)
+    table = rows_of(runs)
+    return {
+        "difference": {"value": found.value, "low": found.low, "high": found.high, "paired": paired},
+        "verdict": sentence(runs)[0],
+        "runs": {run.name: {row[0]: row[1 + at] for row in table} for at, run in enumerate(runs)},
+        "differing": [{"key": key, "values": values} for key, *values in differing(runs[0].card, runs[1].card)],
+    }
 
 
 def answered(runs: Sequence[Finished]) -> list[tuple[Card, Card, Card]]:
@@ -151,7 +164,7 @@ def comparison_page(runs: Sequence[Finished]) -> str:
         ),
         heading("Held-out problems"),
         figures(drawn, "A gain whose interval leaves out 0 is clear."),
-        *flips_part(*flips(answered(runs), *names)),
+        *(flips(both, *names)[1] if (both := answered(runs)) else []),
         heading("Learning"),
         figures(learning, "Bars are 95% intervals."),
         heading("Both runs"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -138,7 +137,9 @@ def evaluation_parts(results: Results) -> list[str]:
     for name, facts in results["benchmarks"].items():
         by_budget = sorted_rows(results, name)
         drawn: list[Chart | None] = [
-            method_chart(f"At most {budget:,} tokens a problem", rows, partial(gains, results))
+            method_chart(
+                f"At most {budget:,} tokens a problem", rows, {row["method"]: gains(results, row) for row in rows}
+            )
             for budget, rows in by_budget.items()
         ]
         drawn += [over_tokens("Accuracy over tokens", list(chain(*by_budget.values())))] if len(by_budget) > 1 else []
@@ -152,12 +153,12 @@ def evaluation_parts(results: Results) -> list[str]:
     return parts
 
 
-def method_chart(title: str, rows: Sequence[Results], over: Callable[[Results], Mapping[str, Interval]]) -> Chart:
-    """Methods in order; `over` gives the differences that a row's note names."""
+def method_chart(title: str, rows: Sequence[Results], gains: Mapping[str, Mapping[str, Interval]]) -> Chart:
+    """Methods in order; `gains` has the differences that a method's note names."""
     shown = []
     for row in rows:
-        notes = [f"{tokens(row):.1f} tokens a problem", *(f"{name}: {gain:+}" for name, gain in over(row).items())]
         name = row.get("method") or row["name"]
+        notes = [f"{tokens(row):.1f} tokens a problem", *(f"{k}: {gain:+}" for k, gain in gains.get(name, {}).items())]
         shown.append(Row(name, Interval(*row["accuracy"]), COLOURS.get(name, "c0"), notes))
     return row_chart(title, shown, "accuracy [95%]")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -10,26 +9,26 @@ from typing import Any
 
 from ..errors import DataError
 from ..eval.results import read_json
-from ..viewer.page import run_page
+from ..train.checkpoint import read_lines, write_whole
+from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .evaluation import evaluation_parts
 from .judges import value_parts
 from .ladder import ladder_parts
 from .loop import loop_parts
 from .page import heading, link, page
-from .training import TREES, training_parts
+from .training import training_parts
 from .trees import Reader, find_source
 
-MOST_TREES = 200  # embedded in trees.html
 RUN, METRICS, JOURNAL, ANSWERS = "run.json", "metrics.jsonl", "journal.jsonl", "test.jsonl"
 # What a folder's file says about it, and the sections it gives.
 KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
     RUN: lambda card, folder: training_parts(
-        card, lines_of(folder / METRICS), lines_of(folder / ANSWERS), folder / JOURNAL
+        card, read_lines(folder / METRICS), read_lines(folder / ANSWERS), folder / JOURNAL
     ),
     "ladder.json": lambda card, folder: ladder_parts(card),
     "loop.json": lambda card, folder: loop_parts(card),
     "results.json": lambda card, folder: evaluation_parts(card),
-    "value.json": lambda card, folder: value_parts(card, lines_of(folder / METRICS)),
+    "value.json": lambda card, folder: value_parts(card, read_lines(folder / METRICS)),
 }
 # Of a folder that holds more than one command's work.
 INSIDE = ("value/value.json", "champion/value/value.json")
@@ -51,10 +50,10 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     if (folder / JOURNAL).is_file():
         source = find_source(folder)
         trees = map(Reader(source, None), source)
-        write(out / TREES, run_page(trees, title=f"{folder.name}: trees", limit=MOST_TREES))
+        write_whole(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
         if not (folder / RUN).is_file():  # a run's page leads there from its example trees
-            parts.append(link(TREES, "All questions and trees"))
-    write(out / "report.html", page(folder.name, parts))
+            parts.append(link(RUN_PAGE, "All questions and trees"))
+    write_whole(out / "report.html", page(folder.name, parts))
     return out / "report.html"
 
 
@@ -77,21 +76,3 @@ def parts_of(folder: Path) -> list[str]:
 def load(path: Path) -> dict[str, Any] | None:
     """A JSON mapping, or None where there is no such file. Raises DataError for anything else."""
     return read_json(path) if path.exists() else None
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file that a running process may be writing; a half-written last one is left out."""
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8")
-    try:
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except ValueError as error:
-        raise DataError(f"{path} has a line that is not JSON: remove that line") from error
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file in one move."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..eval.metrics import Interval
 from .charts import Row, line_chart, row_chart
-from .page import figures, hero, paragraph, table
+from .page import figures, hero, paragraph
 from .tables import columns
 
 Card = Mapping[str, Any]
-CHANCE = 0.5
+CHANCE, UNKNOWN = 0.5, Interval(math.nan, math.nan, math.nan)  # before version 0.5 nothing was paired
 RANKING, PAIRS = "sibling ranking", "pair accuracy"  # how often the better of two next steps is ranked higher
 POLICY, COMBINED = "policy log-probability", "kept + policy log-probability"  # scorers in prm.json
 
 
-def against(own: Interval, policy: Interval, gain: Interval | None) -> tuple[str, str]:
+def against(own: Interval, policy: Interval, gain: Interval) -> tuple[str, str]:
     """Whether a judge ranks steps better than the policy's log-probability does, in words; and if so "good"."""
-    if gain is None:  # written before there was a paired comparison
-        return f"Better than chance at ranking steps, {own}; log-probability has {policy}", ""
     said = {"good": "yes", "bad": "no", "": "not clearly"}[gain.kind]
-    difference = f"a paired difference of {gain:+}"
-    return f"Better than log-probability at ranking steps: {said}, {own} against {policy}, {difference}", gain.kind
+    return f"Better than log-probability at ranking steps: {said}, {own} against {policy}, paired {gain:+}", gain.kind
 
 
 def value_verdict(card: Card) -> tuple[str, str]:
@@ -31,7 +29,7 @@ def value_verdict(card: Card) -> tuple[str, str]:
         return f"Not better than chance: don't use it. On validation, {card['why']}", "bad"
     test = {name: Interval(*found) for name, found in card["test"].items()}
     policy = test[f"{RANKING}, log-probability"]
-    return against(test[RANKING], policy, test.get(f"{RANKING} over log-probability"))
+    return against(test[RANKING], policy, test.get(f"{RANKING} over log-probability", UNKNOWN))
 
 
 def value_text(card: Card) -> str:
@@ -46,11 +44,7 @@ def value_text(card: Card) -> str:
 def value_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
     """A value's page: verdict, its figures against chance, calibration and loss."""
     test = {name: Interval(*found) for name, found in card["test"].items()}
-    ranks = [
-        Row(name, found, "plain" if "," in name else "c0")
-        for name, found in test.items()
-        if name.startswith(("AUC", RANKING)) and " over " not in name
-    ]
+    rows = [Row(name, found, "plain" if "," in name or "base rate" in name else "c0") for name, found in test.items()]
     outcomes = [(value, Interval(share, share, share)) for value, share, _ in card.get("reliability", ())]
     ideal = [(x, Interval(x, x, x)) for x in (0.0, 1.0)] if outcomes else []
     loss = {
@@ -58,7 +52,7 @@ def value_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
         for name, key in (("training", "train_loss"), ("held out", "held_out_loss"))
     }
     drawn = [
-        row_chart("Telling right from wrong; chance is 0.5", ranks, "test questions [95%]", CHANCE),
+        row_chart("Test questions; chance is 0.5 in AUC and ranking", rows, "[95%]", CHANCE),
         line_chart("Calibration: share of right outcomes", {"outcomes": outcomes, "ideal": ideal}, "V", (0.0, 1.0)),
         line_chart("Loss (nats)", loss, "steps"),
     ]
@@ -67,8 +61,6 @@ def value_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
         hero(f"{test[RANKING].value:.3f}", *value_verdict(card), facts),
         paragraph(f"{RANKING}: how often the better of two next steps has the higher value", "soft"),
         figures(drawn, "Grey: what needs no training."),
-        table([["test questions", "value [95%]"], *([name, str(found)] for name, found in test.items())]),
-        paragraph(f"On validation, {card['why']}."),
     ]
 
 
@@ -80,7 +72,7 @@ def prm_verdict(card: Card) -> str:
     own = found[PAIRS][name]
     if not own.low > CHANCE:
         return f"Not better than chance: don't use it. It ranks {own} of step pairs rightly, chance is 0.5"
-    return against(own, found[PAIRS][POLICY], found.get(f"{PAIRS} over {POLICY}", {}).get(name))[0]
+    return against(own, found[PAIRS][POLICY], found.get(f"{PAIRS} over {POLICY}", {}).get(name, UNKNOWN))[0]
 
 
 def prm_text(card: Card) -> str:

@@ -90,12 +90,9 @@ def charts(ladder: Card) -> list[Chart]:
     found = [row_chart(f"{ladder['problems']:,} held-out problems; small dots are seeds", rungs, "accuracy [95%]")]
     for verifier, rows in by_verifier(ladder).items():
         most = [row for row in rows if row["budget"] == rows[-1]["budget"]]
-        found.append(method_chart(f"{verifier}: at most {most[0]['budget']} tokens", most, mcts_gain))
+        gains = {row["name"]: {"mcts over it": Interval(*row["mcts_gain"])} for row in most if "mcts_gain" in row}
+        found.append(method_chart(f"{verifier}: at most {most[0]['budget']} tokens", most, gains))
     return found
-
-
-def mcts_gain(row: Card) -> dict[str, Interval]:
-    return {"mcts over it": Interval(*row["mcts_gain"])} if "mcts_gain" in row else {}
 
 
 def ladder_parts(ladder: Card) -> list[str]:

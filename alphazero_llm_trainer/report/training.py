@@ -14,13 +14,13 @@ from ..eval.metrics import Interval, wilson
 from ..search.extract import trajectories
 from ..search.journal import read
 from ..search.tree import Tree
-from .charts import Chart, line_chart
+from ..viewer.page import RUN_PAGE
+from .charts import Chart, line_chart, number
 from .page import figures, folded, heading, hero, link, paragraph, table
 from .tables import columns
 from .tree import outline
 
 KINDS = ("mixed", "solved", "hopeless")  # of example trees
-TREES = "trees.html"
 FLIPS = 100  # problems in a table
 X = "training questions"
 
@@ -62,21 +62,25 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     return f"Training {said}: {gain:+} on the same {card['after']['problems']:,} held-out problems", gain.kind
 
 
-def result_text(card: Card, metrics: Iterable[Line]) -> str:
-    """What the terminal shows at a run's end: the verdict, then the table."""
-    rows = [("", "accuracy [95%]", "problems", "tokens", "seconds")]
-    for name in ("before", "after"):
+def facts(card: Card) -> list[tuple[str, str]]:
+    """Before, after and the gain, what it took and what was kept; of a run that isn't finished what there is."""
+    found = []
+    for name in ("before", "after") if card.get("gain") is not None else ():
         part = card[name]
-        if part["accuracy"] is not None:
-            seconds = f"{part['seconds']:.1f}"
-            rows.append((name, str(accuracy(part)), f"{part['problems']:,}", f"{part['tokens']:,}", seconds))
-    if card["gain"] is not None:
-        rows.append(("gain, paired", f"{Interval(**card['gain']):+}", "", "", ""))
-    sampled, seconds = card["search_cost"]["sampled_tokens"], card["seconds"]["training"]
-    rows.append(("training", "", f"{card['questions']:,}", f"{sampled:,}", f"{seconds:.1f}"))
-    too_long = card["after"]["too_long"]
-    note = [f"{too_long} problems don't fit into the context and count as wrong"] * bool(too_long)
-    return "\n".join([verdict(card, metrics)[0], columns(rows), *note])
+        found.append((f"{name} [95%]", f"{accuracy(part)} at {part['tokens'] / part['problems']:.1f} tokens"))
+    found += [("gain, paired", f"{Interval(**card['gain']):+}")] if found else []
+    found.append(("questions", f"{card['questions']:,}"))
+    if card.get("seconds"):
+        minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
+        found += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
+        if card["after"]["too_long"]:
+            found.append(("too long for the context, counted as wrong", f"{card['after']['too_long']:,}"))
+    return found
+
+
+def result_text(card: Card, metrics: Iterable[Line]) -> str:
+    """What the terminal shows at a run's end."""
+    return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}"
 
 
 def accuracy(part: Card) -> Interval:
@@ -89,30 +93,18 @@ def accuracy(part: Card) -> Interval:
 def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers], journal: Path) -> list[str]:
     """The sections of a run's page; a run that isn't finished has those that there is material for."""
     under = f"{card['method']} on {card['student']}, seed {card['seed']}, {card['rounds']:,} rounds"
-    parts = [paragraph(under, "soft"), headline(card, metrics), *curves(card, metrics)]
+    big = "finished" if card.get("seconds") else "training"
+    if card.get("gain") is not None:
+        big = f"{accuracy(card['before']).value:.3f} → {accuracy(card['after']).value:.3f}"
+    parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
     if journal.is_file():
         parts += examples(journal)
     found = [(line, line["before"], line["after"]) for line in answers if "before" in line and "after" in line]
-    parts += flips_part(*flips(found, "before", "after"))
+    parts += flips(found, "before", "after")[1] if found else []
     parts += costs(card, rounds_of(metrics))
     shown = {key: value for key, value in card["config"].items() if key not in ("models", "teacher_tiers")}
     text = escape(yaml.safe_dump(shown, sort_keys=False))
     return [*parts, heading("Configuration"), folded("every key", f"<pre>{text}</pre>")]
-
-
-def headline(card: Card, metrics: Sequence[Line]) -> str:
-    """Before and after on the held-out problems, the gain, and what it took."""
-    big, facts = "training", [("questions", f"{card['questions']:,}")]
-    if card.get("seconds"):
-        big, minutes = "finished", card["seconds"]["training"] / 60
-        facts += [("tokens sampled", f"{card['search_cost']['sampled_tokens']:,}"), ("training", f"{minutes:.1f} min")]
-        facts += [("kept", card["kept"])]
-    if card.get("gain") is not None:
-        before, after = accuracy(card["before"]), accuracy(card["after"])
-        big = f"{before.value:.3f} → {after.value:.3f}"
-        gain = f"{Interval(**card['gain']):+}"
-        facts = [("before [95%]", str(before)), ("after [95%]", str(after)), ("gain, paired", gain), *facts]
-    return hero(big, *verdict(card, metrics), facts)
 
 
 def rounds_of(metrics: Iterable[Line]) -> list[Line]:
@@ -129,7 +121,7 @@ def validation(card: Card, metrics: Sequence[Line]) -> Points:
     """Greedy accuracy on the validation problems over training questions."""
     problems, after = card["config"]["train"]["validation_size"], seen(metrics)
     found = [(0, card.get("validation_before"))]
-    found += [(after.get(line["round"], 0), line.get("validation_accuracy")) for line in metrics]
+    found += [(after[line["round"]], line.get("validation_accuracy")) for line in metrics if line["round"] in after]
     known = [(x, share) for x, share in found if share is not None] if problems else []
     return [(x, wilson(round(share * problems), problems)) for x, share in known]
 
@@ -187,27 +179,22 @@ def examples(journal: Path) -> list[str]:
                 found[kind] = (even, tree, title, record["problem"]["question"])
     drawn = [outline(*found[kind][1:]) for kind in KINDS if kind in found]
     caption = "The steps that were visited most, with their mean reward and visits; ✓ and ✗ end a response."
-    return [heading("Search trees"), figures(drawn, caption), link(TREES, "All questions and trees")]
+    return [heading("Search trees"), figures(drawn, caption), link(RUN_PAGE, "All questions and trees")]
 
 
-def flips(found: Iterable[tuple[Answers, Card, Card]], left: str, right: str) -> tuple[str, list[tuple[str, ...]]]:
-    """How many problems only one side answered rightly, in words, and those problems with both answers, a head first.
+def flips(found: Iterable[tuple[Answers, Card, Card]], left: str, right: str) -> tuple[str, list[str]]:
+    """How many problems only one side answered rightly, in words, and a section with both answers to them.
 
     `found` has (problem, the left side's answer, the right side's).
     """
     flipped = [each for each in found if each[1]["correct"] != each[2]["correct"]]
     won = sum(other["correct"] for _, _, other in flipped)
+    summary = f"{len(flipped):,} problems flipped: {won:,} right only {right}, {len(flipped) - won:,} only {left}"
     rows: list[tuple[str, ...]] = [("problem", left, right, "question")]
     for line, *sides in sorted(flipped, key=lambda each: each[1]["correct"])[:FLIPS]:
         answers = (f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in sides)
         rows.append((line["id"], *answers, line["question"]))
-    return f"{len(flipped):,} problems flipped: {won:,} right only {right}, {len(flipped) - won:,} only {left}", rows
-
-
-def flips_part(summary: str, rows: list[tuple[str, ...]]) -> list[str]:
-    if len(rows) == 1:
-        return []
-    return [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)]
+    return summary, [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)]
 
 
 def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
@@ -218,7 +205,7 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
     parts = [heading("Cost")]
     if total:
         head = ["search", *(key.replace("_", " ") for key in total)]
-        parts.append(table([head, ["all rounds", *map(amount, total.values())]]))
+        parts.append(table([head, ["all rounds", *map(number, total.values())]]))
     head = ["teacher", "calls", "from the cache", "failures", "prompt tokens", "tokens", "dollars", "seconds"]
     rows = [head]
     for name, teacher in (card.get("teachers") or {}).items():
@@ -232,7 +219,3 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
             ]
         )  # fmt: skip
     return [*parts, table(rows)] if len(rows) > 1 else parts
-
-
-def amount(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -57,6 +57,15 @@ def fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole JSON lines of a file that a process may be writing; none where there is no file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except ValueError as error:
+        raise CheckpointError(f"{path} has a line that is not JSON: remove that line") from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON as `write_whole` does."""
     write_whole(path, json.dumps(value, indent=2) + "\n")

@@ -87,10 +87,13 @@ class Run:
         method: str = train.method
         if method == "grpo" and train.grpo.negative_weight == 0:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
+        replay = f"{len(self.demonstrations):,} demonstrations replayed"
+        if train.demonstrations and not self.demonstrations:
+            replay += " (train.demonstration_share decides)"
         return (
-            f"student {self.student.name} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
+            f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
             f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
-            f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
+            f" teachers: {config.teachers.tier}, {replay}"
         )
 
     def execute(self, folder: RunFolder, resume: bool = False) -> dict[str, Any] | None:
@@ -217,7 +220,7 @@ class Run:
     def keep_answers(self, when: str, answers: Answers) -> None:
         """What the held-out problems were answered, for the problems that flipped."""
         if self.test:
-            responses = [samples[0] for samples in answers.responses]
+            responses = [samples[0] if samples else "" for samples in answers.responses]  # "": its prompt was too long
             self.folder.write_answers(when, self.test, responses, answers.first)
 
     def keep(self, accuracy: float, rounds_done: int) -> None:
@@ -356,9 +359,9 @@ class Run:
         card["search_cost"] = total.as_dict()
         self.save_student()
         base = self.config.train.student or self.student.spec.path
-        for folder in (self.folder.student, self.folder.adapter):
-            if folder.is_dir():
-                write_model_card(folder, card, base, adapter=folder == self.folder.adapter)
+        for place in (self.folder.student, self.folder.adapter):
+            if place.is_dir():
+                write_model_card(place, card, base, adapter=place == self.folder.adapter)
         self.folder.write_card(card)
         write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}

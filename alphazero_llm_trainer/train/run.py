@@ -12,7 +12,7 @@ from ..answers import extract
 from ..config.load import Config, validate
 from ..errors import CheckpointError, ConfigError
 from ..types import Task
-from .checkpoint import write_json
+from .checkpoint import read_lines, write_json, write_whole
 
 MOST_LETTERS = 500  # of a question in test.jsonl
 
@@ -83,13 +83,7 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines; one that a crash cut is left out."""
-        if not self.metrics.exists():
-            return []
-        text = self.metrics.read_text(encoding="utf-8")
-        try:
-            return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        except ValueError as error:
-            raise CheckpointError(f"{self.metrics} has a line that is not JSON: remove that line") from error
+        return read_lines(self.metrics)
 
     def forget_metrics_from(self, number: int) -> None:
         """Drop the lines of rounds that will be trained again."""
@@ -100,15 +94,12 @@ class RunFolder:
         self, when: str, tasks: Sequence[Task], responses: Sequence[str], correct: Sequence[bool]
     ) -> None:
         """Add the final answers of `when` ("before" or "after") to test.jsonl: one line a problem, with its question."""
-        text = self.answers.read_text(encoding="utf-8") if self.answers.exists() else ""
-        lines = {line["id"]: line for line in map(json.loads, text.splitlines())}
+        lines = {line["id"]: line for line in read_lines(self.answers)}
         for task, response, right in zip(tasks, responses, correct, strict=True):
             problem = task.problem
             line = lines.setdefault(problem.id, {"id": problem.id, "question": problem.question[:MOST_LETTERS]})
             line[when] = {"answer": extract(response), "correct": right}
-        temporary = self.answers.with_suffix(".part")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in lines.values()), encoding="utf-8")
-        temporary.replace(self.answers)
+        write_whole(self.answers, "".join(json.dumps(line) + "\n" for line in lines.values()))
 
 
 def new_run(checkpoint_dir: Path) -> RunFolder:
