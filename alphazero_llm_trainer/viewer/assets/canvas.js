@@ -44,6 +44,7 @@ class Painter {
     this.now = null; // where the simulation that is shown ended, or the folded node above it
     this.labels = new Array(model.count);
     this.dirty = false;
+    this.moved = false; // by hand, since the last overview
     this.teachers = model.sources().filter((source) => source !== "student");
     this.pen.font = SANS;
     layout.pen = document.createElement("canvas").getContext("2d");
@@ -88,7 +89,7 @@ class Painter {
     this.canvas.width = Math.max(1, Math.round(box.width * ratio));
     this.canvas.height = Math.max(1, Math.round(box.height * ratio));
     this.ratio = ratio;
-    this.ask();
+    if (this.layout.order) this.draw(); // at once: a canvas that changed its size is black
   }
 
   // Columns are few and rows many: zoomed out, the tree keeps its width as long as no text is drawn.
@@ -411,6 +412,7 @@ class Painter {
 
   zoomBy(factor, px = this.wide / 2, py = this.tall / 2) {
     const { camera } = this, x = camera.x + px / this.across, y = camera.y + py / camera.zoom;
+    this.moved = true;
     camera.zoom = Math.max(LEAST_ZOOM, Math.min(3, camera.zoom * factor));
     camera.x = x - px / this.across;
     camera.y = y - py / camera.zoom;
@@ -418,6 +420,7 @@ class Painter {
   }
 
   panBy(dx, dy) {
+    this.moved = true;
     this.camera.x += dx / this.across;
     this.camera.y += dy / this.camera.zoom;
     this.ask();

@@ -123,7 +123,7 @@ class List {
       arrow.textContent = active ? (this.sort.down ? "↓" : "↑") : "";
     }
     element("list-sort").value = this.sort.by;
-    element("list-count").textContent = rows.length === this.rows.length ? `${whole(rows.length)} questions` : `${whole(rows.length)} of ${whole(this.rows.length)} questions`;
+    element("list-count").textContent = rows.length === this.rows.length ? "" : `${whole(rows.length)} of ${whole(this.rows.length)} questions`;
     const paged = pages > 1;
     for (const id of ["list-earlier", "list-page", "list-later"]) element(id).hidden = !paged;
     element("list-page").textContent = `${this.page + 1} / ${pages}`;

@@ -165,15 +165,16 @@ class Panel {
     return make("section", {}, ...parts);
   }
 
-  // A phrase's tokens, each of which is a node to go to.
+  // A phrase's tokens, each of which is a node to go to, but those of a rollout at its end.
   phrase(card, current) {
-    const { model, layout } = this;
-    const readout = make("p", { class: "readout muted", id: "readout" }, "Each token is a node: click one for its numbers.");
+    const { model, layout } = this, rest = model.rollout[card] ? "; the rest is a rollout" : "";
+    const readout = make("p", { class: "readout muted", id: "readout" }, `Each token is a node${rest}: click one for its numbers.`);
     const members = [];
     for (let node = card; members.push(node) && node !== layout.first[card]; ) node = model.parent[node];
     const chips = members.reverse().flatMap((node) => model.ids[node].map((id, i) => {
-      const chip = this.token(id, model.logprobs[node][i], readout, () => this.actions.select(node));
-      if (node === current) chip.setAttribute("aria-current", "true");
+      const own = !model.rollout[node];
+      const chip = this.token(id, model.logprobs[node][i], readout, own ? () => this.actions.select(node) : null);
+      if (own && node === current) chip.setAttribute("aria-current", "true");
       return chip;
     }));
     const sum = members.reduce((total, node) => total + model.logLikelihood[node], 0);

@@ -26,6 +26,7 @@ class TreeView {
     this.choose();
     legend(this.painter, model);
     this.select(node < model.count ? node : 0, true);
+    this.painter.draw();
   }
 
   fillFilters() {
@@ -59,7 +60,7 @@ class TreeView {
       if (event.key === "Enter") { this.nextFound(event.shiftKey ? -1 : 1); event.preventDefault(); }
       if (event.key === "Escape") { element("find").value = ""; this.find(""); canvas.focus(); }
     };
-    element("unfold").onclick = () => { layout.folded.clear(); this.relayout(); painter.fit(); };
+    element("unfold").onclick = () => { layout.folded.clear(); this.relayout(); painter.fit(); painter.moved = true; };
     element("focus").onclick = () => this.overview();
     element("in").onclick = () => painter.zoomBy(1.25);
     element("out").onclick = () => painter.zoomBy(0.8);
@@ -124,15 +125,12 @@ class TreeView {
 
   resized() {
     this.painter.resize();
-    const { layout, painter } = this;
+    const { painter } = this;
     if (this.narrow !== NARROW.matches) {
       this.narrow = NARROW.matches;
       this.choose();
-    } else if (layout.outline && layout.room !== painter.wide / EASY) {
-      layout.room = painter.wide / EASY;
-      this.relayout();
-    }
-    if (this.narrow) painter.bring(this.selected); // above the sheet
+    } else if (!painter.moved && !(this.narrow && !element("panel").hidden)) this.overview();
+    else if (this.narrow) painter.bring(this.selected); // above the sheet
   }
 
   // A tree, but an outline where the chosen path would not fit.
@@ -172,6 +170,7 @@ class TreeView {
   }
 
   filtered() {
+    this.painter.moved = true;
     this.layout.folded.clear();
     this.relayout();
     this.painter.fit(0.4);
@@ -183,6 +182,7 @@ class TreeView {
     layout.overview(painter.wide / zoom, (painter.tall - BELOW) / zoom);
     this.relayout();
     painter.fit(zoom);
+    painter.moved = false;
   }
 
   stepped() {
@@ -206,6 +206,7 @@ class TreeView {
     if (reveal && !this.layout.shown[node]) {
       this.layout.reveal(node);
       this.relayout();
+      this.painter.moved = true;
     }
     this.selected = this.painter.selected = node;
     this.panel.show(node);
@@ -229,6 +230,7 @@ class TreeView {
     const { camera } = this.painter, { layout } = this, y = layout.y[card];
     change();
     this.relayout();
+    this.painter.moved = true;
     camera.y += layout.y[layout.card[card]] - y;
     this.panel.show(this.selected);
     this.announce(this.selected);
