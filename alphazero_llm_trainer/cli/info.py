@@ -42,6 +42,7 @@ def run_info(config: Config) -> int:
     """Print what a run would use. Keys are reported as set or not set, never shown."""
     import torch
 
+    from ..engine.kernel_build import kernel_status
     from ..policy.folders import resolve_name
 
     shown = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
@@ -60,6 +61,7 @@ def run_info(config: Config) -> int:
             print(f"device: cuda:{i} {facts.name}, {facts.total_memory / 2**30:.0f} GiB")
     else:
         print(f"device: cpu, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
+    print(f"kernels: {kernel_status()}" if config.engine.native == "auto" else "kernels: off (engine.native)")
     print("tiers:")
     print("  none: no teachers; the student alone")
     for tier, spec in config.teacher_tiers.items():
