@@ -12,6 +12,7 @@ import pytest
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine import kernel_build
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.tree import Tree
@@ -163,6 +164,18 @@ def test_info_names_versions_device_tiers_and_never_a_key(capsys, monkeypatch):
     assert "secret" not in out
     for word in ("configuration:", "transformers", "device:", "embedded", "production"):
         assert word in out
+
+
+def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
+    def kernels_line(*flags):
+        assert main(["info", *flags]) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels: ")]
+        return line
+
+    monkeypatch.setattr(kernel_build, "kernels", kernel_build.load_kernels)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert kernels_line().startswith("kernels: torch instead of C: there is no C compiler 'no-such-compiler'")
+    assert kernels_line("--set", "engine.native=off") == "kernels: off (engine.native)"
 
 
 def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):

@@ -15,7 +15,7 @@ from alphazero_llm_trainer.engine import kernel_build
 from alphazero_llm_trainer.engine.kernel_build import KEPT, kernel_status, load_kernels
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here")
-PLUS_ONE = '#include "plus.h"\nint f(int x) { return x + ONE; }\n'
+PLUS_ONE = '#include "plus.h"\nint f(int x) { return x + one(); }\n'
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "plus.c").write_text(PLUS_ONE)
-    (sources / "plus.h").write_text("#define ONE 1\n")
+    (sources / "plus.h").write_text("static int one(void) { return 1; }\n")
     monkeypatch.setattr(kernel_build, "SOURCES", sources)
     monkeypatch.setenv("ALPHAZERO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("ALPHAZERO_KERNEL_FLAGS", raising=False)
@@ -65,11 +65,11 @@ def test_other_sources_headers_flags_and_compilers_have_libraries_of_their_own(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert result() == 2
-    (tmp_path / "sources" / "plus.h").write_text("#define ONE 2\n")
+    (tmp_path / "sources" / "plus.h").write_text("static int one(void) { return 2; }\n")
     assert result() == 3
     (tmp_path / "sources" / "plus.c").write_text(PLUS_ONE.replace("x +", "10 * x +"))
     assert result() == 12
-    monkeypatch.setenv("ALPHAZERO_KERNEL_FLAGS", "-DNOTHING='a b'")
+    monkeypatch.setenv("ALPHAZERO_KERNEL_FLAGS", "'-funroll-loops'")
     assert result() == 12
     monkeypatch.delenv("ALPHAZERO_KERNEL_FLAGS")
     wrapper = tmp_path / "wrapper"

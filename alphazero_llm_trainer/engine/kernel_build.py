@@ -16,11 +16,9 @@ import platform
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,8 +153,7 @@ def _usable_folder(key: str) -> tuple[Path | None, str]:
     try:
         folder = _cache_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        trusted = _is_ours(folder, stat.S_ISDIR, 0o077)
-        trusted = trusted and all(_is_ours(path, stat.S_ISREG, 0o022) for path in folder.glob(f"{key}-*.so"))
+        trusted = _is_ours(folder, 0o077) and all(_is_ours(path, 0o022) for path in folder.glob(f"{key}-*.so"))
     except (OSError, RuntimeError) as error:
         return None, f"there is no cache folder ({error})"
     if trusted:
@@ -166,20 +163,19 @@ def _usable_folder(key: str) -> tuple[Path | None, str]:
     return None, reason
 
 
-def _is_ours(path: Path, of_kind: Callable[[int], bool], forbidden: int) -> bool:
-    """True for a file or folder of this user's with none of the `forbidden` mode bits; a link is neither."""
+def _is_ours(path: Path, forbidden: int) -> bool:
+    """True for a file or folder of this user's with none of the `forbidden` mode bits; a link has them all."""
     facts = path.lstat()
-    return of_kind(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & forbidden
+    return facts.st_uid == os.geteuid() and not facts.st_mode & forbidden
 
 
 def _load_kept(folder: Path, key: str) -> ctypes.CDLL | None:
-    """The library of this key, or None where it must be built. A broken file of the key is removed."""
+    """The library of this key, or None where it must be built: that takes a broken file's place."""
     for path in folder.glob(f"{key}-*.so"):
         with contextlib.suppress(OSError):  # another process removed it; or it lies where nothing may be executed
             if path.name == f"{key}-{_digest(path)}.so":
                 os.utime(path)  # the last used ones stay
                 return ctypes.CDLL(str(path))
-            path.unlink()
     return None
 
 
