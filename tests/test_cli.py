@@ -139,6 +139,14 @@ def test_search_prints_the_tree_the_choice_and_the_cost(capsys):
     assert result["cost"]["sampled_tokens"] > 0
 
 
+def test_a_search_that_never_leaves_one_path_says_so(capsys):
+    flags = ["search", "--mode", "token", "--set", "search.temperature=1.6", "--student", "embedded"]
+    assert main([*flags, "--iterations", "400"]) == 0
+    assert "all 400 simulations went down one path: the policy gives the likeliest token" in capsys.readouterr().out
+    assert main([*flags, "--iterations", "60", "--set", "search.exploration=10000000"]) == 0
+    assert "one path" not in capsys.readouterr().out
+
+
 def test_search_answers_a_question_of_the_users(capsys):
     assert (
         main(["search", "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?", "--iterations", "2"])

@@ -277,9 +277,11 @@ def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path):
 def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     run, _ = whole_run
     before = (run / "run.json").read_bytes()
+    (run / "report.html").unlink()  # as where a crash came between the results and their page
     assert train_main(["--resume", str(run)]) == 0
     assert "this run is finished" in capsys.readouterr().out
     assert (run / "run.json").read_bytes() == before
+    assert (run / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
@@ -321,10 +323,11 @@ def test_packed_training_ends_in_the_flat_trainings_weights(tmp_path):
         assert torch.allclose(tensor, found["off"][name], atol=1e-4), name
 
 
-def test_a_run_starts_from_the_student_of_another(whole_run, tmp_path):
+def test_a_run_starts_from_the_student_of_another(whole_run, tmp_path, capsys):
     run, _ = whole_run
     flags = [*SMALL, "--num-examples", "8", "--path", str(run / "student"), "--checkpoint-dir", str(tmp_path)]
     assert train_main(flags) == 0
+    assert f"student {run / 'student'} (" in capsys.readouterr().err
     card = json.loads((tmp_path / "run-001" / "run.json").read_text())
     assert card["started_from"] == str(run / "student")
     assert card["before"]["correct"] == json.loads((run / "run.json").read_text())["after"]["correct"]

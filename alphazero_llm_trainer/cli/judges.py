@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from .base import Stop, add_config_arguments, resolve
 
 if TYPE_CHECKING:
     from ..config.train import PrmConfig, ValueConfig
     from ..policy.judges import JudgeFolder
     from ..policy.student import Student
+    from ..types import Task
 
 SMALLEST = 10  # questions
 
@@ -77,15 +78,11 @@ class JudgeCommand:
 
     def paths(self) -> list[Path] | None:
         """Where the trees are: `--data`, or fresh questions that are searched into the folder; None when stopped."""
-        from ..problems.load import tasks_of
         from ..train.value_run import collect_trees
 
         if self.data:
             return self.data
-        config = self.config
-        # Questions that neither warm-up nor a training run of the configured size has seen.
-        start = config.train.demonstrations + config.train.num_examples if config.problems.source == "embedded" else 0
-        tasks = tasks_of(config, "train", self.settings.collect.questions, start)
+        config, tasks = self.config, self.fresh()
         every = max(1, len(tasks) // 10)
 
         def tell(done: int) -> None:
@@ -97,6 +94,28 @@ class JudgeCommand:
             self.progress.say("stopped; the same command goes on from here")
             return None
         return [self.out]
+
+    def fresh(self) -> list[Task]:
+        """Questions that neither warm-up nor a training run of the configured size has seen.
+
+        Raises ConfigError where the source has too few of them.
+        """
+        from ..problems.load import tasks_of
+        from ..train.size import used_questions
+
+        wanted, used = self.settings.collect.questions, used_questions(self.config)
+        tasks_of(self.config, "train", 1)  # what is wrong with the rows shows here
+        try:
+            tasks = tasks_of(self.config, "train", wanted, used)
+        except DataError:
+            tasks = []
+        if len(tasks) < wanted:
+            raise ConfigError(
+                f"--questions is {wanted:,} and {self.config.problems.source} has {len(tasks):,} training questions beyond"
+                f" the {used:,} that warm-up and a run of train.num_examples use: ask for fewer, or set train.num_examples"
+                " to what your run used"
+            )
+        return tasks
 
     def split(self, questions: list[Any], what: str) -> tuple[list[Any], list[Any], list[Any]]:
         """Training, validation and test questions. Raises ConfigError for too few."""
@@ -110,7 +129,7 @@ class JudgeCommand:
         """Say what is about to be trained, and start the metrics anew."""
         training, validation, test = map(len, parts)
         self.progress.say(
-            f"{self.settings.kind} over student {self.student.name}: {training:,} questions to train on,"
+            f"{self.settings.kind} over student {self.student.title}: {training:,} questions to train on,"
             f" {validation:,} to {chosen} and calibrate on, {test:,} to report on"
         )
         (self.out / "metrics.jsonl").unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
+from ..search.tree import ROOT, Tree
 from ..types import Problem
 from .base import Stop, add_config_arguments, resolve
 
@@ -86,6 +87,12 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
         print("no response was finished: raise search.iterations or search.max_tokens")
     else:
         print(f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value {choice.value:.3f}")
+    beside = likeliest_beside(result.tree)
+    if beside is not None:
+        print(
+            f"all {result.tree.N[ROOT]} simulations went down one path: the policy gives the likeliest token beside it a"
+            f" probability of {beside:.1g}; a larger search.exploration looks at such tokens sooner"
+        )
     cost = result.cost
     scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
     print(
@@ -93,3 +100,15 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
         f" {cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0
+
+
+def likeliest_beside(tree: Tree) -> float | None:
+    """Where all simulations of a token-level search went down one path: the largest prior beside it; else None."""
+    node, priors = ROOT, list[float]()
+    while visited := [child for child in tree.children[node] if tree.N[child]]:
+        if len(visited) > 1:
+            return None
+        others = (tree.prior[child] for child in tree.children[node] if child != visited[0])
+        priors += [prior for prior in others if prior is not None]
+        node = visited[0]
+    return max(priors, default=None)

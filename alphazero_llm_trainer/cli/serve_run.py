@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
     shown = f"[{args.host}]" if ":" in args.host else args.host
 
     def ready() -> None:
-        print(f"student {student.name} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
+        print(f"student {student.title} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
 
     try:
         interrupted = serve(app, bound, student.engine, config.serve.grace_seconds, ready)

@@ -39,7 +39,8 @@ class Student(Chat):
     """A policy that can be searched: `model`, its `tokenizer` and the `engine` over them.
 
     `system_prompt` opens the chat of every prompt (the embedded student's template leaves it out). `adapter` is the
-    folder of the adapter that its policy began as, if any.
+    folder of the adapter that its policy began as, if any; `folder` is where its weights are from, unless they are the
+    named student's own.
     """
 
     name: str
@@ -49,6 +50,12 @@ class Student(Chat):
     spec: StudentModel
     system_prompt: str | None = None
     adapter: Path | None = None
+    folder: Path | None = None
+
+    @property
+    def title(self) -> str:
+        """What to call it before a user."""
+        return self.name if self.folder is None else str(self.folder)
 
     def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A demonstration's prompt and solution as tokens, the end token at its end."""
@@ -79,6 +86,9 @@ def load_student(
         check_folder(path)
     adapter = path if path is not None and (path / ADAPTER_CONFIG).is_file() else None
     folder = path if adapter is None else None
+    base = {} if adapter is None else base_of(adapter)
+    if "quantization" in base:
+        spec = spec.model_copy(update={"quantization": base["quantization"]})
     if folder is None and spec.path == "package":
         folder = PACKAGED
     hush_transformers()
@@ -90,13 +100,17 @@ def load_student(
         model, tokenizer = load_model(source, spec, name), load_tokenizer(source)
     give_pad(tokenizer)
     if adapter is not None:
-        check_base(adapter, name, model)
+        if "weights" in base and base["weights"] != fingerprint(model, None):
+            raise CheckpointError(
+                f"adapter {adapter} was trained over other weights than student {name} has: name its student with"
+                " --student, or its base with --set models.NAME.path"
+            )
         load_adapter(model, adapter, POLICY)
         for layer in layers(model):
             layer._active_adapter = [POLICY]
         spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, system_prompt, source)
-    student.adapter = adapter
+    student.adapter, student.folder = adapter, path
     return student
 
 
@@ -143,19 +157,18 @@ def hush_transformers() -> None:
         enable_progress_bars()
 
 
-def check_base(adapter: Path, name: str, model: PreTrainedModel) -> None:
-    """Raise CheckpointError where an adapter says that it was trained over other weights than `model`'s."""
+def base_of(adapter: Path) -> dict[str, str]:
+    """What an adapter's folder says of its base: the fingerprint of its `weights` and its `quantization`.
+
+    Adapters of version 0.4 and earlier lack the second, and other people's have no such file: {}.
+    """
     if not (adapter / BASE).is_file():
-        return
+        return {}
     try:
-        wanted = json.loads((adapter / BASE).read_text(encoding="utf-8"))["weights"]
+        facts = json.loads((adapter / BASE).read_text(encoding="utf-8"))
+        return {"weights": facts["weights"], **facts}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"adapter {adapter} has no readable {BASE}: remove it to skip the check") from error
-    if wanted != fingerprint(model, None):
-        raise CheckpointError(
-            f"adapter {adapter} was trained over other weights than student {name} has: name its student with --student"
-            " and --set models.NAME.quantization as they were"
-        )
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:

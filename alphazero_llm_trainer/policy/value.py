@@ -83,7 +83,7 @@ def load_value(folder: Path, student: Student, config: Config) -> EngineValue:
         engine = engine_over(network_model(network, student), student, config)
     elif card["policy"] != policy_fingerprint(student.model):
         raise CheckpointError(
-            f"value {folder} was trained on other weights than student {student.name} has: name that student's folder,"
+            f"value {folder} was trained on other weights than student {student.title} has: name that student's folder,"
             " or train a value for this one"
         )
     engine.set_value(weight, bias)

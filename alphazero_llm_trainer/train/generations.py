@@ -83,9 +83,10 @@ class Loop:
     def opening(self) -> str:
         """What is about to run, in a few lines."""
         loop, trained = self.config.loop, ["policy"]
+        student = self.config.train.student or resolve_name(self.config)
         trained += [f"value ({loop.value})"] * (loop.value != "none") + ["PRM"] * loop.prm
         return (
-            f"student {resolve_name(self.config)}, {self.config.train.method}, seed {self.config.seed}\n"
+            f"student {student}, {self.config.train.method}, seed {self.config.seed}\n"
             f"{loop.generations} generations of {loop.questions:,} {self.source} questions; trained on the trees:"
             f" {', '.join(trained)}; arena: {loop.arena_size:,} problems, greedy and {loop.search}, at most"
             f" {loop.budget_tokens} tokens each"

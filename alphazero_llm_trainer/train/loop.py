@@ -86,10 +86,13 @@ class Run:
         method: str = train.method
         if method == "grpo" and train.grpo.negative_weight == 0:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
+        replay = f"{len(self.demonstrations):,} demonstrations replayed"
+        if train.demonstrations and not self.demonstrations:
+            replay += " (train.demonstration_share decides)"
         return (
-            f"student {self.student.name} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
+            f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
             f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
-            f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
+            f" teachers: {config.teachers.tier}, {replay}"
         )
 
     def execute(self, folder: RunFolder, resume: bool = False) -> dict[str, Any] | None:

@@ -198,7 +198,9 @@ def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: s
     config = peft_config(lora)
     config.inference_mode = True
     config.save_pretrained(str(folder))
-    (folder / BASE).write_text(json.dumps({"weights": fingerprint(model, None)}) + "\n", encoding="utf-8")
+    quantization = "nf4" if getattr(model, "is_loaded_in_4bit", False) else "none"
+    facts = {"weights": fingerprint(model, None), "quantization": quantization}
+    (folder / BASE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return [ADAPTER_FILE, "adapter_config.json", BASE]
 
 

@@ -92,6 +92,16 @@ def replayed(config: Config) -> float:
     return train.demonstration_share if train.demonstration_share is not None else 0.2 if embedded else 0.0
 
 
+def used_questions(config: Config) -> int:
+    """How many of the first training questions warm-up and a run of the configured size take: no data for what judges it.
+
+    A run's questions begin after the demonstrations that it replays, else with the first question.
+    """
+    train = config.train
+    questions = train.first_question + train.num_examples
+    return train.demonstrations + questions if replayed(config) else max(train.demonstrations, questions)
+
+
 def searched(config: Config) -> tuple[int, int]:
     """Expansions and responses of a training tree, at most."""
     train, search = config.train, config.search

@@ -113,7 +113,7 @@ def collect_trees(
     journal, policy = Journal(path), policy_fingerprint(student.model)
     if any(record.get("policy") != policy for record in journal.records.values()):
         raise DataError(
-            f"journal {path} was searched by another policy than student {student.name}: name another folder"
+            f"journal {path} was searched by another policy than student {student.title}: name another folder"
         )
     missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
 
