@@ -144,7 +144,7 @@ def test_a_search_that_never_leaves_one_path_says_so(capsys):
     flags = ["search", "--mode", "token", "--set", "search.temperature=1.6", "--student", "embedded"]
     assert main([*flags, "--iterations", "400"]) == 0
     assert "all 400 simulations went down one path: the policy gives the likeliest token" in capsys.readouterr().out
-    assert main([*flags, "--iterations", "400", "--set", "search.exploration=10000000"]) == 0
+    assert main([*flags, "--iterations", "60", "--set", "search.exploration=10000000"]) == 0
     assert "one path" not in capsys.readouterr().out
 
 

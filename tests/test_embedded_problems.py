@@ -2,8 +2,10 @@ import time
 
 import pytest
 
-from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.problems.load import load_tasks, tasks_of
 from tests.support import check_solution
 
 MANY = 2000
@@ -142,3 +144,30 @@ def test_drawing_is_fast():
     began = time.perf_counter()
     embedded.load("train", 500)
     assert time.perf_counter() - began < 2.0  # about 0.04 s; generous, for a busy machine
+
+
+# -- structures --------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_structures_are_in_one_split_alone():
+    tasks = {split: embedded.load(split, 120, (1, 2, 3), structures=split) for split in embedded.SPLITS}
+    found = {split: {embedded.structure_of(task.problem.id) for task in tasks[split]} for split in tasks}
+    for split, others in found.items():
+        assert len(others) > 10
+        assert all(embedded.split_of_structure(structure) == split for structure in others)
+        assert all(embedded.split_of(task.solution) == split for task in tasks[split])
+        for task in tasks[split][:10]:
+            assert embedded.from_id(task.problem.id) == task
+    assert sum(map(len, found.values())) == len(set().union(*found.values()))
+    # Without it a split has structures of every split.
+    usual = {embedded.structure_of(task.problem.id) for task in embedded.load("test", 120)}
+    assert {embedded.split_of_structure(structure) for structure in usual} == set(embedded.SPLITS)
+
+
+def test_the_configuration_holds_structures_out(tmp_path):
+    config = load_config(overrides=["problems.hold_out=structures"])
+    for split in embedded.SPLITS:
+        assert tasks_of(config, split, 5, 3) == embedded.load(split, 5, start=3, structures=split)
+    assert tasks_of(load_config(), "test", 5) == embedded.load("test", 5)
+    with pytest.raises(ConfigError, match=r"problems\.hold_out is structures, which only source embedded has"):
+        load_tasks("gsm8k", "test", 1, path=str(tmp_path), hold_out="structures")

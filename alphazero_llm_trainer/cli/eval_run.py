@@ -84,6 +84,7 @@ def settings_of(args: argparse.Namespace, config: Config) -> dict[str, Any]:
         "num": args.num,
         "start": args.start,
         "levels": config.problems.levels,
+        **({} if config.problems.hold_out == "questions" else {"hold_out": config.problems.hold_out}),
         "engine.max_context": config.engine.max_context,
         "search": search,
         "eval": config.eval.model_dump(mode="json"),
@@ -105,8 +106,9 @@ def digest(folder: Path | None) -> str | None:
 def load(config: Config, name: str, split: str, count: int, start: int) -> list[Task]:
     from ..problems.load import load_tasks
 
-    levels = config.problems.levels if name == "embedded" else None
-    return load_tasks(name, split, count, levels=levels, path=config.dataset.path, start=start)
+    problems = config.problems
+    options: dict[str, Any] = {"levels": problems.levels, "hold_out": problems.hold_out} if name == "embedded" else {}
+    return load_tasks(name, split, count, path=config.dataset.path, start=start, **options)
 
 
 def work(

@@ -40,6 +40,7 @@ class Section(BaseModel):
 class ProblemsConfig(Section):
     source: Literal["embedded", "gsm8k", "math", "hotpotqa"] = "embedded"
     levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None = None
+    hold_out: Literal["questions", "structures"] = "questions"
     train_size: Positive = 50
     eval_size: Positive = 20
 

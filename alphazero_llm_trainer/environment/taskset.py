@@ -134,7 +134,8 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         levels = config.problems.levels if chosen.levels is None else tuple(chosen.levels)
         path = config.dataset.path if chosen.path is None else chosen.path
         task_config = scoring(chosen, config.rewards)
-        for row in load_tasks(source, chosen.split, chosen.size(config), levels=levels, path=path):
+        hold_out = config.problems.hold_out
+        for row in load_tasks(source, chosen.split, chosen.size(config), levels=levels, path=path, hold_out=hold_out):
             task = AlphaZeroTask(task_data(row), task_config)
             yield task if task_config.use_student_model is None else task.with_student(task_config.use_student_model)
 

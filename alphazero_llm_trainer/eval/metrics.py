@@ -10,6 +10,8 @@ from itertools import combinations
 
 import numpy as np
 
+from ..types import Task
+
 Z95 = 1.959963984540054
 SUBSETS = 500  # of samples that a majority is averaged over
 
@@ -47,28 +49,50 @@ class Interval:
         return f"{value} [{low}, {high}]"
 
 
-def wilson(successes: int, trials: int) -> Interval:
-    """A proportion with Wilson's score interval at 95% (Wilson 1927)."""
+def wilson(successes: int, trials: int, distinct: int | None = None) -> Interval:
+    """A proportion with Wilson's score interval at 95% (Wilson 1927).
+
+    Where trials repeat each other, `distinct` is how many there are without repeats: the interval is that of so many.
+    """
     if trials == 0:
         return Interval(float("nan"), 0.0, 1.0)
     p, z2 = successes / trials, Z95**2
+    trials = trials if distinct is None else distinct
     centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def paired_bootstrap(after: Sequence[float], before: Sequence[float], seed: int = 0, draws: int = 10_000) -> Interval:
-    """Mean of `after - before` over the same problems `[n]`, with the 95% percentile bootstrap interval."""
+def paired_bootstrap(
+    after: Sequence[float],
+    before: Sequence[float],
+    seed: int = 0,
+    draws: int = 10_000,
+    groups: Sequence[int] | None = None,
+) -> Interval:
+    """Mean of `after - before` over the same problems `[n]`, with the 95% percentile bootstrap interval.
+
+    Problems of one group (see `repeats`) are drawn together: they are no independent evidence.
+    """
     difference = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
     if difference.size == 0:
         return Interval(float("nan"), float("nan"), float("nan"))
+    groups = range(difference.size) if groups is None else groups
+    sums, counts = np.bincount(groups, difference), np.bincount(groups)
     rng = np.random.default_rng(seed)
-    # Blocks keep the index matrix small for thousands of problems.
-    means = np.concatenate(
-        [difference[rng.integers(0, difference.size, (500, difference.size))].mean(1) for _ in range(draws // 500)]
-    )
-    low, high = np.quantile(means, [0.025, 0.975])
+    means = []
+    for _ in range(draws // 500):  # blocks keep the index matrix small for thousands of problems
+        drawn = rng.integers(0, sums.size, (500, sums.size))
+        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
     return Interval(float(difference.mean()), float(low), float(high))
+
+
+def repeats(tasks: Sequence[Task]) -> list[int]:
+    """The group of each task, numbered from 0: tasks with one worked solution are one problem in other words."""
+    numbers: dict[str, int] = {}
+    keys = (task.problem.id if task.solution is None else task.solution for task in tasks)
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

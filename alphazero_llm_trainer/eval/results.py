@@ -137,7 +137,7 @@ def summary(cell: Cell) -> dict[str, Any]:
         "budget": cell.budget,
         "method": cell.method,
         "problems": n,
-        "accuracy": triple(wilson(cell.outcomes.count("1"), n)),
+        "accuracy": triple(wilson(cell.outcomes.count("1"), n, cell.distinct)),
         **{name: getattr(cell, name) / n for name in names},
         "most_tokens": max(cell.tokens),
         **counts,
@@ -160,7 +160,7 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         for base in (*BASELINES, *(CONTROLS if cell.method in REPAIRS else ())):
             other = by_key.get((cell.benchmark, cell.budget, base))
             if other is not None and base != cell.method:
-                gain = paired_bootstrap(cell.right, other.right)
+                gain = paired_bootstrap(cell.right, other.right, groups=cell.groups or None)
                 rows.append(
                     {
                         "benchmark": cell.benchmark,

@@ -22,6 +22,7 @@ def load_tasks(
     levels: tuple[int, ...] | None = None,
     path: str | None = None,
     start: int = 0,
+    hold_out: str = "questions",
 ) -> list[Task]:
     """At most `count` tasks of a split, from its number `start` on: fewer where the data set ends, never none.
 
@@ -32,6 +33,7 @@ def load_tasks(
         levels: difficulty levels of the embedded problems; None takes their default mix.
         path: for the others, a folder that holds the rows (see their `load`).
         start: index of the first task, from 0.
+        hold_out: "structures" (embedded alone): the splits share no structure either, see `embedded`.
 
     Raises:
         DataError: rows are missing or broken.
@@ -44,7 +46,8 @@ def load_tasks(
     if source == "embedded":
         from . import embedded
 
-        tasks = embedded.load(split, count, embedded.DEFAULT_LEVELS if levels is None else levels, start)
+        structures = split if hold_out == "structures" else None
+        tasks = embedded.load(split, count, levels or embedded.DEFAULT_LEVELS, start, structures)
     elif source in SOURCES:
         from . import gsm8k, hotpotqa, math
 
@@ -53,6 +56,8 @@ def load_tasks(
             "math": ("MATH-500", math.load),
             "hotpotqa": ("HotpotQA", hotpotqa.load),
         }[source]
+        if hold_out != "questions":
+            raise ConfigError(f"problems.hold_out is {hold_out}, which only source embedded has: use questions")
         if levels is not None:
             raise ConfigError(
                 f"problems.levels is {levels}, but {title} has no levels to choose: leave it out or use source embedded"
@@ -70,7 +75,8 @@ def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Tas
     problems, path = config.problems, config.dataset.path
     if not count:
         return []
-    return load_tasks(problems.source, split, count, levels=problems.levels, path=path, start=start)
+    options: dict[str, Any] = {"levels": problems.levels, "path": path, "hold_out": problems.hold_out}
+    return load_tasks(problems.source, split, count, start=start, **options)
 
 
 def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = "") -> None:

@@ -76,7 +76,9 @@ def difference(one: Card, other: Card) -> tuple[Interval, bool]:
 def tested(card: Card) -> tuple[Any, ...]:
     """What decides which test problems a run was evaluated on."""
     config = card["config"]
-    return config["problems"]["source"], config["problems"]["levels"], config["dataset"], card["after"]["problems"]
+    problems = config["problems"]
+    split = problems["source"], problems["levels"], problems.get("hold_out", "questions")
+    return *split, config["dataset"], card["after"]["problems"]
 
 
 def rows_of(runs: Sequence[Finished]) -> list[tuple[str, ...]]:

@@ -51,6 +51,8 @@ def identity(job: SampleJob) -> dict[str, Any]:
         mode="json", include={"student", "problems", "dataset", "search", "rewards", "teachers", "train"}
     )
     kept["problems"] = {key: kept["problems"][key] for key in ("source", "levels")}
+    if config.problems.hold_out != "questions":  # earlier manifests have no such key
+        kept["problems"]["hold_out"] = config.problems.hold_out
     kept["search"].pop("concurrent")
     kept["train"] = {key: kept["train"][key] for key in TREE_KEYS}
     for key in ("budget", "cache", "timeout_seconds", "max_retries", "max_concurrent"):

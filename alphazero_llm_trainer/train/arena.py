@@ -77,6 +77,7 @@ def meet(
         "problems": len(tasks),
         "data_sha256": benchmark.data_hash,
         "outcomes": cell.outcomes,
+        "groups": cell.groups,
         "sampled_tokens": cell.sampled_tokens,
         "scored_tokens": cell.scored_tokens,
         "calls": cell.calls,
@@ -86,10 +87,11 @@ def meet(
 
 def contest(cells: dict[str, dict[str, Any]], before: str, after: str, seed: int) -> dict[str, Interval]:
     """The paired gain of side `after` over side `before` on the same problems, "greedy" and in "search"."""
-    return {
-        kind: paired_bootstrap(right(cells[f"{after} {kind}"]), right(cells[f"{before} {kind}"]), seed)
-        for kind in ("greedy", "search")
-    }
+    found = {}
+    for kind in ("greedy", "search"):
+        one, other = cells[f"{after} {kind}"], cells[f"{before} {kind}"]
+        found[kind] = paired_bootstrap(right(one), right(other), seed, groups=one.get("groups"))
+    return found
 
 
 def right(cell: dict[str, Any]) -> list[float]:
@@ -101,7 +103,8 @@ def shown(cells: dict[str, dict[str, Any]], gains: dict[str, Interval]) -> dict[
     """Cells with accuracies and the paired gains, intervals as [value, low, high]."""
     result: dict[str, Any] = {}
     for name, cell in cells.items():
-        found = wilson(cell["outcomes"].count("1"), cell["problems"])
+        distinct = len(set(cell.get("groups", ()))) or None  # loops of version 0.4 have no groups
+        found = wilson(cell["outcomes"].count("1"), cell["problems"], distinct)
         tokens = (cell["sampled_tokens"] + cell["scored_tokens"]) / cell["problems"]
         result[name] = {"accuracy": triple(found), "tokens": round(tokens, 1), **cell}
     return result | {f"gain {kind}": triple(found) for kind, found in gains.items()}

@@ -21,7 +21,7 @@ from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
-from ..eval.metrics import paired_bootstrap, wilson
+from ..eval.metrics import paired_bootstrap, repeats, wilson
 from ..live import Progress
 from ..policy.folders import resolve_name
 from ..policy.student import frozen_student, load_student
@@ -90,6 +90,10 @@ class Run:
         replay = f"{len(self.demonstrations):,} demonstrations replayed"
         if train.demonstrations and not self.demonstrations:
             replay += " (train.demonstration_share decides)"
+        if config.problems.hold_out == "structures" and train.student is None and self.student.spec.path == "package":
+            replay += (
+                "\nthe shipped student has seen every structure: warm one up with `sft` under problems.hold_out first"
+            )
         return (
             f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
             f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
@@ -235,7 +239,7 @@ class Run:
         if "before" not in card:
             answers = self.evaluate(self.test, "held-out problems before training")
             self.keep_answers("before", answers)
-            card["before"] = summary(answers)
+            card["before"] = summary(answers, self.test)
             if self.validation:
                 answers = self.evaluate(self.validation, "validation before training")
                 card["validation_before"] = sum(answers.first) / len(answers.first)
@@ -353,8 +357,9 @@ class Run:
         for line in metrics:
             if "cost" in line:
                 total.add(Cost(**line["cost"]))
-        card["after"] = summary(after)
-        card["gain"] = asdict(paired_bootstrap(after.first, before)) if self.test else None
+        card["after"] = summary(after, self.test)
+        gain = paired_bootstrap(after.first, before, groups=repeats(self.test)) if self.test else None
+        card["gain"] = None if gain is None else asdict(gain)
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         self.save_student()
@@ -450,12 +455,13 @@ def on_chains(config: Config) -> Config:
     return config.model_copy(update={"train": train})
 
 
-def summary(answers: Answers) -> dict[str, Any]:
-    """Accuracy with its interval, cost, and each problem's result for paired comparisons."""
-    right, total = sum(answers.first), len(answers.first)
+def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Accuracy with its interval (over `distinct` problems), cost, and each problem's result for paired comparisons."""
+    right, total, distinct = sum(answers.first), len(answers.first), len(set(repeats(tasks)))
     return {
-        "accuracy": asdict(wilson(right, total)) if total else None,
+        "accuracy": asdict(wilson(right, total, distinct)) if total else None,
         "problems": total,
+        "distinct": distinct,
         "tokens": answers.tokens,
         "seconds": round(answers.seconds, 2),
         "too_long": answers.skipped,

@@ -89,6 +89,7 @@ def supervise(
         trainable = new_student(tokenizer, settings.shape, settings.seed)
         student = make_student("embedded", trainable, tokenizer, config.models["embedded"], config, None)
         facts["levels"] = list(DEFAULT_LEVELS if config.problems.levels is None else config.problems.levels)
+        facts["hold_out"] = config.problems.hold_out
     else:
         student = load_student(config, path=path, system_prompt=system_prompt(config.problems.source))
         settings, adapter = settings_of(config, len(demonstrations)), config.train.adapter or student.spec.adapter
