@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .environment.harness import AlphaZeroHarness
     from .environment.taskset import AlphaZeroTaskset
 
+__version__: str  # looked up in the installed package's metadata when it is asked for
 __all__ = ["AlphaZeroEnv", "AlphaZeroHarness", "AlphaZeroTaskset"]
 
 _HOMES = {
@@ -27,6 +28,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("alphazero-llm-trainer")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # verifiers asks for the harness while env.py is still loading; getattr then answers AttributeError, as it expects.
@@ -51,7 +54,7 @@ def take_over_vf_eval() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         # A fresh process, not a call: this import holds the module lock that the front end's own imports need.
-        os.execv(sys.executable, [sys.executable, "-m", "alphazero_llm_trainer", *argv])
+        os.execv(sys.executable, [sys.executable, "-m", "alphazero_llm_trainer.environment", *argv])
 
 
 take_over_vf_eval()

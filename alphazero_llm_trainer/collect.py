@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config.load import Config
 from .config.sections import RewardConfig
-from .engine.protocol import GenerateRequest, ValueFunction
+from .engine.protocol import GenerateRequest, Teacher, ValueFunction
 from .errors import ConfigError, DataError, RequestError
 from .policy.steps import EngineSteps
 from .policy.tokens import EngineTokens
-from .problems.scripted_teacher import ScriptedTeacher
-from .problems.source import source_of
+from .problems.source import open_source, source_of
 from .rewards.combined import combined
 from .rewards.pre import pre
-from .search.choose import Reading, answer_of
-from .search.driver import Advisor, Finished, Search, derive_seed
+from .search.choose import Reading
+from .search.driver import Advisor, Evaluate, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
+from .search.targets import outcomes
 from .search.tree import ROOT, Tree
+from .search.valued import Reader
 from .teachers.build import Remote, build_teachers, build_terminal_checker, is_remote
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
 
@@ -30,43 +31,89 @@ if TYPE_CHECKING:
     from .policy.student import Student
 
 
+@dataclass(slots=True)
+class _Measured:
+    """What is known of a problem: its baseline's log-probabilities with what they took, and which tokens were scored."""
+
+    baseline: asyncio.Future[tuple[tuple[float, ...], Cost]]
+    scored: Reader = field(default_factory=Reader)
+    paid: bool = False
+
+
 class Perplexity:
-    """PRE of responses under a frozen student; its greedy answer to each question is the baseline, computed once."""
+    """PRE of responses under a frozen student; its greedy answer to each question is the baseline, computed once.
 
-    def __init__(self, frozen: Student, max_tokens: int) -> None:
-        self.frozen, self.max_tokens = frozen, max_tokens
-        self._baselines: dict[str, asyncio.Future[tuple[float, ...]]] = {}
+    Args:
+        frozen: the student that measures.
+        max_tokens: of a baseline.
+        own: the responses are the frozen student's own: what it sampled them with is the measure, and nothing is scored
+            but text that somebody else wrote.
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> float:
-        """In [0, 1]; 0.5 is as perplexing as the baseline."""
-        prompt = self.frozen.prompt_ids(problem.question)
+    Each call tells its cost: a question's first one pays for the baseline, and each token is scored once.
+    """
+
+    def __init__(self, frozen: Student, max_tokens: int, own: bool = False) -> None:
+        self.frozen, self.max_tokens, self.again = frozen, max_tokens, not own
+        self._known: dict[str, _Measured] = {}
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> tuple[float, Cost]:
+        """PRE in [0, 1] (0.5 is as perplexing as the baseline), and what it took."""
+        cost = Cost()
         token_ids = tuple(token for step in steps for token in step.token_ids)
         if not token_ids:
-            return 0.0
-        [logprobs] = await self.frozen.engine.score([(prompt, token_ids)])
-        # Shielded: a cancelled caller must not take the baseline from the others.
-        return pre(logprobs, await asyncio.shield(self._baseline(problem, prompt)))
+            return 0.0, cost
+        known = self._measured(problem)
+        logprobs: Sequence[float] = [value for step in steps for value in step.logprobs]
+        if self.again or len(logprobs) != len(token_ids):
+            cost.add(Cost(scored_tokens=known.scored.read(token_ids), calls=1))
+            [logprobs] = await self.frozen.engine.score([(self.frozen.prompt_ids(problem.question), token_ids)])
+        return pre(logprobs, await self._baseline(known, cost)), cost
 
-    def _baseline(self, problem: Problem, prompt: tuple[int, ...]) -> asyncio.Future[tuple[float, ...]]:
-        known = self._baselines.get(problem.id)
-        if known is None or known.cancelled():
-            known = self._baselines[problem.id] = asyncio.ensure_future(self._greedy(prompt))
+    async def open(self, problem: Problem, most: int | None) -> Cost:
+        """Compute the baseline, of at most so many tokens (see `search.steps.Grading`)."""
+        cost = Cost()
+        await self._baseline(self._measured(problem, most), cost)
+        return cost
+
+    def _measured(self, problem: Problem, most: int | None = None) -> _Measured:
+        known = self._known.get(problem.id)
+        if known is None or known.baseline.cancelled():
+            limit = self.max_tokens if most is None else min(most, self.max_tokens)
+            known = _Measured(asyncio.ensure_future(self._greedy(problem, limit)))
+            self._known[problem.id] = known
         return known
 
-    async def _greedy(self, prompt: tuple[int, ...]) -> tuple[float, ...]:
-        request = GenerateRequest(prompt, max_new_tokens=self.max_tokens, temperature=0.0)
-        [[generated]] = await self.frozen.engine.generate([request])
-        return generated.logprobs
+    async def _baseline(self, known: _Measured, cost: Cost) -> tuple[float, ...]:
+        # Shielded: a cancelled caller must not take the baseline from the others.
+        logprobs, spent = await asyncio.shield(known.baseline)
+        if not known.paid:
+            known.paid = True
+            cost.add(spent)
+        return logprobs
 
-    def forget(self) -> None:
-        """Drop the baselines: they belong to the event loop that computed them."""
-        self._baselines.clear()
+    async def _greedy(self, problem: Problem, limit: int) -> tuple[tuple[float, ...], Cost]:
+        if limit < 1:
+            return (), Cost()
+        prompt = self.frozen.prompt_ids(problem.question)
+        [[found]] = await self.frozen.engine.generate([GenerateRequest(prompt, max_new_tokens=limit, temperature=0.0)])
+        cached = found.cached_tokens
+        return found.logprobs, Cost(
+            prompt_tokens=len(prompt) - cached, cached_tokens=cached, sampled_tokens=len(found.token_ids), calls=1
+        )
+
+    def forget(self, problem: Problem | None = None) -> None:
+        """Drop what is known of a problem, or of all: a baseline belongs to the event loop that computed it."""
+        if problem is None:
+            self._known.clear()
+        else:
+            self._known.pop(problem.id, None)
 
 
 def make_evaluate(
     weights: RewardConfig, perplexity: Perplexity | None, tasks: Mapping[str, Task] | None
 ) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
-    """The terminal reward of DESIGN section 5. `tasks` (by problem id, with their gold answers) are given in training alone.
+    """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold answers) are given in
+    training alone.
 
     A response that a limit cut is graded on what it says so far; without a final answer its HRE is 0.
     """
@@ -82,8 +129,9 @@ def make_evaluate(
             # Only the terminal checker calls a response finished that has no final-answer line.
             grade = await source_of(problem).grade_async(response, tasks[problem.id], strict=verdict != "checked")
             correct = grade.hre
-        likely = None if perplexity is None else await perplexity(problem, steps)
-        return combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
+        likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
+        reward = combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
+        return replace(reward, cost=cost)
 
     return evaluate
 
@@ -171,9 +219,8 @@ class Collector:
 
             value = load_value(Path(config.search.value), student, config)
         self.value = value
-        error_rate = config.teachers.embedded_error_rate
         self.remote = Remote(config) if is_remote(config) else None
-        self.teachers = build_teachers(config, lambda: ScriptedTeacher(error_rate), self.remote)
+        self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote)
         self.checker = build_terminal_checker(config, self.remote)
         if config.search.mode == "token":
             for name, used in (
@@ -208,6 +255,11 @@ class Collector:
     def reward(self, trajectory: Trajectory) -> float:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
         return trajectory.reward if self.config.train.reward == "combined" else float(trajectory.hre or 0.0)
+
+    def worth(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
+        """For each node a count and the sum of what it earned, in the currency of `reward`: with `hre` the responses
+        through it and how many of them were right, with `combined` its visits and their rewards."""
+        return (tree.N, tree.W) if self.config.train.reward == "combined" else outcomes(tree)
 
     def counted(self, tree: Tree) -> list[Trajectory]:
         """The trajectories that training learns from: GRPO and PPO leave a teacher's out (`train.grpo.teacher_rows`)."""
@@ -258,6 +310,8 @@ class Collector:
                 result = await extend.run(task.problem, derive_seed(seed, key, extensions), result.tree)
                 cost.add(result.cost)
                 saved += result.saved
+            if self.perplexity is not None:
+                self.perplexity.forget(task.problem)
             ended_by, tree = result.ended_by, result.tree
             return GradedTree(key, task, tree, cost, ended_by, flat, extensions, prompt, version, saved)
 
@@ -278,23 +332,30 @@ class Collector:
                 "samples": train.chain_samples if train.groups == "chain" else train.samples,
             }
         )
+        common: Any = {"grading": self.perplexity, "reading": reading_of}
         if settings.mode == "token":
             tokens = EngineTokens(self.student, settings.temperature, settings.beam)
-            return Search(
-                tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True, reading=reading_of
-            )
+            return Search(tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True, **common)
         policy = EngineSteps(self.student, settings.temperature)
         finished: Finished | None = None if self.checker is None else self.checker.finished
         advisor: Advisor | None = self.teachers
-        return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, reading=reading_of)
+        return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, **common)
 
 
 def reading_of(problem: Problem) -> Reading:
     """What responses to a problem answer, for votes: as its source reads them."""
-    source = source_of(problem)
-    if source.rule == "numbers":
-        return answer_of
-    return lambda response: source.vote_key(response) or None
+    return lambda response: source_of(problem).vote_key(response) or None
+
+
+def scripted_teacher(config: Config) -> Teacher:
+    """The offline teacher of the configured source. Raises ConfigError where it has none."""
+    source = open_source(config)
+    teacher = source.scripted_teacher(config.teachers.embedded_error_rate)
+    if teacher is None:
+        raise ConfigError(
+            f"teachers.tier is {config.teachers.tier} and source {source.name} has no scripted teacher: choose another tier"
+        )
+    return teacher
 
 
 def answer_search(
@@ -315,29 +376,13 @@ def answer_search(
         if settings.mode == "token"
         else EngineSteps(student, settings.temperature)
     )
+    evaluate: Evaluate | None = finished_earns_one
+    grading = None
     if value is not None:
-        evaluate = valued_by(value, policy.prompt_ids)
+        evaluate = None
     elif perplexity is not None and config.rewards.pre_weight > 0:
-        evaluate = make_evaluate(config.rewards, perplexity, None)
-    else:
-        evaluate = finished_earns_one
-    return Search(policy, evaluate, settings, stop=stop, value=value, reading=reading_of)
-
-
-def valued_by(
-    value: ValueFunction, prompt_ids: Callable[[Problem], tuple[int, ...]]
-) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
-    """A terminal reward without gold: V of the whole response; 0 where it states no answer."""
-
-    async def evaluate(
-        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-    ) -> RewardParts:
-        if verdict != "answer":
-            return RewardParts(total=0.0)
-        ids = tuple(token for step in steps for token in step.token_ids)
-        return RewardParts(total=await value(prompt_ids(problem) + ids))
-
-    return evaluate
+        evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
+    return Search(policy, evaluate, settings, stop=stop, value=value, grading=grading, reading=reading_of)
 
 
 async def finished_earns_one(

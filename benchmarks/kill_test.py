@@ -79,7 +79,7 @@ class Victim:
     def __init__(self, folder: Path, arguments: list[str], workers: int, log: Path) -> None:
         self.folder, self.log = folder, log
         self.command = [
-            sys.executable, "-c", "import sys; from alphazero_llm_trainer.cli import main; sys.exit(main())",
+            sys.executable, "-c", "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())",
             "sample", *arguments, "--workers", str(workers), "--out", str(folder), "--resume",
         ]  # fmt: skip
         self.starts = 0

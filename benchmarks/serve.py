@@ -152,7 +152,7 @@ class Served:
     def __init__(self) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment.pop("ALPHAZERO_API_KEY", None)
-        code = "import sys; from alphazero_llm_trainer.cli import main; sys.exit(main())"
+        code = "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, "serve", "--student", "embedded", "--port", "0", *SMALL],
             env=environment, stdout=subprocess.PIPE, text=True,
@@ -247,13 +247,13 @@ async def bare(seconds: float, questions: Questions) -> dict[str, dict[str, Any]
     from alphazero_llm_trainer.cli.serve_run import STEPWISE, by_eval, load_verifier
     from alphazero_llm_trainer.config.load import load_config
     from alphazero_llm_trainer.policy.student import load_student
-    from alphazero_llm_trainer.problems.prompts import system_prompt
+    from alphazero_llm_trainer.problems.source import open_source
     from alphazero_llm_trainer.serve.answering import Answerer
     from alphazero_llm_trainer.serve.names import Names
     from alphazero_llm_trainer.serve.wanted import chat_request
 
     config = load_config(overrides=[{"student": "embedded"}])
-    student = load_student(config, system_prompt=system_prompt("embedded"))
+    student = load_student(config, system_prompt=open_source(config).system_prompt)
     verifier = load_verifier("calculator", student, config, arguments.Namespace(prm=None, value=None))
     stepwise = {name: (lambda given, name=name: by_eval(name, given)) for name in STEPWISE}
     answerer, names = Answerer(student, config, verifier, None, stepwise), Names("sample", STEPWISE, 64)

@@ -30,11 +30,12 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.problems.grading import grade  # noqa: E402
+from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT  # noqa: E402
+from alphazero_llm_trainer.report.charts import line_chart, standalone  # noqa: E402
 
 OURS = {"tree GRPO": [], "tree GRPO, no replay": ["--set", "train.demonstration_share=0"]}
 PLAIN = "plain TRL GRPO"
@@ -140,7 +141,7 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
         prompts: list[str], completions: list[str], completion_ids: list[list[int]], gold: list[str], **more: Any
     ) -> list[float]:
         spent["tokens"] += sum(map(len, completion_ids))
-        return [grade("embedded", text, one).hre for text, one in zip(completions, gold, strict=True)]
+        return [grade.hre for grade in RULES["numbers"].grade_many(list(zip(completions, gold, strict=True)))]
 
     class Watch(TrainerCallback):
         def on_step_end(self, arguments: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -315,24 +316,15 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
     command = "python benchmarks/tree_grpo.py " + " ".join(sys.argv[1:])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps({"command": command.strip(), "summary": summary, "runs": runs}, indent=1) + "\n")
-    draw(rows, args.out.with_suffix(".png"))
+    draw(rows, args.out.with_suffix(".svg"))
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Validation accuracy over generated tokens, a line a seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 5), constrained_layout=True)
-    for arm, colour in zip((*OURS, PLAIN), ("tab:blue", "tab:green", "tab:gray"), strict=True):
-        for i, row in enumerate(row for row in rows if row["arm"] == arm):
-            axes.plot(*zip(*row["curve"], strict=True), color=colour, alpha=0.8, label=arm if i == 0 else None)
-    axes.set(xlabel="generated tokens", ylabel="greedy accuracy, validation problems", title="From the same student")
-    axes.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    series = {f"{row['arm']}, seed {row['seed']}": [(x, Interval(y, y, y)) for x, y in row["curve"]] for row in rows}
+    chart = line_chart("Greedy accuracy, validation problems", series, "generated tokens")
+    if chart is not None:
+        path.write_text(standalone([chart]), encoding="utf-8")
 
 
 def vars_of(interval: Any) -> dict[str, float]:

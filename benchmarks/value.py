@@ -32,10 +32,11 @@ from alphazero_llm_trainer.collect import answer_search  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest, ValueFunction  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
+from alphazero_llm_trainer.live import Progress  # noqa: E402
 from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value import EngineValue, last_layer, load_value  # noqa: E402
-from alphazero_llm_trainer.problems.grading import grade  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.source import source_of  # noqa: E402
 from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
 from alphazero_llm_trainer.train.value_run import (  # noqa: E402
     Question,
@@ -187,7 +188,10 @@ class Combination:
             samples = await self.methods.sampled(task.problem, 8, derive_seed(seed, task.problem.id), 1.4)
             distinct = {sample.token_ids: sample for sample in samples}.values()
             return [
-                (await self.features(task.problem, sample), grade("embedded", self.methods.text(sample), task.gold).hre)
+                (
+                    await self.features(task.problem, sample),
+                    source_of(task.problem).grade(self.methods.text(sample), task).hre,
+                )
                 for sample in distinct
             ]
 
@@ -259,7 +263,7 @@ async def answered(arm: Arm, tasks: Sequence[Task], seed: int) -> tuple[list[boo
     async def one(task: Task) -> tuple[bool, int]:
         async with gate:
             response, tokens = await arm(task.problem, derive_seed(seed, task.problem.id))
-            return response is not None and grade("embedded", response, task.gold).correct, tokens
+            return response is not None and source_of(task.problem).grade(response, task).correct, tokens
 
     found = await asyncio.gather(*(one(task) for task in tasks))
     return [right for right, _ in found], sum(tokens for _, tokens in found)
@@ -297,7 +301,7 @@ def compare_at_all_tokens(rows: list[dict[str, Any]], right: dict[str, list[bool
 def trees_of(student: Student, config: Config, split: str, count: int, start: int, path: Path) -> list[Question]:
     tasks = load_tasks("embedded", split, count, start=start)
     began = time.perf_counter()
-    collect_trees(student, config, tasks, path, lambda: False, lambda done: None)
+    collect_trees(student, config, config.train.value.collect, tasks, path, lambda: False, Progress(quiet=True))
     questions = read_questions([path])
     print(f"{split}: trees of {len(questions):,} questions, {time.perf_counter() - began:.0f} s", flush=True)
     return questions

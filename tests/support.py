@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Generated, Limits, TeacherProposal
+from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
 END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
@@ -220,3 +222,23 @@ def run(main: Callable[[], Any], seconds: float = 60.0) -> Any:
         return await asyncio.wait_for(main(), seconds)
 
     return asyncio.run(limited())
+
+
+def check_solution(solution: str, question: str | None = None) -> bool:
+    """Whether every step is true, `#### N` repeats the last result, and (given the question) operands have a source.
+
+    An operand's source is a number of the question, an earlier result, or 2 and 3, which the text spells as words.
+    """
+    *steps, last = solution.split("\n")
+    known = None if question is None else {2, 3, *map(int, re.findall(r"\d+", question))}
+    result = None
+    for step in steps:
+        match = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step)
+        if match is None:
+            return False
+        a, op, b, result = int(match[1]), match[2], int(match[3]), int(match[4])
+        if embedded.apply(a, op, b) != result or (known is not None and not {a, b} <= known):
+            return False
+        if known is not None:
+            known.add(result)
+    return result is not None and last == f"#### {result}"

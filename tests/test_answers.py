@@ -4,6 +4,7 @@ import json
 from fractions import Fraction
 
 import pytest
+from growth import LINEAR, growth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,8 +25,12 @@ NORMALIZED = [
     ("1{,}234", "1234"),
     (r"1\,234", "1234"),
     ("1\u202f234", "1234"),
-    ("12,34", "12,34"),
-    ("1234,567", "1234,567"),
+    (r"11,\! 111,\! 100", "11111100"),
+    ("12,34", "12, 34"),
+    ("1234,567", "1234, 567"),
+    ("1, 234", "1, 234"),  # two numbers
+    ("(1,234)", "(1, 234)"),  # a pair
+    ("1" + 5 * ",234", "1" + 5 * "234"),
     # currency, percent, units
     ("$1,234.50", "2469/2"),
     (r"\$18", "18"),
@@ -47,7 +52,21 @@ NORMALIZED = [
     (r"90^{\circ}", "90"),
     ("5 degrees Celsius", "5"),
     ("3 times", "3"),
+    ("9 (apples)", "9"),
+    ("9 apples (in all)", "9"),
+    ("0.25 (sq. ft.)", "1/4"),
+    (r"9 \text{ (m/s)}", "9"),
+    ("18 dollars for one cup", "18"),
+    ("5 p.m.", "5"),
+    ("5th", "5"),
+    ("5 °C", "5"),
+    ("5¢", "5"),
+    ("5 mm^2", "5"),
+    ("5元", "5"),
+    ("18 dollars!", "18"),
     ("2.5 million dollars", "2500000"),
+    ("2 dozen eggs", "24"),
+    (r"2\text{ dozen}", "24"),
     # signs
     ("-5", "-5"),
     ("- 5", "-5"),
@@ -64,6 +83,8 @@ NORMALIZED = [
     (r"\dfrac{-6}{8}", "-3/4"),
     (r"-\frac34", "-3/4"),
     (r"1\frac{1}{2}", "3/2"),
+    (r"\frac{270}7\text{ degrees}", "270/7"),
+    (r"\frac123", r"\frac123"),  # a half times 3
     ("1 1/2", "3/2"),
     ("-1 1/2", "-3/2"),
     ("1½", "3/2"),
@@ -79,7 +100,11 @@ NORMALIZED = [
     ("3/0", "3/0"),
     # wrappings
     ("x = 5", "5"),
+    (r"\theta_1 = 30^\circ", "30"),
     ("10 - 3 = 7", "7"),
+    ("$10 - $3 = $7", "7"),
+    ("x = 10/2 = 5", "5"),
+    ("Total cost = $5", "5"),
     ("about 5", "5"),
     ("Total: 5", "5"),
     ("(5)", "5"),
@@ -89,7 +114,51 @@ NORMALIZED = [
     # not one number
     ("5 and a half", "5 and a half"),
     ("5 or 6", "5 or 6"),
-    ("3, 4", "3,4"),
+    ("3, 4", "3, 4"),
+    ("$3$, $4$", "3, 4"),
+    # what is before an equals sign counts where it says more than a name
+    ("x + y + z = 0", "x+y+z=0"),
+    ("xy = 5", "xy=5"),
+    ("2x = 5", "2x=5"),
+    ("x=1 or x=3", "x=1 or x=3"),
+    ("x=3, y=5", "x=3, y=5"),
+    ("3, 4 = 5", "3, 4=5"),
+    ("f(x) = 5", "f(x)=5"),
+    (r"\not= 5", r"\not=5"),
+    ("2 = 5", "2=5"),
+    ("x>=5", "x>=5"),
+    # terms, factorials and factors are no units
+    ("5i", "5i"),
+    ("5 i", "5 i"),
+    ("5m", "5m"),
+    ("5x", "5x"),
+    ("5 x", "5 x"),
+    ("5!", "5!"),
+    ("5 !", "5!"),
+    ("5!!", "5!!"),
+    ("n!", "n!"),
+    ("5^2", "5^2"),
+    ("5 x^2", "5 x^2"),
+    ("5ab", "5ab"),
+    ("5 ab", "5 ab"),
+    ("5 xyz", "5 xyz"),
+    ("5abc", "5abc"),
+    ("5abd", "5abd"),
+    ("5 pi", "5 pi"),
+    ("5π", "5π"),
+    (r"5\mathrm{i}", "5 i"),
+    ("5 a", "5 a"),
+    ("5 (x)", "5(x)"),
+    ("5 (mod n)", "5(mod n)"),
+    ("5(apples)", "5(apples)"),
+    ("5 squared", "5 squared"),
+    ("5 plus two", "5 plus two"),
+    ("5 hundredths", "5 hundredths"),
+    ("1 out of five", "1 out of five"),
+    ("50% of x", "50% of x"),
+    ("5 - cost", "5-cost"),
+    ("5$6", "5 6"),
+    ("5_8", "5_8"),
     ("3:30", "3:30"),
     ("12/25/2020", "12/25/2020"),
     ("3x", "3x"),
@@ -111,7 +180,17 @@ EXTRACTED = [  # text, strict=False, strict=True
     ("16 - 3 = 13\n#### 13", "13", "13"),
     ("#### 5\nno, wait\n#### 6", "6", "6"),
     ("#### 1,234 apples", "1,234 apples", "1,234 apples"),
-    ("#### Janet makes $18 a day", "$18", "Janet makes $18 a day"),
+    ("#### Janet makes $18 a day", "$18", "$18"),
+    ("#### 9 (apples)", "9 (apples)", "9 (apples)"),
+    ("#### she has 2 dozen eggs", "2 dozen", "2 dozen"),
+    ("#### not 5", "not 5", "not 5"),
+    ("#### at least 5", "at least 5", "at least 5"),
+    ("#### half of 6", "half of 6", "half of 6"),
+    ("#### x + y = 5", "x + y = 5", "x + y = 5"),
+    ("#### it is 5 i", "it is 5 i", "it is 5 i"),
+    ("#### 5!", "5!", "5!"),
+    ("#### f(5)", "f(5)", "f(5)"),
+    ("#### 5 or 6", "5 or 6", "5 or 6"),
     ("The total is #### 7", "7", "7"),
     ("#### -5", "-5", "-5"),
     ("####7", "7", "7"),
@@ -151,6 +230,9 @@ EXTRACTED = [  # text, strict=False, strict=True
     ("3.14x", None, None),
     (r"so $x = \frac{3}{4}$.", "3/4", None),
     ("so 50% of them", "50%", None),
+    ("so 2 dozen of them", "2 dozen", None),
+    ("so 5i", None, None),
+    ("so 5^2", None, None),
     ("no number", None, None),
     ("", None, None),
 ]
@@ -177,6 +259,10 @@ def test_extract(text, loose, strict):
         ("50%", "0.5", False),
         ("18", "-18", False),
         ("$18.00", "18 dollars", True),
+        ("9 (apples)", "9", True),
+        ("x = 5", "y = 5", True),  # `problems.grading` tells equations apart
+        ("2 dozen", "2", False),
+        ("3, 500", "3500", False),
         ("Paris", "paris.", True),
         ("Paris", "London", False),
         ("", "", False),
@@ -188,12 +274,41 @@ def test_equal(a, b, same):
     assert answers.equal(b, a) is same
 
 
+@pytest.mark.parametrize(
+    ("latex", "formula"),
+    [
+        (r"3\sqrt2 \text{ cm}^2", r"3\sqrt2"),
+        (r"20\sqrt{3} square inches.", r"20\sqrt{3}"),
+        (r"8\pi\mbox{ cm}", r"8\pi"),
+        (r"(1 + \sqrt2)\ \mathrm{ft}", r"(1 + \sqrt2)"),
+        (r"\text{even}", r"\text{even}"),
+        (r"2\sqrt{3}x", r"2\sqrt{3}x"),
+        (r"\sqrt2 \text{ dozen}", r"\sqrt2 \text{ dozen}"),
+        (r"5\pi r^2", r"5\pi r^2"),
+        (r"1 \text{ or } 3", r"1 \text{ or } 3"),
+    ],
+)
+def test_units_of_formulas(latex, formula):
+    assert answers.without_unit(latex) == formula
+
+
+@pytest.mark.parametrize(
+    ("unit", "end"), [("111,", "111x"), ("\\boxed{", ""), ("answer is ", ""), ("#### 5\n", ""), ("1 apples ", "")]
+)
+def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit, end):
+    def read(text):
+        answers.extract.__wrapped__(text + "}" * text.count("{"))
+        answers.normalize(text)
+
+    assert growth(read, unit, end) < LINEAR
+
+
 def test_gold():
     assert answers.gold("48/2 = <<48/2=24>>24\n#### 1,024") == "1024"
     assert answers.gold("#### -3") == "-3"
 
 
-@pytest.mark.parametrize("text", ["", "72", "so 72\n####", "#### seventy", "x" * 200 + "#### 5 or 6"])
+@pytest.mark.parametrize("text", ["", "72", "so 72\n####", "#### seventy", "#### Ann has 5", "x" * 200 + "#### 5 or 6"])
 def test_gold_that_is_no_number(text):
     with pytest.raises(DataError, match="no number after '####': end it with"):
         answers.gold(text)

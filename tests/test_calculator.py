@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+from growth import LINEAR, growth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,6 +74,19 @@ def test_finite_decimals_are_written_exactly(top: int, twos: int, fives: int) ->
     bottom = 2**twos * 5**fives
     text = exact_result(f"({top}) / {bottom} =")
     assert text is not None and Fraction(text) == Fraction(top, bottom)
+
+
+@pytest.mark.parametrize(
+    ("unit", "end"),
+    [("16 - 3 = 13\n", ""), ("so 16 - 3 = 13 clips. ", ""), ("1=", ""), ("111,", "111x")],
+)
+def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit: str, end: str) -> None:
+    assert growth(equations.__wrapped__, unit, end) < LINEAR
+
+
+def test_an_equation_far_into_a_text_is_judged_as_at_its_beginning() -> None:
+    far = equations("16 - 3 = 13 and so on. " * 500 + "16 - 3 = 14\n1 + (2 + 3) * 4 = -21")
+    assert far == (True,) * 500 + (False, False)
 
 
 def test_results_that_nobody_can_write_are_left_to_the_model() -> None:

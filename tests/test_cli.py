@@ -12,10 +12,10 @@ import pytest
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine import kernel_build
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.train.warmup import worked
 
 TINY = ["--num-examples", "4", "--eval-size", "4", "--student", "embedded", "--set", "train.validation_size=0"]
 NO_ROW = '{"question": "How many?", "answer": "no final line"}\n'
@@ -73,7 +73,7 @@ def bad_inputs(tmp):
         ("broken student folder", ["search", "--path", str(tmp / "student")], ["student"]),
         ("full weights of a 4-bit model", ["info", "--set", "models.embedded.quantization=nf5"], ["nf5"]),
         ("sft of another student", ["sft", "--student", "llama-3.2-3b"], ["llama-3.2-3b"]),
-        ("sft from scratch on rows", ["sft", "--set", "problems.source=gsm8k"], ["problems.source", "--path"]),
+        ("sft from scratch on rows", ["sft", "--set", "problems.source=gsm8k"], ["problems.source", "--model"]),
         ("sft without test problems", ["sft", "--eval-size", "0"], ["--eval-size"]),
     ]
 
@@ -140,6 +140,14 @@ def test_search_prints_the_tree_the_choice_and_the_cost(capsys):
     assert result["cost"]["sampled_tokens"] > 0
 
 
+def test_a_search_that_never_leaves_one_path_says_so(capsys):
+    flags = ["search", "--mode", "token", "--set", "search.temperature=1.6", "--student", "embedded"]
+    assert main([*flags, "--iterations", "400"]) == 0
+    assert "all 400 simulations went down one path: the policy gives the likeliest token" in capsys.readouterr().out
+    assert main([*flags, "--iterations", "60", "--set", "search.exploration=10000000"]) == 0
+    assert "one path" not in capsys.readouterr().out
+
+
 def test_search_answers_a_question_of_the_users(capsys):
     assert (
         main(["search", "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?", "--iterations", "2"])
@@ -152,10 +160,22 @@ def test_info_names_versions_device_tiers_and_never_a_key(capsys, monkeypatch):
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-secret-value")
     assert main(["info"]) == 0
     out = capsys.readouterr().out
-    assert "OPENROUTER_API_KEY is set" in out
+    assert "OPENROUTER_API_KEY, which is set" in out
     assert "secret" not in out
-    for word in ("configuration:", "transformers:", "device:", "embedded", "production"):
+    for word in ("configuration:", "transformers", "device:", "embedded", "production"):
         assert word in out
+
+
+def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
+    def kernels_line(*flags):
+        assert main(["info", *flags]) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels: ")]
+        return line
+
+    monkeypatch.setattr(kernel_build, "kernels", kernel_build.load_kernels)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert kernels_line().startswith("kernels: torch instead of C: there is no C compiler 'no-such-compiler'")
+    assert kernels_line("--set", "engine.native=off") == "kernels: off (engine.native)"
 
 
 def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
@@ -177,7 +197,7 @@ def test_sft_goes_on_from_a_folder(tmp_path, capsys):
     student = load_student(load_config(overrides=["student=embedded"]))
     rows = []
     for task in load_tasks("embedded", "train", 20):
-        prompt, solution = worked(student, task)
+        prompt, solution = student.worked(task)
         weights = [0.1] * len(prompt) + [1.0] * len(solution)
         rows.append({"input_ids": [*prompt, *solution], "weights": weights})
     assert manifest["data_sha256"] == hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()

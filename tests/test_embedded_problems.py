@@ -2,8 +2,11 @@ import time
 
 import pytest
 
-from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.problems.load import load_tasks, tasks_of
+from tests.support import check_solution
 
 MANY = 2000
 
@@ -45,7 +48,7 @@ def test_a_split_hardly_repeats_a_question(by_split):
 
 def test_every_gold_follows_from_its_own_steps_and_its_question(by_split):
     for task in (t for tasks in by_split.values() for t in tasks):
-        assert embedded.check_solution(task.solution, task.problem.question), task
+        assert check_solution(task.solution, task.problem.question), task
         assert task.solution.endswith(f"\n#### {task.gold}")
         assert 1 <= int(task.gold) <= embedded.MAX_RESULT
 
@@ -55,12 +58,12 @@ def test_every_gold_follows_from_its_own_steps_and_its_question(by_split):
     ["1 + 2 = 4\n#### 4", "1 + 2 = 3\n#### 4", "7 / 2 = 3\n#### 3", "1 + 2 = 3", "#### 3", "", "1 + 2 = 3\n\n#### 3"],
 )
 def test_a_wrong_solution_is_found(solution):
-    assert not embedded.check_solution(solution)
+    assert not check_solution(solution)
 
 
 def test_an_operand_from_nowhere_is_found():
-    assert embedded.check_solution("8 + 9 = 17\n#### 17", "Mia has 8 pens. She buys 9 more.")
-    assert not embedded.check_solution("8 + 5 = 13\n#### 13", "Mia has 8 pens. She buys 9 more.")
+    assert check_solution("8 + 9 = 17\n#### 17", "Mia has 8 pens. She buys 9 more.")
+    assert not check_solution("8 + 5 = 13\n#### 13", "Mia has 8 pens. She buys 9 more.")
 
 
 def test_levels_have_the_right_number_of_steps(by_split):
@@ -141,3 +144,30 @@ def test_drawing_is_fast():
     began = time.perf_counter()
     embedded.load("train", 500)
     assert time.perf_counter() - began < 2.0  # about 0.04 s; generous, for a busy machine
+
+
+# -- structures --------------------------------------------------------------------------------------------------------
+
+
+def test_held_out_structures_are_in_one_split_alone():
+    tasks = {split: embedded.load(split, 120, (1, 2, 3), structures=split) for split in embedded.SPLITS}
+    found = {split: {embedded.structure_of(task.problem.id) for task in tasks[split]} for split in tasks}
+    for split, others in found.items():
+        assert len(others) > 10
+        assert all(embedded.split_of_structure(structure) == split for structure in others)
+        assert all(embedded.split_of(task.solution) == split for task in tasks[split])
+        for task in tasks[split][:10]:
+            assert embedded.from_id(task.problem.id) == task
+    assert sum(map(len, found.values())) == len(set().union(*found.values()))
+    # Without it a split has structures of every split.
+    usual = {embedded.structure_of(task.problem.id) for task in embedded.load("test", 120)}
+    assert {embedded.split_of_structure(structure) for structure in usual} == set(embedded.SPLITS)
+
+
+def test_the_configuration_holds_structures_out(tmp_path):
+    config = load_config(overrides=["problems.hold_out=structures"])
+    for split in embedded.SPLITS:
+        assert tasks_of(config, split, 5, 3) == embedded.load(split, 5, start=3, structures=split)
+    assert tasks_of(load_config(), "test", 5) == embedded.load("test", 5)
+    with pytest.raises(ConfigError, match=r"problems\.hold_out is 'structures' and source gsm8k knows questions"):
+        load_tasks("gsm8k", "test", 1, path=str(tmp_path), hold_out="structures")

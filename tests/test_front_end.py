@@ -18,7 +18,7 @@ from alphazero_llm_trainer.errors import EXIT_USER_ERROR, ConfigError
 
 SCRIPTS = {
     "verifiers": "import sys\nfrom verifiers.v1.cli.eval.main import main\nsys.exit(main())\n",
-    "ours": "import sys\nfrom alphazero_llm_trainer.__main__ import main\nsys.exit(main())\n",
+    "ours": "import sys\nfrom alphazero_llm_trainer.environment.__main__ import main\nsys.exit(main())\n",
 }
 COMMANDS = {  # (script, arguments): all run side by side, once
     "evaluate": ("verifiers", [OUR_ID, "-n", "2", "-o", "out", "--run.name", "run"]),
@@ -99,7 +99,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_help_and_training_need_no_verifiers() -> None:
     code = (
-        "import sys; from alphazero_llm_trainer.__main__ import main\n"
+        "import sys; from alphazero_llm_trainer.environment.__main__ import main\n"
         f"assert main(['{OUR_ID}', '--help']) == 0\n"
         "assert 'verifiers' not in sys.modules and 'torch' not in sys.modules"
     )

@@ -31,6 +31,7 @@ from alphazero_llm_trainer.train.arena import gate
 from alphazero_llm_trainer.train.checkpoint import fingerprint
 from alphazero_llm_trainer.train.contamination import Contamination, normalised
 from alphazero_llm_trainer.train.generations import CARD, Loop
+from alphazero_llm_trainer.train.size import RunSize
 from alphazero_llm_trainer.train.source import RoundSource, RoundStats, outcome
 from alphazero_llm_trainer.types import Task
 
@@ -131,13 +132,13 @@ def test_the_gate_promotes_what_is_better_and_not_worse(
 
 
 def round_of(folder: Path, extend: str) -> tuple[RoundStats, list[Any]]:
-    config = small({"train": {"extend": extend, "groups": "tree", "questions_per_round": 40}})
+    config = small({"train": {"extend": extend, "groups": "tree", "questions_per_round": 40, "save_every": 40}})
     student = load_student(config)
     tasks = load_tasks("embedded", "train", 40, levels=config.problems.levels, start=3000)
     seen: list[RoundStats] = []
     source = RoundSource(
         student, config, Collector(student, config, None), tasks, [], Journal(folder / f"{extend}.jsonl"),
-        questions_per_round=40, on_tree=lambda tree: None, on_round=seen.append, stop=lambda: False,
+        size=RunSize.of(config), on_tree=lambda tree: None, on_round=seen.append, stop=lambda: False,
     )  # fmt: skip
     trees, stats = source.search(0)
     return stats, trees
@@ -259,7 +260,8 @@ def test_the_card_says_what_was_done(whole: Path) -> None:
     )
     assert card["contamination"]["held_out"] == {"arena": 48, "validation": 12, "test": 12}
     assert card["contamination"]["records"]["demonstrations.jsonl"] == 20
-    assert (whole / "loop.png").stat().st_size > 10_000
+    page = (whole / "report.html").read_text()
+    assert "generation 1 " + card["generations"][0]["decision"] in page
 
 
 def test_a_promoted_candidate_is_the_next_ones_start_and_the_champion_is_a_copy(whole: Path) -> None:

@@ -4,7 +4,10 @@ import asyncio
 import json
 import os
 import signal
+import sys
+import threading
 import time
+from random import Random
 
 import pytest
 
@@ -12,20 +15,28 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.eval import agreement
 from alphazero_llm_trainer.problems.grading import (
     LONGEST_ANSWER,
+    RULES,
     Verdict,
-    final_answer,
-    grade,
-    grade_async,
-    grade_many,
     normalize_words,
-    vote_key,
     word_f1,
 )
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.math_verifier import MathVerifier, Request, shared_verifier
+from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.types import Problem, Task
 
 TOWER = r"9^{9^{9^{9}}}"  # sympy computes it, or would
+
+
+def one(source, response, gold):
+    """A source, and a response beside a task of it."""
+    task = Task(Problem("p", "q", source), gold)
+    return source_of(task.problem), response, task
+
+
+def grade(source, response, gold, strict=False):
+    source, response, task = one(source, response, gold)
+    return source.grade(response, task, strict)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +65,14 @@ def alive(pid):
         ("2 + 3 = 5\n#### $5.00", "5", "correct", "correct"),
         ("2 + 3 = 5\n#### 6", "5", "wrong", "wrong"),
         ("2 + 3 = 5", "5", "correct", "unparsed"),
+        ("#### 5 (apples)", "5", "correct", "correct"),
+        ("#### 5", "5 (apples)", "correct", "correct"),
+        ("#### Ann has 5 apples", "5", "correct", "correct"),
+        ("#### x + y = 5", "5", "wrong", "wrong"),
+        ("#### 5!", "5", "wrong", "wrong"),
+        ("#### 5 i", "5", "wrong", "wrong"),
+        ("#### 5 out of six", "5", "wrong", "wrong"),
+        ("#### 5 dozen", "5", "wrong", "wrong"),
         ("", "5", "unparsed", "unparsed"),
         ("I can't say.", "5", "unparsed", "unparsed"),
     ],
@@ -88,6 +107,44 @@ def test_numbers(source, response, gold, loose, strict):
         ("#### 52_9", "52_8", "wrong"),
         ("#### 52_{8}", "52_8", "correct"),
         ("#### (-1, 2]", "(-1,2)", "wrong"),
+        (r"\boxed{x + y + z = 0}", "5x - 7y + 11z + 4 = 0", "wrong"),
+        (r"\boxed{0}", "5x - 7y + 11z + 4 = 0", "wrong"),
+        (r"\boxed{-10x + 14y - 22z = 8}", "5x - 7y + 11z + 4 = 0", "correct"),
+        (r"\boxed{x + y = 5}", "5", "wrong"),
+        (r"\boxed{x^2 = 5}", "5", "wrong"),
+        (r"\boxed{2 + 3 = 5}", "5", "correct"),
+        (r"\boxed{f(2) = 5}", "5", "correct"),
+        (r"\boxed{\angle ABC = 5}", "5", "correct"),
+        ("#### x = 5", "5", "correct"),
+        ("#### 5", "x = 5", "correct"),
+        ("#### y = 5", "x = 5", "wrong"),
+        ("#### x = 10/2 = 5", "x=5", "correct"),
+        ("#### x=1 or x=3", "3", "wrong"),
+        ("#### x = 3 or x = 1", "1, 3", "correct"),
+        ("#### x=3, y=5", "5", "wrong"),
+        ("#### x>=5", "5", "wrong"),
+        ("#### 6!", "6", "wrong"),
+        ("#### 6!", "720", "correct"),
+        ("#### 5 i", "5", "wrong"),
+        ("#### 5 i", "5i", "correct"),
+        ("#### 2 pi", "2", "wrong"),
+        (r"#### 2 \pi", r"2\pi", "correct"),
+        ("#### 1 out of five", "1", "wrong"),
+        ("#### 2 dozen", "2", "wrong"),
+        (r"#### 2\text{ dozen}", "24", "correct"),
+        ("#### 2t", "2", "wrong"),  # math-verify's units: t, h, d, ab
+        ("#### 3ab", "3", "wrong"),
+        (r"#### \frac{ 5", "5", "unparsed"),  # no number out of what can't be read
+        (r"#### 3\sqrt{2}\text{ cm}", r"3\sqrt2", "correct"),
+        (r"#### 3\sqrt{2}\text{ dozen}", r"3\sqrt2", "wrong"),
+        ("#### 50%", "0.5", "correct"),
+        ("#### 0.333333", r"\frac13", "correct"),
+        ("#### 0.333", r"\frac13", "wrong"),
+        ("#### 0.0000674", ".0000672", "wrong"),
+        ("#### 52", "52_8", "correct"),
+        ("#### 52_8", "52", "wrong"),
+        ("#### 52_{10}", "52", "correct"),
+        ("#### 2102", "(2,102)", "wrong"),
         ("so in the end we have $x = \\frac{3}{4}$ left", "0.75", "correct"),  # math-verify finds it
         ("nothing of the kind", "5", "unparsed"),
         ("", "5", "unparsed"),
@@ -112,7 +169,7 @@ def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impa
     first, restarts = impatient.pid, impatient.restarts
     assert alive(first)
     began = time.monotonic()
-    verdicts = [one.verdict for one in grade_many("math", pairs, verifier=impatient)]
+    verdicts = [one.verdict for one in RULES["math"].grade_many(pairs, verifier=impatient)]
     assert verdicts == [Verdict.CORRECT, Verdict.TIMED_OUT, Verdict.WRONG, Verdict.CORRECT]
     assert time.monotonic() - began >= impatient.timeout
     assert not alive(first)
@@ -134,6 +191,14 @@ def test_a_worker_that_was_killed_from_outside_is_replaced(impatient):
     assert impatient([Request("a+b", "b+a", True), Request("a+b", "b-a", True)]) == ["correct", "wrong"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells another process's CPU time")
+def test_a_worker_that_gets_no_turn_is_waited_for(impatient):
+    impatient([Request("c+1", "1+c", True)])
+    os.kill(impatient.pid, signal.SIGSTOP)
+    threading.Timer(1.5 * impatient.timeout, os.kill, (impatient.pid, signal.SIGCONT)).start()
+    assert impatient([Request("c+2", "2+c", True)]) == ["correct"]
+
+
 def test_every_verdict_goes_to_its_own_request():
     requests = [Request(f"x+{n}", f"{n + n % 2}+x", True) for n in range(60)]
     assert shared_verifier()(requests) == ["wrong" if n % 2 else "correct" for n in range(60)]
@@ -142,8 +207,10 @@ def test_every_verdict_goes_to_its_own_request():
 def test_the_event_loop_goes_on_while_math_verify_works(impatient, monkeypatch):
     monkeypatch.setattr("alphazero_llm_trainer.problems.grading.shared_verifier", lambda: impatient)
 
+    source, response, task = one("math", rf"\boxed{{{TOWER}+1}}", "5")
+
     async def work():
-        slow = asyncio.create_task(grade_async("math", rf"\boxed{{{TOWER}+1}}", "5"))
+        slow = asyncio.create_task(source.grade_async(response, task))
         ticks = 0
         while not slow.done():
             await asyncio.sleep(0.02)
@@ -193,11 +260,15 @@ def test_normalisation_is_the_official_one():
 
 
 def test_final_answers_and_votes():
-    assert final_answer("gsm8k", "#### Ann has 70 dollars") == "70"
-    assert final_answer("math", "#### Ann has 70 dollars") == "Ann has 70 dollars"
-    assert vote_key("math", "#### 6+9i") != vote_key("math", "#### 6") == vote_key("math", r"so \boxed{6.0}")
-    assert vote_key("hotpotqa", "#### The Band.") == vote_key("hotpotqa", "band") == "band"
-    assert vote_key("gsm8k", "no answer") == ""
+    assert RULES["numbers"].final_answer("#### Ann has 70 dollars") == "70"
+    assert RULES["math"].final_answer("#### Ann has 70 dollars") == "Ann has 70 dollars"
+    assert (
+        RULES["math"].vote_key("#### 6+9i")
+        != RULES["math"].vote_key("#### 6")
+        == RULES["math"].vote_key(r"so \boxed{6.0}")
+    )
+    assert RULES["words"].vote_key("#### The Band.") == RULES["words"].vote_key("band") == "band"
+    assert RULES["numbers"].vote_key("no answer") == ""
 
 
 # -- agreement ---------------------------------------------------------------------------------------------------------
@@ -217,7 +288,7 @@ def test_pairs_state_the_truth():
     assert stated[r"\dfrac", r"\frac{1}{2}"] == (r"\dfrac{1}{2}", True)
     assert stated["another bracket", "[0,1)"] == ("(0,1)", False)
     assert stated["another row's gold", "1234"] == (r"\frac{1}{2}", False)
-    judged = agreement.judge("math", made)
+    judged = agreement.judge(made)
     assert [one.pair for one in judged if not one.pattern.startswith("+")] == []
     assert agreement.tally(judged)["$gold$"]["++-"] == 3
 
@@ -239,14 +310,30 @@ def test_every_real_gold_is_correct_against_itself(data_dir, source, rows):
 @pytest.mark.data
 def test_every_real_math_solution_is_correct_and_no_other_gold_is(data_dir):
     real = load_tasks("math", "test", 500, path=str(data_dir))
-    assert all(one.correct for one in grade_many("math", [(task.solution, task.gold) for task in real]))
+    assert all(one.correct for one in RULES["math"].grade_many([(task.solution, task.gold) for task in real]))
     shifted = zip(real, [*real[1:], real[0]], strict=True)
     pairs = [
         (f"#### {other.gold}", task.gold)
         for task, other in shifted
         if not agreement.same("math", task.gold, other.gold)
     ]
-    assert {one.verdict for one in grade_many("math", pairs)} == {Verdict.WRONG}
+    assert {one.verdict for one in RULES["math"].grade_many(pairs)} == {Verdict.WRONG}
+
+
+@pytest.mark.data
+def test_no_changed_gold_is_correct(data_dir):
+    """All 500 answers, each changed in six ways out of 30 that change the value (`grade` goes through all)."""
+    pairs, forms = [], set()
+    for task in load_tasks("math", "test", 500, path=str(data_dir)):
+        changed = {
+            form: text for form, change in agreement.MATH_WRONG.items() if (text := change(task.gold)) is not None
+        }
+        used = Random(task.problem.id).sample(sorted(changed), min(6, len(changed)))
+        forms |= set(used)
+        pairs += [(changed[form], task.gold) for form in used if not agreement.same("math", changed[form], task.gold)]
+    assert len(pairs) > 2500 and len(forms) >= 30
+    grades = RULES["math"].grade_many([(f"#### {changed}", gold) for changed, gold in pairs])
+    assert [pair for pair, one in zip(pairs, grades, strict=True) if one.correct] == []
 
 
 @pytest.mark.data

@@ -85,7 +85,7 @@ def test_broken_rows_name_file_and_line(tmp_path, content, message):
 def test_missing_rows_and_levels(tmp_path):
     with pytest.raises(DataError, match=r"has neither train\.jsonl nor hotpotqa/train\.jsonl"):
         load_tasks("hotpotqa", "train", 1, path=str(tmp_path))
-    with pytest.raises(ConfigError, match="HotpotQA has no levels to choose"):
+    with pytest.raises(ConfigError, match="hotpotqa has no levels to choose"):
         load_tasks("hotpotqa", "test", 1, path=str(tmp_path), levels=(3,))
 
 

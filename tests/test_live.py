@@ -37,7 +37,7 @@ def test_a_bar_shows_rate_notes_and_lines() -> None:
     out = Terminal()
     bar = Bar(10, 4, "tree", out)
     bar.describe("cell")
-    bar.advance()
+    bar.at(5)
     bar.note("last tree", last_tree("k/1", 12, 24, 3, 8, "iterations"))
     bar.note("tokens", "1")
     bar.note("tokens", "2 [bold]")  # text, not markup
@@ -45,7 +45,7 @@ def test_a_bar_shows_rate_notes_and_lines() -> None:
     bar.at(10)
     bar.close()
     text = plain(out.getvalue())
-    assert "10/10" in text and "tree/s" in text and "cell" in text
+    assert "10/10" in text and "trees/s" in text and "cell" in text
     assert "last tree: k/1: 12 nodes, 24 simulations, 3 of 8 responses right, iterations" in text
     assert "tokens: 2 [bold]" in text
     assert "a line that stays" in text
@@ -91,9 +91,9 @@ def trained(folder: Path, terminal: bool) -> str:
 
 def test_training_shows_its_last_tree_on_a_terminal(tmp_path: Path) -> None:
     text = plain(trained(tmp_path, terminal=True))
-    assert "16/16" in text and "question/s" in text
+    assert "16/16" in text and "questions/s" in text
     assert re.search(r"last tree: \d/embedded/train/\S+: \d+ nodes, \d+ simulations, \d+ of \d+ responses right", text)
-    assert re.search(r"tokens: [\d,]+ sampled, [\d,]+ a second", text)
+    assert re.search(r"sampled: [\d,]+ tokens, [\d,]+ a second", text)
     assert re.search(r"round: 2/2: reward", text)
 
 

@@ -91,7 +91,7 @@ def test_broken_rows_name_file_and_line(tmp_path, content, message):
 def test_missing_rows_and_levels(tmp_path):
     with pytest.raises(DataError, match=r"has neither test\.jsonl nor math500/test\.jsonl"):
         load_tasks("math", "test", 1, path=str(tmp_path))
-    with pytest.raises(ConfigError, match="MATH-500 has no levels to choose"):
+    with pytest.raises(ConfigError, match="math has no levels to choose"):
         load_tasks("math", "test", 1, path=str(tmp_path), levels=(3,))
 
 

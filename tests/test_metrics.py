@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap, pass_at_k, wilson
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap, pass_at_k, repeats, wilson
+from alphazero_llm_trainer.problems import embedded
 
 
 @pytest.mark.parametrize(
@@ -101,3 +103,26 @@ def test_pass_at_k_equals_enumeration() -> None:
 def test_pass_at_k_needs_k_samples() -> None:
     with pytest.raises(ValueError, match="k is 9 with 8 samples"):
         pass_at_k(8, 3, 9)
+
+
+def test_problems_that_repeat_each_other_are_one_piece_of_evidence() -> None:
+    after, before = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0] * 8, [0.0, 0.0, 1.0, 0.0, 1.0, 1.0] * 8
+    alone = paired_bootstrap(after, before)
+    assert paired_bootstrap(after, before, groups=list(range(48))) == alone
+    # Every problem eight times: no more evidence than six problems.
+    repeated = paired_bootstrap(after, before, groups=[i % 6 for i in range(48)])
+    once = paired_bootstrap(after[:6], before[:6])
+    assert repeated.value == alone.value and (repeated.low, repeated.high) == (once.low, once.high)
+    assert repeated.high - repeated.low > 2 * (alone.high - alone.low)
+    few = wilson(32, 48, 6)
+    assert few.value == wilson(32, 48).value and (few.low, few.high) == (wilson(4, 6).low, wilson(4, 6).high)
+    assert wilson(32, 48, 48) == wilson(32, 48)
+
+
+def test_tasks_with_one_worked_solution_are_one_problem() -> None:
+    tasks = embedded.load("test", 1000)
+    groups = repeats(tasks)
+    assert len(set(groups)) == len({task.solution for task in tasks}) == 876
+    assert groups[0] == 0 and max(groups) == 875
+    unsolved = [replace(task, solution=None) for task in tasks[:50]]
+    assert repeats(unsolved) == list(range(50))

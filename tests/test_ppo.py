@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,28 @@ def test_the_kl_penalty_is_in_the_reward_and_not_in_the_loss(tmp_path: Path) -> 
     out["ref_per_token_logps"] -= 200.0
     assert trainer._compute_loss(trainer.model, out).item() == pytest.approx(first, abs=1e-6)
     assert trainer.beta == 0.5
+
+
+def test_the_kl_penalty_lowers_what_a_token_earns_where_the_policy_likes_it_more_than_the_reference(
+    tmp_path: Path,
+) -> None:
+    trainer, rows = trainer_of(
+        tmp_path, "train.ppo.critic_rounds=0", "train.ppo.kl_coefficient=0.5", "train.ppo.gae_lambda=1.0"
+    )
+    # As if the policy that sampled had held each token likelier than the reference does, by 0.2 nats; the last row less.
+    for i, row in enumerate(rows):
+        shift = -0.3 if i == 4 else 0.2
+        rows[i] = replace(row, old_logprobs=tuple(value + shift for value in row.old_logprobs))
+    out = prepared(trainer, rows)
+    for i, row in enumerate(rows[:5]):
+        count = len(row.completion_ids)
+        gap = -0.3 if i == 4 else 0.2
+        # lambda 1: a token's return is what is earned from it on, each token's penalty and the outcome at the end.
+        expected = [row.reward - 0.5 * gap * (count - t) for t in range(count)]
+        assert out["returns"][i, :count].tolist() == pytest.approx(expected, abs=1e-3)
+    [mean] = trainer._metrics["train"]["kl"]
+    counts = [len(row.completion_ids) for row in rows[:5]]
+    assert mean == pytest.approx((0.2 * sum(counts[:4]) - 0.3 * counts[4]) / sum(counts), abs=1e-3)
 
 
 def test_critic_and_optimiser_are_in_the_checkpoint(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.train import PrmConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval import prm as metrics
-from alphazero_llm_trainer.policy.prm import CARD, load_prm, squash, total_of, unsquash
+from alphazero_llm_trainer.policy.prm import FOLDER, load_prm, squash, total_of, unsquash
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.scripted_teacher import spoiled
@@ -30,7 +30,6 @@ from alphazero_llm_trainer.train.prm import (
     StepRow,
     StepScorer,
     balanced,
-    check,
     new_scorer,
     pack_steps,
     pair_accuracy,
@@ -39,6 +38,7 @@ from alphazero_llm_trainer.train.prm import (
     train_scorer,
 )
 from alphazero_llm_trainer.train.prm_trl import pair_rows, sequence_model, train_reward
+from alphazero_llm_trainer.train.value import check
 from alphazero_llm_trainer.train.value_run import Question
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 from tests.support import VOCABULARY, library_scores, run, tiny_llama
@@ -203,7 +203,7 @@ def test_parts_need_pairs_and_share_no_question() -> None:
     rows = rows_of(0, 4)
     with pytest.raises(DataError, match="1 questions are both"):
         check(rows[:2], rows[1:])
-    with pytest.raises(DataError, match="no held-out question has a pair"):
+    with pytest.raises(DataError, match="no held-out question"):
         check(rows, [pack_steps("q", PROMPT, steps_of(((), (1,), 1.0)), [])])
 
 
@@ -325,6 +325,8 @@ def test_figures_agree_with_enumeration() -> None:
     pairs = np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]])
     found = metrics.measure({"prm": score}, steps, {"prm": pairs}, np.array([0, 1, 1]))
     assert found["pair accuracy"]["prm"].value == pytest.approx(0.5)
+    both = metrics.measure({"policy": score}, steps, {"policy": pairs, "prm": 1 - pairs}, np.array([0, 1, 1]))
+    assert both["pair accuracy over policy"]["prm"].value == pytest.approx(0.0)  # one pair lost, one won, one level
     assert found["step AUC"]["prm"].value == pytest.approx(3 / 4)
     assert found["step AUC, true arithmetic"]["prm"].value == pytest.approx(1 / 2)  # 1 + 1 = 3 is the calculator's
     assert found["step AUC, step 1"]["prm"].value == 1.0 and found["step AUC, step 2"]["prm"].value == 0.0
@@ -388,14 +390,14 @@ def test_a_saved_prm_judges_as_it_was_trained(kind: str, config: Config, student
 def test_a_broken_folder_is_refused(config: Config, student: Student, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no prm\.json"):
         load_prm(tmp_path, student, config)
-    (tmp_path / CARD).write_text("{}")
+    (tmp_path / FOLDER.card).write_text("{}")
     with pytest.raises(CheckpointError, match="broken"):
         load_prm(tmp_path, student, config)
     card = {"kind": "implicit", "policy": "", "total": "min", "vocabulary": 3, "files": {}}
-    (tmp_path / CARD).write_text(json.dumps(card))
+    (tmp_path / FOLDER.card).write_text(json.dumps(card))
     with pytest.raises(CheckpointError, match="is for 3 tokens"):
         load_prm(tmp_path, student, config)
-    (tmp_path / CARD).write_text(json.dumps(card | {"files": {"prm.safetensors": "0"}}))
+    (tmp_path / FOLDER.card).write_text(json.dumps(card | {"files": {"prm.safetensors": "0"}}))
     with pytest.raises(CheckpointError, match=r"lacks prm\.safetensors"):
         load_prm(tmp_path, student, config)
 

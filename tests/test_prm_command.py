@@ -9,7 +9,7 @@ import pytest
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.policy.prm import CARD, load_prm
+from alphazero_llm_trainer.policy.prm import FOLDER, load_prm
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.train.prm_data import encode_step, spoiled_sets
@@ -40,7 +40,7 @@ def test_a_file_of_pairs_becomes_a_verifier(extra: list[str], tmp_path: Path, ca
     assert main(["prm", "--data", str(data), "--out", str(out), *QUICK, *extra]) == 0
     printed = capsys.readouterr().out
     assert "policy log-probability" in printed and "pair accuracy" in printed and "step AUC" in printed
-    card = json.loads((out / CARD).read_text())
+    card = json.loads((out / FOLDER.card).read_text())
     assert card["kind"] == ("bradley-terry" if extra else "implicit") and card["pairs"]["training"] > 20
     config = load_config(None, [{"student": "embedded"}])
     student = load_student(config)
@@ -52,7 +52,7 @@ def test_a_file_of_pairs_becomes_a_verifier(extra: list[str], tmp_path: Path, ca
     judged = run(lambda: verifier(task.problem, student.prompt_ids(task.problem.question), steps))
     assert len(judged.steps) == len(steps) and all(0 <= score <= 1 for score in (*judged.steps, judged.total))
     assert main(["prm", "--data", str(data), "--out", str(out), *QUICK]) == 2
-    assert "holds a finished PRM" in capsys.readouterr().err
+    assert "holds a finished prm" in capsys.readouterr().err
 
 
 def test_it_searches_its_own_trees_and_says_what_they_cost(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -68,7 +68,7 @@ def test_it_searches_its_own_trees_and_says_what_they_cost(tmp_path: Path, capsy
     ]
     spoiled = ["--set", "train.prm.spoiled=1", "--set", "train.demonstrations=20"]
     assert main(["prm", "--out", str(tmp_path), *QUICK, *small, *spoiled]) == 0
-    card = json.loads((tmp_path / CARD).read_text())
+    card = json.loads((tmp_path / FOLDER.card).read_text())
     assert card["cost"]["sampled_tokens"] > 1000 and card["labels"] == "the worked solution"
     assert sum(card["questions"].values()) == 48 + 20
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -25,6 +25,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
@@ -191,8 +192,8 @@ def test_an_adapter_comes_back_exactly_and_knows_its_base(student: Student, conf
     again.model.eval()
     assert torch.equal(logprobs(trainable, again), logprobs(student.model, student))
     assert all("lora_" in name for name, p in trainable.named_parameters() if p.requires_grad)
-    with pytest.raises(CheckpointError, match="trained over other weights"):
-        load_student(load_config(overrides=["student=embedded"]), path=tmp_path)
+    # The adapter knows that its base was loaded in 4 bits.
+    assert load_student(load_config(overrides=["student=embedded"]), path=tmp_path).spec.quantization == "nf4"
 
 
 LORA = [{"student": "embedded", "models": {"embedded": {"adapter": "lora"}}}]  # without 4 bits
@@ -427,7 +428,7 @@ def test_gated_and_unreachable_models_say_what_to_do(monkeypatch: pytest.MonkeyP
         def refuse(*args: Any, error: OSError = error, **kwargs: Any) -> None:
             raise error
 
-        monkeypatch.setattr("alphazero_llm_trainer.policy.student.AutoModelForCausalLM.from_pretrained", refuse)
+        monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
         with pytest.raises(CheckpointError) as caught:
             load_model(spec.path, spec, "llama-3.2-3b")
         message = str(caught.value)
@@ -498,7 +499,7 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     try:
         given = ["--adapter", str(whole_run / "adapter"), "--out", str(out), "--push-to-hub", "me/student"]
-        assert main(["merge", *FLAGS, *given]) == 0
+        assert main(["merge", "--student", "embedded", *given]) == 0, "the adapter knows that its base has 4 bits"
     finally:
         hub.server.shutdown()
     assert "uploaded to" in capsys.readouterr().out
@@ -524,10 +525,7 @@ def test_what_is_wrong_with_an_upload_shows_before_training(
     [
         (["--adapter", "nowhere", "--out", "x"], "has no adapter_config.json"),
         (["--adapter", "{adapter}", "--out", "{run}"], "is there already"),
-        (
-            ["--adapter", "{adapter}", "--out", "x", "--set", "models.embedded.quantization=none"],
-            "trained over other weights",
-        ),
+        (["--adapter", "{adapter}", "--out", "x", "--path", "{run}/student"], "trained over other weights"),
     ],
 )
 def test_merge_refuses_what_is_wrong(
@@ -566,7 +564,7 @@ def test_a_loop_goes_on_from_the_champions_adapter(tmp_path: Path) -> None:
     )
     assert facts["weights"] is not None and facts["weights"] != loop.first.weights
     champion = Side(1, trained(tmp_path / "policy", config), None, None, facts["weights"])
-    assert learn_value(first, tmp_path / "value", champion, lambda: False)["trained"]
+    assert learn_value(first, tmp_path / "value", champion, lambda: False, Progress(quiet=True))["trained"]
     champion = replace(champion, value=tmp_path / "value", own="value")
     again = champion.load(config)  # checks the fingerprint
     assert champion.verifier(config, again).name

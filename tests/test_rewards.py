@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.problems.grading import grade
+from alphazero_llm_trainer.problems.grading import RULES
 from alphazero_llm_trainer.rewards.combined import combined
 from alphazero_llm_trainer.rewards.pre import perplexity, pre
 
@@ -28,8 +28,9 @@ logprobs = st.lists(st.floats(-2000, 0), max_size=8)
     ],
 )
 def test_hre(response, gold, loose, strict):
-    assert grade("gsm8k", response, gold).hre == loose
-    assert grade("gsm8k", response, gold, strict=True).hre == strict
+    rule = RULES["numbers"]
+    assert [grade.hre for grade in rule.grade_many([(response, gold)])] == [loose]
+    assert [grade.hre for grade in rule.grade_many([(response, gold)], strict=True)] == [strict]
 
 
 def test_perplexity_closed_forms():

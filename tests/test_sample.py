@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.scale.folder import SampleFolder
-from alphazero_llm_trainer.scale.progress import Summary
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.schedule import Schedule
+from alphazero_llm_trainer.scale.summary import Summary
 from alphazero_llm_trainer.search.journal import Shards, read_shards
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
@@ -306,7 +306,7 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
         (["--out", out], "--resume"),
         (["--out", out, "--resume", "--seed", "8"], "seed is 8"),
         ([], "--out is missing"),
-        (["--out", out, "--num-examples", "0"], "--num-examples is 0"),
+        (["--out", out, "--num-examples", "0"], "--num is 0"),
         (["--out", out, "--workers", "0"], "--workers is 0"),
     ):
         assert main(["sample", "--num-examples", "6", *argv, *SMALL]) == 2

@@ -224,7 +224,7 @@ def test_weights_are_not_pushed_under_a_head() -> None:
 
 
 STUDENT = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
-CONNECTION = {"engine": CARD, "student": ("embedded", None, None), "engines": ["policy"], "rollout_weight": None}
+CONNECTION = {"engine": CARD, "student": ("embedded", None, None), "engines": ["policy"], "value": None}
 
 
 def test_a_search_actor_returns_mistakes_of_the_configuration() -> None:
@@ -267,7 +267,7 @@ def test_teachers_costs_outlive_a_connection() -> None:
 class InstantFleet(Fleet):
     """FAKE fleet: a reference is its own answer, there as soon as somebody attends."""
 
-    def _watch(self, reference: Any, then: Any, died: Any) -> None:
+    def _watch(self, owner: Any, reference: Any, then: Any) -> None:
         if reference is not None:
             self._pending[object()] = lambda _: then(reference)
 

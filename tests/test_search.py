@@ -37,7 +37,7 @@ from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.search.select import RULES, puct, step_priors, ucb1
 from alphazero_llm_trainer.search.steps import StepExpansion
 from alphazero_llm_trainer.search.tokens import TokenExpansion
-from alphazero_llm_trainer.search.tree import ROOT, Tree
+from alphazero_llm_trainer.search.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -313,6 +313,15 @@ def test_ucb1_by_hand() -> None:
     assert ucb1(fan((1, 0.0, None), (1, 1.0, None), visits=1), ROOT, 1.0) == 2  # ln 1 = 0
 
 
+def test_ucb1_counts_visits_in_flight_in_its_logarithm() -> None:
+    # Visits of the third child alone, all in flight. ln 8: 1.442 against 1 + .545; ln 28: 1.825 against 1 + .690.
+    tree = fan((1, 0.0, None), (7, 7.0, None), (0, 0.0, None))
+    tree.hold(3, 1)
+    assert ucb1(tree, ROOT, 1.0) == 2  # ln 9
+    tree.hold(3, 19)
+    assert ucb1(tree, ROOT, 1.0) == 1
+
+
 def test_puct_by_hand() -> None:
     # N=9, priors .5, .25, .25. c=1: .2 + .5*3/6 = .45; .5 + .25*3/4 = .6875; 0 + .25*3/1 = .75
     tree = fan((5, 1.0, 0.5), (3, 1.5, 0.25), (0, 0.0, 0.25), visits=9)
@@ -327,6 +336,15 @@ def test_puct_by_hand() -> None:
     impossible = fan((1, 0.0, None), (1, 0.5, None))
     impossible.logprobs[1] = impossible.logprobs[2] = (-math.inf,)
     assert puct(impossible, ROOT, 1.0) == 2  # no prior at all: even shares
+
+
+def test_puct_counts_visits_in_flight_in_its_square_root() -> None:
+    # sqrt(4): 0 + .45*2 = .9 against 1 + .1*2/5 = 1.04; sqrt(16): 1.8 against 1.08; the third: .45*4/13 = .14.
+    tree = fan((0, 0.0, 0.45), (4, 4.0, 0.1), (0, 0.0, 0.45))
+    tree.hold(3, 1)
+    assert puct(tree, ROOT, 1.0) == 2  # sqrt(5): 1.006 against 1.045
+    tree.hold(3, 11)
+    assert puct(tree, ROOT, 1.0) == 1
 
 
 def test_a_steps_prior_is_its_tokens_probability() -> None:
@@ -397,7 +415,7 @@ def test_a_tree_of_depth_2000_is_saved_copied_and_pickled(tmp_path: Path) -> Non
     again = Tree.from_dict(Journal(tmp_path / "deep.jsonl").records["deep"]["tree"])
     assert again.response(2000) == "".join(step.text for step in steps)
     [found] = trajectories(again)
-    assert found.token_ids == tuple(range(2000)) and len(step_values(again, found)) == 2000
+    assert found.token_ids == tuple(range(2000)) and len(step_values(found, found.reward, again.N, again.W)) == 2000
     assert choose(again, "visits").node == 2000  # type: ignore[union-attr]
 
 
@@ -678,6 +696,25 @@ def test_choose_without_answers_or_without_leaves() -> None:
     node = open_end.attach(ROOT, Step((1,), (-1.0,), "b\n"))
     open_end.N[node] = 9
     assert choose(open_end, "visits").answer == "1"  # type: ignore[union-attr]
+
+
+def test_a_rejected_step_is_no_response() -> None:
+    tree = grown((("a\n", "#### 7"), 0.0, 1))
+    step = tree.attach(ROOT, Step((1,), (-1.0,), "#### 8"))
+    tree.finish(step, REJECTED, RewardParts(0.0))
+    for _ in range(3):
+        tree.backup(step, 0.0)
+    for rule in ("vote", "value"):
+        chosen = choose(tree, rule)
+        assert chosen is not None and (chosen.answer, chosen.visits) == ("7", 1)
+        assert chosen.why.endswith("1 finished responses")
+    chosen = choose(tree, "visits")  # the most visited path ends in the rejected step: then the value decides
+    assert chosen is not None and chosen.answer == "7"
+    alone = Tree()
+    step = alone.attach(ROOT, Step((1,), (-1.0,), "#### 8"))
+    alone.finish(step, REJECTED, RewardParts(0.0))
+    alone.backup(step, 0.0)
+    assert all(choose(alone, rule) is None for rule in ("vote", "value", "visits"))
 
 
 def test_answers_in_words_vote_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -283,6 +284,32 @@ def test_the_page_of_a_trace(client: openai.OpenAI, served: Served) -> None:
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "<script>alert(1)" not in page.text
     assert httpx.get(f"{served.url}/traces/tr-none").json()["error"]["code"] == "not_found"
+    # It shows the answer that was given, reads tokens as text, and leads back to the list.
+    record = httpx.get(f"{served.url}/v1/traces/{details(answer)['trace_id']}").json()
+    assert f'"chosen":{record["served"]["node"]},"answer":' in page.text
+    assert '"pieces":{' in page.text and '"home":"/"' in page.text
+
+
+def test_the_list_of_traces(both: tuple[Served, Served], client: openai.OpenAI) -> None:
+    served, small = both
+    auth = {"Authorization": "Bearer second-key"}
+    empty = httpx.get(f"{small.url}/", headers=auth)
+    assert empty.status_code == 200 and "No traces yet" in empty.text and "<td" not in empty.text
+    asked_for = {}
+    for question in ("<img src=x> & more?", "And what is 2 + 3?"):
+        answer = client.chat.completions.create(model="student@best-of-8", messages=asked(question))
+        asked_for[details(answer)["trace_id"]] = details(answer)
+    page = httpx.get(f"{served.url}/")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"] and "<script" not in page.text
+    assert "<img" not in page.text and "&lt;img src=x&gt; &amp; more?" in page.text
+    first, second = asked_for
+    assert page.text.index(second) < page.text.index(first)  # the newest first
+    for name, about in asked_for.items():
+        [line] = [line for line in page.text.splitlines() if name in line]
+        assert f'href="/traces/{name}"' in line and ">best-of-8</td>" in line
+        assert f">{about['sampled_tokens']:,}</td>" in line and re.search(r">\d+ (s|min)</td>", line)
+    assert httpx.get(f"{served.url}/traces/{first}").status_code == 200
 
 
 def test_a_streamed_search_tells_how_far_it_is(client: openai.OpenAI) -> None:
@@ -423,6 +450,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": asked("apples " * 10_000)}, "messages", "context_length_exceeded"),
     ({"temperature": 3}, "temperature", "invalid_value"),
     ({"temperature": "hot"}, "temperature", "invalid_value"),
+    ({"temperature": 1e-39}, "temperature", "invalid_value"),
     ({"n": 0}, "n", "invalid_value"),
     ({"n": 17}, "n", "invalid_value"),
     ({"n": True}, "n", "invalid_value"),
@@ -555,7 +583,7 @@ def test_vf_eval_answers_through_the_server(served: Served, tmp_path: Path) -> N
     environment |= {"NO_COLOR": "1", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     before = served.metric("alphazero_requests_total", model="student@mcts", status="200")
     done = subprocess.run(
-        [sys.executable, "-m", "alphazero_llm_trainer", "alphazero-llm-trainer", "-n", "3", "-m", "student@mcts",
+        [sys.executable, "-m", "alphazero_llm_trainer.environment", "alphazero-llm-trainer", "-n", "3", "-m", "student@mcts",
          "--client.base-url", f"{served.url}/v1", "--env.taskset.source", "embedded", "-o", str(tmp_path / "out")],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

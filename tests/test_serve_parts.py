@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Calculator
 from alphazero_llm_trainer.policy.prm import EnginePrm, squash
 from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.value import EngineValue
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
@@ -41,7 +43,9 @@ from alphazero_llm_trainer.serve.server import listen, serve
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.traces import KeptJournal, Trace, TraceStore
 from alphazero_llm_trainer.serve.wanted import Wanted, chat_request
+from alphazero_llm_trainer.serve.wire import usage
 from alphazero_llm_trainer.types import Cost, Step
+from alphazero_llm_trainer.viewer.traces import TraceLine, age, traces_page
 from tests.support import run, tiny_engine
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -228,6 +232,37 @@ def test_traces_are_bounded_by_number_size_and_age() -> None:
     assert (len(store), store.bytes, len(store._ages)) == (0, 0, 0)
 
 
+def test_the_newest_traces_come_first_and_listing_them_keeps_none() -> None:
+    now = [0.0]
+    store = TraceStore(2, 20 * trace("x").size, 10.0, clock=lambda: now[0])
+    for seconds, name in enumerate("ab"):
+        now[0] = float(seconds)
+        store.put(trace(name))
+    now[0] = 3.0
+    store.get("a")
+    assert [(kept.name, age) for kept, age in store.newest()] == [("b", 2.0), ("a", 3.0)]
+    store.put(trace("c"))  # in place of b, which was used less recently than a
+    assert [kept.name for kept, _ in store.newest()] == ["c", "a"]
+    now[0] = 11.5
+    assert [kept.name for kept, _ in store.newest()] == ["c"]
+
+
+def test_a_page_of_traces_escapes_what_it_lists() -> None:
+    hostile = '"><script>alert(1)</script>\ud83d'
+    page = traces_page([TraceLine(hostile, hostile, hostile, hostile, 12_345, 7300.0)], hostile)
+    assert "<script" not in page and "&lt;script&gt;" in page and "12,345" in page and "2 h" in page
+    assert 'href="/traces/%22%3E%3Cscript' in page
+    page.encode()
+    assert [age(seconds) for seconds in (-1.0, 0.4, 59, 61, 3600, 200_000)] == [
+        "0 s",
+        "0 s",
+        "59 s",
+        "1 min",
+        "1 h",
+        "2 d",
+    ]
+
+
 def test_a_trace_as_a_record_is_a_journal_line_without_gold() -> None:
     record = trace("tr-1", nodes=2).record()
     assert {"key", "problem", "ended_by", "policy_version", "prompt_ids", "cost", "tree"} <= record.keys()
@@ -296,6 +331,8 @@ def test_the_guards_questions() -> None:
     assert status(keys=keys, authorization="Bearer two") == status("/health", keys) == 200
     assert status(keys=keys, authorization="Basic Om9uZQ==") == 401  # ":one", which pages alone take
     assert status("/traces/tr-1", keys, authorization="Basic Om9uZQ==") == 200
+    assert status("/", keys) == status("/", keys, authorization="Basic Om9uZ===") == 401
+    assert status("/", keys, authorization="Basic Om9uZQ==") == status("/", keys, authorization="Bearer two") == 200
 
 
 def test_a_client_is_its_address_and_key_however_it_spells_that() -> None:
@@ -488,6 +525,14 @@ def wanted(student: Student, config: Config, method: str, before: str = "", **mo
     )
 
 
+def test_a_temperature_is_0_or_large_enough_to_draw(student: Student, config: Config) -> None:
+    for fine in (0, 0.01, 2, None):
+        assert wanted(student, config, "sample", temperature=fine).temperature == fine
+    with pytest.raises(ApiError) as refused:
+        wanted(student, config, "sample", temperature=1e-39)
+    assert str(refused.value) == "temperature is 1e-39: give 0 for the likeliest tokens, or at least 0.01"
+
+
 @pytest.mark.parametrize("method", ["best-of-4", "weighted-majority-4", "mcts", "step-rejection", "beam"])
 def test_a_network_judges_each_request_by_its_own_chat(student: Student, config: Config, method: str) -> None:
     engine = InProcessEngine(
@@ -535,6 +580,45 @@ def test_a_request_is_charged_with_what_it_takes(student: Student, config: Confi
             assert outcome.cost.sampled_tokens == student.engine.cost.sampled_tokens - before > 0
             if method != "sample":
                 assert outcome.cost.sampled_tokens <= 300
+
+    run(main)
+
+
+@pytest.mark.parametrize("budget", [40, 200])
+@pytest.mark.parametrize("judge", ["none", "value", "prm"])
+def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
+    student: Student, config: Config, judge: str, budget: int
+) -> None:
+    engine = InProcessEngine(
+        student.model, eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids, settings=config.engine
+    )
+    verifier, value, methods = None, None, ["mcts", "majority-6"]
+    if judge == "prm":
+        verifier = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+        methods = ["mcts", "best-of-6", "weighted-majority-6"]
+    elif judge == "value":
+        engine.set_value(torch.zeros(student.model.config.hidden_size), 0.5)
+        value, methods = EngineValue(engine, 0.5, {}, own=True), ["mcts"]
+    answerer = Answerer(student, config, verifier, value)
+
+    async def main() -> None:
+        for method in methods:
+            engine.forget()
+            drawn, read = student.engine.cost.sampled_tokens, engine.stats.computed_tokens
+            more = {"simulations": 60} if method == "mcts" else {}
+            one = wanted(student, config, method, seed=5, temperature=1.0, budget_tokens=budget, **more)
+            outcome = await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, "p")
+            sampled, scored = outcome.cost.sampled_tokens, outcome.cost.scored_tokens
+            assert sampled == student.engine.cost.sampled_tokens - drawn
+            assert sampled + scored <= budget
+            # What a network computed; the last token of a response needs no forward where a PRM scores tokens.
+            assert engine.stats.computed_tokens - read <= scored
+            assert sampled > 0 and outcome.text
+            if budget == 200:
+                assert (scored > 0) == (judge != "none")
+            told = usage(one, [outcome])
+            assert told["completion_tokens"] == sampled
+            assert told["completion_tokens_details"]["scored_tokens"] == scored
 
     run(main)
 

@@ -8,7 +8,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import SFTConfig
 
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import DataError, TrainingError
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.train.sft import (
@@ -16,6 +18,7 @@ from alphazero_llm_trainer.train.sft import (
     StudentShape,
     WeightedCollator,
     WeightedSFTTrainer,
+    _Watch,
     new_student,
     run_sft,
     sft_rows,
@@ -27,13 +30,18 @@ SETTINGS = SftSettings(steps=6, batch_size=4, warmup_steps=2, evaluate_every=3, 
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return build_tokenizer()
+def student():
+    return load_student(load_config(), "embedded")
 
 
 @pytest.fixture(scope="module")
-def rows(tokenizer):
-    return sft_rows(embedded.load("train", 16), tokenizer)
+def tokenizer(student):
+    return student.tokenizer
+
+
+@pytest.fixture(scope="module")
+def rows(student):
+    return sft_rows(embedded.load("train", 16), student)
 
 
 def trainer_for(model, rows, tmp_path, **arguments):
@@ -69,18 +77,29 @@ def hand_loss(model, rows):
     return total / weight
 
 
-def test_rows_weigh_question_and_answer_tokens(tokenizer):
+def test_of_equally_good_evaluations_the_earliest_weights_are_kept():
+    model, accuracies = torch.nn.Linear(1, 1), iter([0.5, 0.5, 0.75, 0.75])
+    watch = _Watch(SETTINGS, lambda model: next(accuracies))
+    kept = []
+    for step in range(4):
+        torch.nn.init.constant_(model.weight, step)
+        watch._evaluate(model, step)
+        kept.append(watch.best["weight"].item())
+    assert kept == [0, 0, 2, 2]
+
+
+def test_rows_weigh_question_and_answer_tokens(student, tokenizer):
     task = embedded.build("train", 0, 1)
-    (row,) = sft_rows([task], tokenizer, question_weight=0.1, row_weight=0.5)
+    (row,) = sft_rows([task], student, question_weight=0.1)
     assert tokenizer.decode(row["input_ids"]) == f"{task.problem.question}\n{task.solution}<eos>"
     question = len(tokenizer(task.problem.question + "\n")["input_ids"])
-    assert row["weights"] == [0.05] * question + [0.5] * (len(row["input_ids"]) - question)
+    assert row["weights"] == [0.1] * question + [1.0] * (len(row["input_ids"]) - question)
 
 
-def test_a_row_without_a_solution_is_refused(tokenizer):
+def test_a_row_without_a_solution_is_refused(student):
     task = replace(embedded.build("train", 0, 1), solution=None)
     with pytest.raises(DataError, match="embedded/train/1/0"):
-        sft_rows([task], tokenizer)
+        sft_rows([task], student)
 
 
 def test_collator_pads_with_no_weight():
@@ -199,6 +218,7 @@ def test_run_sft_writes_a_model_and_its_manifest(tokenizer, rows, tmp_path):
         tokenizer=tokenizer,
         evaluate=lambda model: 0.25,
         measure=lambda model: {"test_accuracy": 0.125},
+        model=new_student(tokenizer, TINY, SETTINGS.seed),
         facts={"demonstrations": "embedded/train/0-15"},
     )
     assert json.loads((out / "manifest.json").read_text()) == manifest
@@ -216,8 +236,8 @@ def test_run_sft_writes_a_model_and_its_manifest(tokenizer, rows, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_short_training_of_the_student_makes_the_loss_fall(tokenizer, tmp_path):
-    rows = sft_rows(embedded.load("train", 500), tokenizer)
+def test_a_short_training_of_the_student_makes_the_loss_fall(student, tokenizer, tmp_path):
+    rows = sft_rows(embedded.load("train", 500), student)
     settings = SftSettings(steps=300)
     model = new_student(tokenizer, settings.shape, settings.seed)
     losses = [loss for _, loss in train_student(model, rows, tokenizer, settings, out_dir=tmp_path)["losses"]]

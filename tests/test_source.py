@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.collect import Collector
+from alphazero_llm_trainer.collect import Collector, GradedTree
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.policy.student import load_student
@@ -19,6 +19,7 @@ from alphazero_llm_trainer.search.extract import trajectories
 from alphazero_llm_trainer.search.journal import Journal
 from alphazero_llm_trainer.train.credit import clamp, group_advantages, is_flat, process_advantages
 from alphazero_llm_trainer.train.rows import TrainRow
+from alphazero_llm_trainer.train.size import RunSize
 from alphazero_llm_trainer.train.source import RoundSource, RoundStats
 from alphazero_llm_trainer.types import Problem, Step
 
@@ -39,7 +40,7 @@ class Likely:
     name, computes = "likely", False
     scored_tokens = 0
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         scores = tuple(math.exp(math.fsum(step.logprobs) / len(step.logprobs)) for step in steps)
         self.scored_tokens += sum(len(step.token_ids) for step in steps)
         return Judgement(scores, math.prod(scores))
@@ -56,7 +57,7 @@ def source_of(folder: Path, *overrides: str) -> tuple[RoundSource, list[RoundSta
         load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350),
         [],
         Journal(folder / "journal.jsonl"),
-        questions_per_round=QUESTIONS,
+        size=RunSize.of(config),
         verifier=Likely(),
         on_tree=lambda tree: None,
         on_round=seen.append,
@@ -122,11 +123,38 @@ def test_tree_credit_compares_siblings(tmp_path: Path) -> None:
     assert checked >= 5
 
 
+def credited(source: RoundSource, trees: list[GradedTree]) -> list[TrainRow]:
+    return source.credited(trees, RoundStats(0))
+
+
+@pytest.mark.parametrize("credit", ["step", "tree"])
+def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -> None:
+    source, _ = source_of(tmp_path, f"train.grpo.credit={credit}")
+    trees, _ = source.search(0)
+    wrong = {
+        (source.student.prompt_ids(tree.task.problem.question), t.token_ids)
+        for tree in trees
+        for t in trajectories(tree.tree)
+        if not t.hre
+    }
+    rows = credited(source, trees)
+    ends = [row.advantages[-1] for row in rows if (row.prompt_ids, row.completion_ids) in wrong]
+    assert len(ends) >= 10 and max(ends) <= 0.0, "no wrong response is praised for its last step"
+    # As if the combined reward had liked wrong responses: with PRE it can be any number in [0, 1].
+    for tree in trees:
+        grown = tree.tree
+        grown.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(grown.N)]
+        grown.reward = [None if reward is None else 1.0 - reward for reward in grown.reward]
+    assert credited(source, trees) == rows
+    combined, _ = source_of(tmp_path / "combined", f"train.grpo.credit={credit}", "train.reward=combined")
+    assert credited(combined, trees) != rows
+
+
 @pytest.mark.parametrize("credit", ["group", "step", "visits"])
 def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None:
     source, [*_] = source_of(tmp_path, f"train.grpo.credit={credit}")
     rows = source.grpo(0)
-    assert len(rows) == source.round_rows == 400
+    assert len(rows) == source.size.rows_per_round == 400
     assert all(len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows)
     values = {value for row in rows for value in row.advantages}
     assert len(values) > 4 and min(values) < 0 < max(values)
@@ -145,7 +173,7 @@ def test_own_responses_to_solved_questions_are_replayed_after_a_restart_too(tmp_
     source.demonstrations = load_tasks("embedded", "train", 3, levels=source.config.problems.levels)
     rows = source.grpo(0)
     own = {(row.prompt_ids, row.completion_ids) for row in rows if row.kind == "demonstration"}
-    own -= {source.worked(task) for task in source.demonstrations}
+    own -= {source.student.worked(task) for task in source.demonstrations}
     right = set()
     for tree in source.restored(0):
         found = trajectories(tree.tree)
@@ -164,12 +192,12 @@ def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_p
     most = alive = 0
 
     class Counted(Likely):
-        async def __call__(self, problem: Problem, steps: Sequence[Step]) -> Judgement:
+        async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
             nonlocal most, alive
             alive += 1
             most = max(most, alive)
             await asyncio.sleep(0)
-            judged = await super().__call__(problem, steps)
+            judged = await super().__call__(problem, prompt_ids, steps)
             alive -= 1
             return judged
 

@@ -35,7 +35,7 @@ def test_generated_sources_are_repeatable_and_their_splits_disjoint(name: str) -
     source = open_named(name)
     by_split = {split: load_tasks(source, split, 60) for split in SPLITS}
     questions = [task.problem.question for tasks in by_split.values() for task in tasks]
-    assert max(Counter(questions).values()) <= 2  # small numbers repeat within a split
+    assert len(set(questions)) > 0.9 * len(questions)  # small numbers repeat within a split
     for one, tasks in by_split.items():
         texts = {task.problem.question for task in tasks}
         assert all(not texts & {t.problem.question for t in others} for two, others in by_split.items() if two != one)
@@ -155,7 +155,7 @@ def test_columns_are_named_or_found(tmp_path: Path) -> None:
     [task] = source.load("test", 9)
     assert (task.problem.question, task.gold, task.solution) == ("2 + 2?", "4", "2 + 2 = 4\n#### 4")
     assert source.load("train", 9) == []
-    with pytest.raises(DataError, match="has no task number 0"):
+    with pytest.raises(DataError, match="has no train problems"):
         load_tasks(source, "train", 1)
 
 
@@ -170,7 +170,9 @@ def test_columns_are_named_or_found(tmp_path: Path) -> None:
 )
 def test_the_rule_is_read_off_the_gold_answers(golds: list[str], rule: str, response: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"question": f"q{i}?", "answer": g, "split": "test"}) + "\n" for i, g in enumerate(golds)))
+    file.write_text(
+        "".join(json.dumps({"question": f"q{i}?", "answer": g, "split": "test"}) + "\n" for i, g in enumerate(golds))
+    )
     source = open_named(str(file))
     assert source.rule == rule
     task = source.load("test", 1)[0]
@@ -214,7 +216,10 @@ def test_parquet_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
         ("[1]\n", "line 1 is not a JSON object"),
         ('{"question": "q", "answer": null}\n', "has None as `answer`"),
         ('{"question": " ", "answer": "1"}\n', "has ' ' as `question`"),
-        ('{"id": "a", "question": "q", "answer": "1"}\n{"id": "a", "question": "r", "answer": "1"}\n', "two tasks with the id"),
+        (
+            '{"id": "a", "question": "q", "answer": "1"}\n{"id": "a", "question": "r", "answer": "1"}\n',
+            "two tasks with the id",
+        ),
         ('{"question": "q", "answer": "1", "split": "best"}\n', "has the split 'best'"),
         ("[" * 100_000, "is not valid JSON"),
     ],
@@ -264,16 +269,30 @@ def test_code_of_ones_own_is_a_source(tmp_path: Path) -> None:
     assert split.load("test", 1)[0].solution == "#### 0"
     parity = open_named(f"{file}:Parity", grade=None)
     assert parity.name == "parity" and len(load_tasks(parity, "train", 7)) == 7
-    for name, words in (("BROKEN", "no task at number 0"), ("NUMBER", "is a int"), ("missing", "has no missing: it has")):
+    for name, words in (
+        ("BROKEN", "no task at number 0"),
+        ("NUMBER", "is a int"),
+        ("missing", "has no missing: it has"),
+    ):
         with pytest.raises(AlphaZeroError, match=words):
             open_named(f"{file}:{name}")
     (tmp_path / "bad.py").write_text("import nothing_of_this_name\n")
-    with pytest.raises(ConfigError, match="can't be imported .ModuleNotFoundError: No module named 'nothing_of_this_name'"):
+    with pytest.raises(
+        ConfigError, match=r"can't be imported .ModuleNotFoundError: No module named 'nothing_of_this_name'"
+    ):
         open_named(f"{tmp_path}/bad.py:x")
 
 
 def test_what_is_no_source_is_said_in_one_sentence() -> None:
-    for address in ("nope", "no.module.of_this:name", "missing.py:x", "hub:x", "numbers:0", "gsm8k:train", "missing.jsonl"):
+    for address in (
+        "nope",
+        "no.module.of_this:name",
+        "missing.py:x",
+        "hub:x",
+        "numbers:0",
+        "gsm8k:train",
+        "missing.jsonl",
+    ):
         with pytest.raises(AlphaZeroError) as caught:
             open_named(address)
         assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
@@ -293,7 +312,7 @@ def test_reasoning_gym_grades_by_its_own_rule() -> None:
         assert source.grade(f"thinking\n#### {task.gold}", task).hre == 1.0
         assert source.grade("#### 123456789", task).hre < 1.0
     assert source.grade("nothing", tasks[0], strict=True).verdict is Verdict.UNPARSED
-    with pytest.raises(ConfigError, match="none of its .* tasks"):
+    with pytest.raises(ConfigError, match=r"none of its .* tasks"):
         open_named("reasoning-gym:no_such_task")
 
 

@@ -28,6 +28,7 @@ from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.train.credit import group_advantages
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.run import RunFolder, new_run
+from alphazero_llm_trainer.train.size import RunSize
 from alphazero_llm_trainer.train.source import RoundSource
 from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
 
@@ -144,7 +145,7 @@ def source_with_teachers(folder: Path, *overrides: str) -> RoundSource:
         load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350),
         [],
         Journal(folder / "journal.jsonl"),
-        questions_per_round=QUESTIONS,
+        size=RunSize.of(config),
         on_tree=lambda tree: None,
         on_round=lambda stats: None,
         stop=lambda: False,

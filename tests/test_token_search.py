@@ -110,7 +110,7 @@ async def hashed_value(token_ids: tuple[int, ...]) -> float:
     return hashed_reward(f"V{token_ids}")
 
 
-hashed_value.rollout_weight = 0.5  # type: ignore[attr-defined]
+hashed_value.rollout_weight, hashed_value.computes = 0.5, False  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("rollout", ["greedy", "sample", "none"])
@@ -311,6 +311,7 @@ def test_a_mixed_step_search_mixes_from_the_leaf_upwards() -> None:
         return 0.5
 
     config = SearchConfig(iterations=1, samples=1, rollout_weight=0.25)
+    half.rollout_weight, half.computes = 1.0, False  # type: ignore[attr-defined]
     tree = run(lambda: Search(Valued(5), scripted_evaluate, config, value=half).run(a_problem(), 3)).tree
     [leaf] = tree.leaves()
     assert tree.V[ROOT] == 0.5 and tree.W[leaf] == tree.reward[leaf]
@@ -601,8 +602,8 @@ def test_rollouts_sink_to_the_deepest_node_they_pass() -> None:
     first, second = trajectories(tree)
     assert first.token_ids == (1, 3, 4) and first.nodes == (1, 3, OUTSIDE) and first.lengths == (1, 1, 1)
     assert first.samples == 2 and second.token_ids == (5,) and second.reward == 0.0
-    assert step_values(tree, first) == [(1.0, 0.75), (1.0, 1.0), (1.0, 1.0)]
-    assert step_values(tree, second) == [(0.0, 0.75)]
+    assert step_values(first, 1.0, tree.N, tree.W) == [(1.0, 0.75), (1.0, 1.0), (1.0, 1.0)]
+    assert step_values(second, 0.0, tree.N, tree.W) == [(0.0, 0.75)]
 
 
 # -- (h) on a real engine ----------------------------------------------------------------------------------------------

@@ -86,7 +86,10 @@ def test_a_run_reports_what_it_did(whole_run):
     assert len([r for r in rounds if "validation_accuracy" in r]) == 3
     sampled = sum(r["cost"]["sampled_tokens"] for r in rounds if "cost" in r)
     assert card["search_cost"]["sampled_tokens"] == sampled > 0
-    assert (run / "report.png").stat().st_size > 10_000
+    answers = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
+    for when in ("before", "after"):
+        assert [line[when]["correct"] for line in answers] == card[when]["correct"]
+    assert all(line["question"] and line["after"]["answer"] for line in answers if line["after"]["correct"])
     assert {p.name for p in run.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (4, 8, 12)}
 
 
@@ -165,6 +168,12 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
             assert torch.allclose(tensor, critics[1][name], atol=1e-4), name
     metrics = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics if "mean_reward" in m] == [0, 1, 2]
+    spent, undisturbed = (json.loads((folder / "run.json").read_text())["search_cost"] for folder in (resumed, run))
+    for cost in (spent, undisturbed):
+        # How much of a prompt is cached depends on what else is searched at the time; the sum doesn't.
+        cost["prompt_tokens"] += cost.pop("cached_tokens")
+        assert cost.pop("seconds") > 0
+    assert spent == undisturbed and spent["scored_tokens"] > 0
 
 
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
@@ -256,12 +265,26 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
     assert card["after"]["correct"] == card["before"]["correct"]
 
 
+def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path):
+    run = Run(load_config(overrides=["student=embedded"]))
+    run.folder, run.validation, run.trainable = RunFolder(tmp_path), [None] * 4, torch.nn.Linear(1, 1)
+    answers = iter([(1, 1, 0, 0), (0, 0, 1, 1), (1, 1, 1, 0), (0, 1, 1, 1), (1, 0, 0, 0)])
+    run.evaluate = lambda tasks: SimpleNamespace(first=next(answers))
+    best = []
+    for rounds_done in range(5):
+        run.validate(rounds_done)
+        best.append(run.best)
+    assert best == [(0.5, 0), (0.5, 0), (0.75, 2), (0.75, 2), (0.75, 2)]
+
+
 def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     run, _ = whole_run
     before = (run / "run.json").read_bytes()
+    (run / "report.html").unlink()  # as where a crash came between the results and their page
     assert train_main(["--resume", str(run)]) == 0
     assert "this run is finished" in capsys.readouterr().out
     assert (run / "run.json").read_bytes() == before
+    assert (run / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
@@ -303,10 +326,11 @@ def test_packed_training_ends_in_the_flat_trainings_weights(tmp_path):
         assert torch.allclose(tensor, found["off"][name], atol=1e-4), name
 
 
-def test_a_run_starts_from_the_student_of_another(whole_run, tmp_path):
+def test_a_run_starts_from_the_student_of_another(whole_run, tmp_path, capsys):
     run, _ = whole_run
     flags = [*SMALL, "--num-examples", "8", "--path", str(run / "student"), "--checkpoint-dir", str(tmp_path)]
     assert train_main(flags) == 0
+    assert f"student {run / 'student'} (" in capsys.readouterr().err
     card = json.loads((tmp_path / "run-001" / "run.json").read_text())
     assert card["started_from"] == str(run / "student")
     assert card["before"]["correct"] == json.loads((run / "run.json").read_text())["after"]["correct"]

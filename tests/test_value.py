@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import json
@@ -18,19 +19,25 @@ from support import EOS, VOCABULARY, tiny_engine, tiny_llama
 from transformers import AutoModelForTokenClassification
 
 from alphazero_llm_trainer.cli import base as cli
+from alphazero_llm_trainer.cli.judges import JudgeCommand
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
-from alphazero_llm_trainer.config.train import ValueConfig
-from alphazero_llm_trainer.errors import CheckpointError, DataError
+from alphazero_llm_trainer.config.train import CollectConfig, ValueConfig
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.eval import value as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import Student
-from alphazero_llm_trainer.policy.value import load_value, policy_fingerprint
+from alphazero_llm_trainer.policy.value import FOLDER, load_value, policy_fingerprint
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.search.journal import read
 from alphazero_llm_trainer.search.targets import prefixes
 from alphazero_llm_trainer.search.tree import ROOT, Tree
+from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.models import make_trainable
 from alphazero_llm_trainer.train.rows import ValueRow, pack_values
+from alphazero_llm_trainer.train.size import used_questions
 from alphazero_llm_trainer.train.value import (
     LikeLengths,
     ValueCollator,
@@ -454,7 +461,7 @@ def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None
     path = tmp_path / "journal.jsonl"
     path.write_text('{"key":"x","policy":"another"}\n')
     with pytest.raises(DataError, match="searched by another policy"):
-        collect_trees(a_student(), load_config(), [], path, lambda: False, lambda done: None)
+        collect_trees(a_student(), load_config(), CollectConfig(), [], path, lambda: False, Progress(quiet=True))
 
 
 @pytest.mark.parametrize(
@@ -536,15 +543,17 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
     command = ["value", "--student", "embedded", "--questions", "40", "--out", str(out), *small]
     assert main(command) == 0
     printed = capsys.readouterr()
+    assert printed.out.startswith(
+        ("Not better than chance: don't use it", "Better than log-probability at ranking steps")
+    )
     for name in ("brier", "calibration error", "AUC", "sibling ranking", "lambda"):
         assert name in printed.out
-    assert "searched 40/40 questions" in printed.err and "held out 0." in printed.err
+    assert "searching: 40/40 questions" in printed.err and "held out 0." in printed.err
     files = {file.name for file in out.iterdir()}
     assert files == {
         "journal.jsonl",
         "metrics.jsonl",
         "report.html",
-        "report.png",
         "trees.html",
         "value.json",
         "value.safetensors",
@@ -562,9 +571,9 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--data", "nowhere"], "--data nowhere has no journal.jsonl"),
+        (["--data", "nowhere"], "--data nowhere is not there"),
         (["--data", "nowhere", "--questions", "20"], "give one of them"),
-        (["--questions", "3"], "train.value.questions is 3"),
+        (["--questions", "3"], "train.value.collect.questions is 3"),
         (["--kind", "tree"], "invalid choice"),
     ],
 )
@@ -595,3 +604,50 @@ def test_a_stopped_collection_goes_on(
     monkeypatch.undo()
     assert main(command) == 0
     assert len((out / "journal.jsonl").read_text().splitlines()) == 40
+
+
+# -- which questions ---------------------------------------------------------------------------------------------------
+
+
+def judged(folder: Path, *overrides: str) -> JudgeCommand:
+    config = load_config(overrides=["student=embedded", *overrides])
+    args = argparse.Namespace(data=None, questions=None, out=folder / "value", path=None, json=False, quiet=True)
+    return JudgeCommand(args, config, config.train.value, FOLDER)
+
+
+def test_a_judge_learns_from_questions_that_training_never_took(tmp_path: Path) -> None:
+    rows = [
+        json.dumps({"question": task.problem.question, "answer": task.solution})
+        for task in load_tasks("embedded", "train", 100)
+    ]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    problems = ["problems.source=gsm8k", f"dataset.path={tmp_path}", "train.demonstrations=0"]
+    collect = ["train.value.collect.questions=12", "train.value.collect.iterations=1", "train.value.collect.samples=2"]
+    command = judged(tmp_path, *problems, *collect, "train.num_examples=60", "train.first_question=5")
+    assert command.paths() == [tmp_path / "value"]
+    keys = {record["key"] for record in read(tmp_path / "value" / "journal.jsonl")}
+    assert keys == {f"gsm8k/train/{i}" for i in range(65, 77)}
+    run = Run(command.config)
+    run.load_data()
+    assert len(run.tasks) == 60 and not keys & {task.problem.id for task in run.tasks}
+    # 80 rows are the train split: 15 are left.
+    with pytest.raises(ConfigError, match="is 16 and gsm8k has 15 training questions beyond the 65 that warm-up"):
+        judged(tmp_path, *problems, "train.value.collect.questions=16", *collect[1:], "train.num_examples=60",
+               "train.first_question=5").fresh()  # fmt: skip
+    with pytest.raises(ConfigError, match="has 0 training questions beyond the 5,760"):
+        judged(tmp_path, *problems, *collect).fresh()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "used"),
+    [
+        ([], 1350 + 5760),  # warm-up's demonstrations, then the run's questions
+        (["train.demonstration_share=0"], 5760),
+        (["problems.source=gsm8k"], 5760),
+        (["problems.source=gsm8k", "train.num_examples=100"], 1350),  # `sft` may have taken the first 1,350
+        (["problems.source=gsm8k", "train.demonstration_share=0.1", "train.first_question=7"], 1350 + 7 + 5760),
+    ],
+)
+def test_what_training_takes(overrides: list[str], used: int) -> None:
+    assert used_questions(load_config(overrides=overrides)) == used

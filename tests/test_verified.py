@@ -69,6 +69,17 @@ def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
     assert open_puct(tree, ROOT, 1.0, []) == ROOT
 
 
+def test_the_new_step_counts_visits_in_flight_too() -> None:
+    tree = Tree()
+    good, bad = tree.attach(ROOT, step("a", 0.2)), tree.attach(ROOT, step("b", 0.1))
+    tree.backup(good, 1.0)
+    tree.backup(bad, 0.0)
+    # 1 + .2*s/2 against .5 + .7*s/3 with s = sqrt(2): 1.141 against .830; with s = sqrt(2 + 14): 1.4 against 1.433.
+    assert open_puct(tree, ROOT, 1.0, [good, bad]) == good
+    tree.hold(bad, 14)
+    assert open_puct(tree, ROOT, 1.0, [good, bad]) == ROOT
+
+
 # -- repair ------------------------------------------------------------------------------------------------------------
 
 

@@ -26,8 +26,8 @@ from alphazero_llm_trainer.eval.verifiers import (
 from alphazero_llm_trainer.policy.steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.value import EngineValue
-from alphazero_llm_trainer.problems.grading import grade
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.types import Problem, Step
 
 PROBLEM = Problem("p", "question", "test")
@@ -158,7 +158,7 @@ def test_the_combination_is_fitted_on_real_samples() -> None:
     tasks = load_tasks("embedded", "validation", 60)
 
     async def right(response, task) -> bool:
-        return grade("embedded", response, task.gold).correct
+        return source_of(task.problem).grade(response, task).correct
 
     fitting = dict(samples=6, limits=Limits(12, 100), seed=1)
     policy = EngineSteps(student, 1.0)

@@ -162,7 +162,7 @@ def test_no_script_of_the_page_makes_markup_out_of_text() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script), (
             name
         )
-    assert {path.name for path in ASSETS.iterdir()} == {*page_module.SCRIPTS, "page.html", "page.css"}
+    assert {path.name for path in ASSETS.iterdir()} == {*page_module.SCRIPTS, "page.html", "page.css", "traces.html"}
 
 
 def test_a_page_holds_the_trees_own_numbers() -> None:
@@ -268,7 +268,8 @@ def view(*arguments: Any) -> int:
 def test_a_run_is_a_list_and_a_question_is_a_tree(sampled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert view(sampled) == 0
     assert "6 questions in" in capsys.readouterr().out
-    page = Data((sampled / "view.html").read_text(encoding="utf-8"))
+    assert [path.name for path in sampled.glob("*.html")] == ["trees.html"]
+    page = Data((sampled / "trees.html").read_text(encoding="utf-8"))
     rows = json.loads(page.blocks["facts"])["rows"]
     assert len(rows) == 6 and len(page.blocks) == 7
     records = {record["key"]: record for record in find_source(sampled)}
@@ -366,7 +367,8 @@ class Screen:
             path.write_text(text, encoding="utf-8")
         metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        browser.get(path.as_uri())
+        file, _, place = str(path).partition("#")
+        browser.get(Path(file).as_uri() + (f"#{place}" if place else ""))
 
     def js(self, code: str, *arguments: Any) -> Any:
         return self.browser.execute_script(f"const v = viewer.view; return {code}", *arguments)
@@ -382,17 +384,27 @@ class Screen:
 
     def click_node(self, node: int, double: bool = False) -> None:
         """A real mouse click on the node's card."""
+        self.js("(v.painter.bring(arguments[0]), v.painter.draw())", node)
+        self.click_at(*self.place(node, "30"), double)
+
+    def place(self, card: int, offset: str) -> tuple[float, float]:
+        """The point of the canvas so many units right of the card's left edge; `offset` may be an expression of `card`."""
+        return self.js(
+            f"((card) => [(v.layout.x[card] + ({offset}) - v.painter.camera.x) * v.painter.across,"
+            " (v.layout.y[card] - v.painter.camera.y) * v.painter.camera.zoom])(arguments[0])",
+            card,
+        )
+
+    def click_at(self, x: float, y: float, double: bool = False) -> None:
+        """A real mouse click at a point of the tree's canvas."""
+        self.click_on(self.one("#canvas"), x, y, double)
+
+    def click_on(self, target: Any, x: float, y: float, double: bool = False) -> None:
+        """A real mouse click at a point of an element."""
         from selenium.webdriver import ActionChains
 
-        canvas = self.one("#canvas")
-        self.js("(v.painter.bring(arguments[0]), v.painter.draw())", node)
-        x, y = self.js(
-            "[(v.layout.x[arguments[0]] + 30 - v.painter.camera.x) * v.painter.across,"
-            " (v.layout.y[arguments[0]] - v.painter.camera.y) * v.painter.camera.zoom]",
-            node,
-        )
         chain = ActionChains(self.browser)
-        chain.move_to_element_with_offset(canvas, int(x - canvas.size["width"] / 2), int(y - canvas.size["height"] / 2))
+        chain.move_to_element_with_offset(target, int(x - target.size["width"] / 2), int(y - target.size["height"] / 2))
         (chain.double_click() if double else chain.click()).perform()
 
     def stat(self, name: str) -> str:
@@ -455,6 +467,7 @@ def test_a_click_shows_the_nodes_own_numbers(tree_screen: tuple[Screen, dict[str
             (tree.N[sibling] for sibling in siblings), reverse=True
         )
     # Sort by another column, and go to a sibling by its name.
+    screen.js("v.select(arguments[0], true)", next(node for node in shown if len(tree.children[tree.parent[node]]) > 1))
     by_q = next(button for button in screen.all("#siblings th button") if button.text == "Q")
     by_q.click()
     shown_q = [one.find_elements("css selector", "td")[2].text for one in screen.all("#siblings tbody tr")]
@@ -489,6 +502,28 @@ def test_marks_colours_and_widths_say_what_the_tree_says(tree_screen: tuple[Scre
     assert all(
         word in said for word in ("mean value Q", "visits", "chosen path", "teacher:t", "likely right", "right answer")
     )
+
+
+def test_colours_span_the_trees_own_values_and_the_legend_says_which(browser: Any, tmp_path: Path) -> None:
+    tree = Tree()
+    for value in (0.41, 0.46, 0.52):
+        tree.attach(ROOT, Step((1,), (-0.5,), f"worth {value}\n"))
+        tree.backup(len(tree) - 1, value)
+    screen = Screen(browser, tmp_path / "narrow.html", tree_page({"question": "?", "tree": tree.to_dict()}, title="n"))
+    ends = screen.js("[v.painter.values[0], v.painter.values[64]]")
+    assert [screen.js("v.painter.colour(arguments[0])", node) for node in (1, 3)] == ends
+    assert screen.js("v.painter.colour(2)") not in ends
+    assert screen.one("#legend summary").text.split() == ["Q", "0.41", "to", "0.52", "Legend"]
+    assert screen.one("#ramp").is_displayed()
+    screen.one("#legend summary").click()
+    assert "least, 0.41, to its greatest, 0.52" in screen.one("#legend-body").text
+    flat = Tree()
+    for number in range(3):
+        flat.attach(ROOT, Step((1,), (-0.5,), f"step {number}\n"))
+        flat.backup(number + 1, 1.0)
+    screen = Screen(browser, tmp_path / "flat.html", tree_page({"question": "?", "tree": flat.to_dict()}, title="f"))
+    assert "Q 1.00 in all nodes" in screen.one("#legend summary").text and not screen.one("#ramp").is_displayed()
+    screen.quiet()
 
 
 def test_stepping_shows_the_simulations_as_they_happened(tree_screen: tuple[Screen, dict[str, Any]]) -> None:
@@ -658,9 +693,8 @@ def test_a_token_tree_shows_priors_and_rollouts(browser: Any, tmp_path: Path) ->
     tree = result.tree
     tails = [rollout for rollout in tree.rollouts if rollout.token_ids]
     assert tails and screen.js("v.model.count") == len(tree) + len(tails)
-    assert screen.js("v.layout.filter.visits") == 1 and "hidden" in screen.one("#shown").text
     node = max(tree.children[ROOT], key=lambda child: (tree.N[child], -child))
-    screen.click_node(node)
+    screen.js("v.select(arguments[0], true)", node)
     prior = tree.prior[node]
     assert prior is not None and screen.stat("Prior") == fixed(prior)
     assert screen.stat("U") == fixed(2.0 * prior * math.sqrt(tree.N[ROOT]) / (1 + tree.N[node]))
@@ -687,7 +721,7 @@ def test_rejected_steps_are_marked_and_scores_shown(browser: Any, tmp_path: Path
 
         name, scored_tokens, computes = "rule", 0, False
 
-        async def __call__(self, problem: Problem, steps: Any) -> Judgement:
+        async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Any) -> Judgement:
             scores = tuple(0.1 if "w2" in step.text else 0.9 for step in steps)
             return Judgement(scores, min(scores, default=1.0))
 
@@ -757,11 +791,13 @@ def test_a_real_runs_list_opens_its_trees(browser: Any, sampled: Path, tmp_path:
     screen.quiet()
 
 
-@pytest.mark.parametrize("size", [(1280, 800), (800, 600)])
+@pytest.mark.parametrize("size", [(1280, 800), (800, 600), (390, 844)])
 def test_everything_fits_and_has_a_name(browser: Any, tmp_path: Path, size: tuple[int, int]) -> None:
     texts = (tree_page(record_of(taught()), title="t"), run_page(many(120), title="list", limit=3))
     for number, text in enumerate(texts):
         screen = Screen(browser, tmp_path / f"{number}.html", text, size)
+        if screen.one("#more").is_displayed():
+            screen.one("#more").click()  # what a phone shows on request has to fit too
         wide, tall = screen.browser.execute_script("return [document.body.scrollWidth, document.body.scrollHeight]")
         assert (wide, tall) == size
         for control in screen.all("button, input, select, canvas"):
@@ -775,12 +811,297 @@ def test_everything_fits_and_has_a_name(browser: Any, tmp_path: Path, size: tupl
             assert inside or (box["x"] >= 0 and box["x"] + box["width"] <= size[0]), control.get_attribute("outerHTML")
         if number == 0:
             canvas = screen.one("#canvas").rect
-            assert canvas["width"] >= 480 and canvas["height"] >= 380
+            assert canvas["width"] >= min(480, size[0]) and canvas["height"] >= 380
         else:
             assert len(screen.all("#list-table tbody tr")) == 100 and "1 / 2" in screen.one("#list-page").text
             screen.one("#list-later").click()
             assert len(screen.all("#list-table tbody tr")) == 20
         screen.quiet()
+
+
+def fitted(screen: Screen) -> bool:
+    """Everything that is unfolded is on the screen, large enough to read."""
+    screen.js("(v.painter.draw(), 0)")
+    view = screen.js("({...v.painter.view, wide: v.layout.wide, tall: v.layout.tall, zoom: v.painter.camera.zoom})")
+    inside = view["left"] <= 1 and view["top"] <= 1 and view["right"] >= view["wide"] - 1
+    return inside and view["bottom"] >= view["tall"] - 1 and view["zoom"] >= 0.7
+
+
+@pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
+def test_every_tree_opens_fitted(browser: Any, sampled: Path, tmp_path: Path, size: tuple[int, int]) -> None:
+    assert view(sampled, "--out", tmp_path / "run.html") == 0
+    folded = 0
+    for number, record in enumerate(find_source(sampled)):
+        browser.get("about:blank")
+        screen = Screen(browser, tmp_path / f"run.html#tree-{number}", None, size)
+        assert fitted(screen), record["key"]
+        assert not screen.one("#minimap").is_displayed()
+        assert screen.js("v.layout.shown[v.model.chosenEnd]") or size[0] == 390
+        folded += screen.one("#hint").is_displayed() if size[0] > 390 else 1
+    assert folded  # some of these trees are larger than the screen
+    screen.quiet()
+
+
+def test_a_chosen_path_that_is_too_long_opens_as_an_outline(browser: Any, tmp_path: Path) -> None:
+    tree, node = Tree(), ROOT
+    for depth in range(14):
+        for other in range(2):
+            tree.attach(node, Step((other,), (-0.5,), f"step {depth} of the response, number {other}\n"))
+        node = len(tree) - 2
+        tree.backup(node, 0.5)
+    page = tree_page({"question": "long", "tree": tree.to_dict(), "chosen": node}, title="long")
+    screen = Screen(browser, tmp_path / "long.html", page)
+    assert screen.one("#outline").get_attribute("aria-pressed") == "true"
+    indents = screen.js("v.layout.order.slice(1).map((card) => v.layout.x[card] - v.layout.x[v.layout.up[card]])")
+    assert set(indents) == {18}  # every step has siblings here
+    rows = screen.js("v.layout.order.map((card) => v.layout.y[card])")
+    assert rows == sorted(set(rows))  # a row each
+    assert screen.js("v.painter.camera.x <= 0 && v.painter.camera.zoom > 0.9")
+    screen.keys("\ue015", "\ue015")  # down: the next rows
+    assert screen.js("v.selected === v.layout.order[2]")
+    screen.keys("l")
+    assert screen.one("#outline").get_attribute("aria-pressed") == "false" and fitted(screen)
+    screen.quiet()
+
+
+@pytest.fixture
+def token_screen(browser: Any, tmp_path: Path) -> Iterator[tuple[Screen, Tree]]:
+    result = search(ScriptedTokens(2), mode="token", iterations=60, max_tokens=20)
+    record = record_of(result, search={"rule": "puct", "exploration": 2.0})
+    screen = Screen(browser, tmp_path / "phrases.html", tree_page(record, title="tokens"), (1400, 900))
+    yield screen, result.tree
+    screen.quiet()
+
+
+def test_unvisited_nodes_are_hidden_and_shown_by_a_button_that_says_so(token_screen: tuple[Screen, Tree]) -> None:
+    screen, tree = token_screen
+    chosen = set(screen.js("[...v.model.chosen]"))
+    ended = {rollout.node for rollout in tree.rollouts if not rollout.token_ids}
+    known = chosen | ended | {node for node in range(len(tree)) if tree.N[node] or tree.verdict[node]}
+    idle = [node for node in range(1, len(tree)) if node not in known]
+    assert len(idle) > len(tree) / 2
+    button = screen.one("#unvisited")
+    assert button.text == f"{len(idle)} unvisited hidden: show"
+    screen.one("#unfold").click()
+    proposals = [node for node in idle if not screen.js("v.model.children[arguments[0]]", node)]
+    assert proposals and not any(screen.js("arguments[0].map((node) => v.layout.shown[node])", proposals))
+    button.click()
+    assert button.text == f"{len(idle)} unvisited shown: hide"
+    screen.one("#unfold").click()
+    assert all(screen.js("arguments[0].map((node) => v.layout.shown[node])", proposals))
+    screen.keys("v")
+    assert button.text.endswith("hidden: show")
+
+
+def test_tokens_without_a_branch_read_as_phrases(token_screen: tuple[Screen, Tree]) -> None:
+    screen, tree = token_screen
+    screen.one("#unfold").click()
+    cards = screen.js("v.layout.order.map((card) => [card, v.layout.first[card]])")
+    phrases = [(card, first) for card, first in cards if card != first and card < len(tree)]
+    assert phrases and len(cards) < sum(screen.js("v.layout.shown"))
+    for card, first in phrases:
+        run_of = [node for node in tree.path(card) if node >= first and node in [first, *tree.path(card)]]
+        run_of = run_of[run_of.index(first) :]
+        assert screen.js("v.model.phrase(...arguments)", first, card) == "".join(tree.text[node] for node in run_of)
+        # Nothing that is shown leaves the phrase before its end.
+        for node in run_of[:-1]:
+            onward = [
+                kid
+                for kid in screen.js("v.model.children[arguments[0]]", node)
+                if screen.js("v.layout.shown[arguments[0]]", kid)
+            ]
+            assert len(onward) == 1
+    card, first = max(
+        phrases, key=lambda phrase: tree.path(phrase[0]).index(phrase[0]) - tree.path(phrase[0]).index(phrase[1])
+    )
+    length = tree.path(card).index(card) - tree.path(card).index(first) + 1
+    screen.js("(v.painter.zoomBy(1 / v.painter.camera.zoom), v.painter.bring(arguments[0]), v.painter.draw(), 0)", card)
+    # The number on the card is a button: a click shows the tokens one by one.
+    at = screen.place(card, "v.layout.width[card] - v.layout.after(card) + 6")
+    assert screen.js("v.painter.hit(...arguments)", *at) == [card, "phrase"]
+    screen.click_at(*at)
+    assert (
+        screen.js("v.layout.order.includes(arguments[0])", first)
+        and screen.js("v.layout.first[arguments[0]]", card) == card
+    )
+    screen.keys("e")
+    assert screen.js("v.layout.first[arguments[0]]", card) == first
+    # In the panel each token is a node to go to.
+    assert screen.one("#panel-text").text == screen.js("v.model.phrase(...arguments)", first, card).rstrip("\n")
+    tokens = screen.all("#tokens .token")
+    assert len(tokens) == length and tokens[-1].get_attribute("aria-current") == "true"
+    tokens[0].click()
+    assert screen.js("v.selected") == first and screen.stat("Visits N") == str(tree.N[first])
+    screen.one("#split").click()
+    assert screen.js("v.layout.first[arguments[0]]", card) == card
+    screen.one("#phrases").click()
+    assert not any(
+        card != first for card, first in screen.js("v.layout.order.map((card) => [card, v.layout.first[card]])")
+    )
+
+
+def test_a_step_tree_has_no_phrases(tree_screen: tuple[Screen, dict[str, Any]]) -> None:
+    screen, record = tree_screen
+    assert not screen.one("#phrases").is_displayed() and not screen.one("#unvisited").is_displayed()
+    screen.one("#unfold").click()
+    assert sorted(screen.js("v.layout.order")) == list(range(len(record["tree"]["parent"])))
+
+
+def test_the_minimap_is_there_when_the_tree_is_larger_than_the_screen(
+    tree_screen: tuple[Screen, dict[str, Any]],
+) -> None:
+    screen, _ = tree_screen
+    minimap = screen.one("#minimap")
+    assert not minimap.is_displayed()
+    screen.one("#unfold").click()
+    screen.js("(v.painter.zoomBy(2 / v.painter.camera.zoom, 0, 0), v.painter.draw(), 0)")
+    assert minimap.is_displayed() and minimap.accessible_name
+    box = minimap.size
+    screen.click_on(minimap, 0.75 * box["width"], 0.25 * box["height"])
+    middle = screen.js(
+        "[(v.painter.camera.x + v.painter.wide / v.painter.across / 2) / v.layout.wide,"
+        " (v.painter.camera.y + v.painter.tall / v.painter.camera.zoom / 2) / v.layout.tall]"
+    )
+    assert middle == pytest.approx([0.75, 0.25], abs=0.03)
+    screen.one("#fit").click()
+    screen.js("(v.painter.draw(), 0)")
+    assert not minimap.is_displayed()
+
+
+def test_the_list_sums_up_and_begins_with_mixed_questions(browser: Any, tmp_path: Path) -> None:
+    outcomes = ["right", "wrong", "mixed", "right", "none", "mixed"]
+    records = []
+    for number, outcome in enumerate(outcomes):
+        tree = Tree()
+        for leaf in range(0 if outcome == "none" else 2):
+            right = outcome == "right" or (outcome == "mixed" and leaf == 0)
+            node = tree.attach(ROOT, Step((leaf,), (-0.5,), f"#### {int(right)}"))
+            tree.verdict[node], tree.samples[node], tree.hre[node], tree.reward[node] = "answer", 1, float(right), 0.5
+            tree.backup(node, 0.5)
+        records.append(
+            {
+                "key": f"k{number}",
+                "question": f"question {number}",
+                "tree": tree.to_dict(),
+                "cost": {"sampled_tokens": 100 + number},
+            }
+        )
+    screen = Screen(browser, tmp_path / "list.html", run_page(records, title="list", limit=9))
+
+    def questions() -> list[int]:
+        return [int(button.get_attribute("data-open")) for button in screen.all("[data-open]")]
+
+    assert questions() == [2, 5, 1, 0, 3, 4]
+    tiles = [tile.text for tile in screen.all("#outcomes button")]
+    assert tiles == ["6 questions", "2 mixed", "1 all wrong", "2 all right", "1 no response"]
+    assert "615\nsampled tokens" in screen.one("#totals").text and "simulations" not in screen.one("#totals").text
+    for tile, shown in zip(screen.all("#outcomes button"), ([2, 5, 1, 0, 3, 4], [2, 5], [1], [0, 3], [4]), strict=True):
+        tile.click()
+        assert questions() == shown and tile.get_attribute("aria-pressed") == "true"
+    assert screen.one("#list-count").text == "1 of 6 questions"
+    screen.all("#outcomes button")[4].click()  # again: all of them
+    assert len(questions()) == 6
+    next(button for button in screen.all("#list-table th button") if button.text == "#").click()
+    assert questions() == [0, 1, 2, 3, 4, 5]
+    screen.quiet()
+
+
+def test_an_address_names_a_tree_and_a_node(browser: Any, tmp_path: Path) -> None:
+    records = [record_of(taught(seed), f"k{seed}") for seed in (3, 4)]
+    (tmp_path / "linked.html").write_text(run_page(records, title="linked", limit=2), encoding="utf-8")
+    screen = Screen(browser, tmp_path / "linked.html#tree-1/node-7")
+    assert screen.one("#title").text == "question k4?" and screen.js("v.selected") == 7
+    assert screen.one("#panel-title").text == "Node 7"
+    screen.quiet()
+
+
+def touch(screen: Screen, kind: str, *points: tuple[float, float]) -> None:
+    box = screen.one("#canvas").rect
+    where = [{"x": box["x"] + x, "y": box["y"] + y, "id": number} for number, (x, y) in enumerate(points)]
+    screen.browser.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": where})
+
+
+def test_a_phone_reaches_list_tree_and_details(browser: Any, tmp_path: Path) -> None:
+    records = [record_of(taught(seed), f"k{seed}") for seed in (3, 4)]
+    screen = Screen(browser, tmp_path / "phone.html", run_page(records, title="phone", limit=2), (390, 844))
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    try:
+        for row_ in screen.all("#list-table tbody tr"):
+            for cell in row_.find_elements("css selector", "td"):
+                assert cell.rect["x"] >= 0 and cell.rect["x"] + cell.rect["width"] <= 390
+        screen.choose("#list-sort", "#")
+        screen.all("[data-open]")[0].click()
+        assert screen.js("v.layout.outline") and not screen.one("#panel").is_displayed()
+        camera = screen.js("({...v.painter.camera})")
+        touch(screen, "touchStart", (200, 300))
+        touch(screen, "touchMove", (160, 260))
+        touch(screen, "touchMove", (140, 240))
+        touch(screen, "touchEnd")
+        panned = screen.js("({...v.painter.camera})")
+        assert (panned["x"] - camera["x"]) * camera["zoom"] == pytest.approx(60, abs=8)
+        assert (panned["y"] - camera["y"]) * camera["zoom"] == pytest.approx(60, abs=8)
+        touch(screen, "touchStart", (150, 200))
+        touch(screen, "touchStart", (150, 200), (250, 200))
+        touch(screen, "touchMove", (120, 200), (280, 200))
+        touch(screen, "touchMove", (100, 200), (300, 200))
+        touch(screen, "touchEnd")
+        assert screen.js("v.painter.camera.zoom") == pytest.approx(2 * camera["zoom"], rel=0.15)
+        screen.keys("o")
+        touch(screen, "touchStart", screen.place(1, "20"))
+        touch(screen, "touchEnd")
+        assert screen.one("#panel").is_displayed() and screen.one("#panel-title").text == "Node 1"
+        screen.until("v.painter.tall < 400")  # the tree is above the sheet, not under it
+        panel, canvas = screen.one("#panel").rect, screen.one("#canvas").rect
+        assert canvas["y"] + canvas["height"] <= panel["y"] + 1 and panel["width"] == 390 and canvas["height"] > 200
+        for box in screen.all("#panel section"):
+            assert box.rect["x"] >= 0 and box.rect["x"] + box.rect["width"] <= 390
+        screen.one("#panel-close").click()
+        assert not screen.one("#panel").is_displayed()
+        assert not screen.one("#verdict").is_displayed()
+        screen.one("#more").click()
+        assert screen.one("#verdict").is_displayed()
+        screen.one("#back").click()
+        assert screen.one("#list").is_displayed()
+    finally:
+        browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    screen.quiet()
+
+
+def test_blank_long_and_strange_texts_are_shown(browser: Any, tmp_path: Path) -> None:
+    texts = ["", " ", "\n", "\t", "   \n", "\u200b", "x" * 50_000, "words and words " * 3000, "a\x07b", "two\nlines\n"]
+    tree = Tree()
+    for number, text in enumerate(texts):
+        tree.attach(ROOT, Step((number, 3), (-0.5, -0.1), text))
+        tree.backup(number + 1, 0.5)
+    screen = Screen(browser, tmp_path / "odd.html", tree_page({"question": "odd", "tree": tree.to_dict()}, title="odd"))
+    labels = [screen.js("v.model.label(arguments[0])", node) for node in range(1, len(tree))]
+    assert labels[:6] == ["⟨end⟩", "␣", "⏎", "⇥", "␣ ␣ ␣ ⏎", "␣"] and labels[8:] == ["a·b", "two ⏎ lines"]
+    assert all(len(label) <= 120 for label in labels) and fitted(screen)
+    screen.click_node(7)
+    text = screen.one("#panel-text")
+    assert text.get_property("textContent") == texts[6] and text.rect["height"] <= 0.4 * 800 + 1
+    assert text.rect["width"] <= 380
+    screen.quiet()
+
+
+def test_two_thousand_steps_deep(browser: Any, tmp_path: Path) -> None:
+    tree = Tree()
+    for node in range(2000):
+        tree.attach(node, Step((node, 1), (-0.5, -0.1), f"step {node}\n"))
+        tree.backup(node + 1, node / 2000)
+    screen = Screen(
+        browser, tmp_path / "deep.html", tree_page({"question": "deep", "tree": tree.to_dict()}, title="deep")
+    )
+    assert fitted(screen) and screen.one("#outline").get_attribute("aria-pressed") == "true"
+    screen.keys("c")
+    assert screen.js("v.selected") == 2000 and screen.one("#panel-title").text == "Node 2000"
+    assert screen.js("v.painter.drawn") < 100 and screen.one("#minimap").is_displayed()
+    screen.one("#find").send_keys("step 1234\ue007")
+    assert screen.js("v.selected") == 1235
+    screen.keys("l", "u", "f")
+    screen.js("(v.painter.draw(), 0)")
+    assert screen.js("v.painter.drawn") == 2001
+    screen.quiet()
 
 
 def test_five_thousand_nodes_are_culled(browser: Any, tmp_path: Path) -> None:
@@ -790,7 +1111,7 @@ def test_five_thousand_nodes_are_culled(browser: Any, tmp_path: Path) -> None:
         tree.attach(parent, Step((node,), (-0.5,), f"step {node} says something\n"))
         tree.backup(node + 1, 0.5)
     screen = Screen(browser, tmp_path / "big.html", tree_page({"question": "big", "tree": tree.to_dict()}, title="big"))
-    assert len(screen.js("v.layout.order")) < 60  # the overview folds what doesn't fit
+    assert len(screen.js("v.layout.order")) < 60 and fitted(screen)  # the overview folds what doesn't fit
     screen.one("#unfold").click()
     assert len(screen.js("v.layout.order")) == 5001
     screen.js("(v.painter.draw(), 0)")

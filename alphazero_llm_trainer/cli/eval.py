@@ -1,4 +1,4 @@
-"""The `eval` command: methods of answering beside each other at equal tokens, with intervals, tables and a plot."""
+"""The `eval` command: methods of answering beside each other at equal tokens, with intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.verifiers import check_name
-from .base import add_config_arguments, resolve
+from .base import (
+    SOURCES,
+    add_columns,
+    add_config_arguments,
+    add_json,
+    add_model,
+    check_judges,
+    check_least,
+    check_out,
+    resolve,
+)
 
 # As in eval.methods, which takes a second to load.
 METHOD_NAMES = (
@@ -34,31 +44,39 @@ value; combination (logistic regression of all of these, fitted on validation pr
 calculator+log-probability or calculator+prm.
 
 DIR gets run.json, cells/ (one finished method and budget each, written whole), results.json, results.md and
-accuracy_over_tokens.png. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""
+report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""
 
 
 def add_eval(commands: Any) -> None:
     parser = commands.add_parser("eval", help="compare methods of answering at equal tokens", epilog=EPILOG)
-    parser.add_argument("--benchmarks", nargs="+", default=["embedded"], metavar="NAME", help="embedded, gsm8k, ...")
-    parser.add_argument(
-        "--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="of " + ", ".join(METHOD_NAMES)
+    add_model(parser)
+    parser.option(
+        "--source",
+        old=("--benchmarks",),
+        dest="benchmarks",
+        nargs="+",
+        metavar="NAME",
+        help=f"problems: {SOURCES} (default: problems.source)",
     )
+    add_columns(parser)
+    parser.add_argument("--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering")
     parser.add_argument("--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem")
-    parser.add_argument("--num", type=int, default=200, metavar="N", help="test problems of each benchmark")
+    parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="test problems of each source")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
-    parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges (default: calculator)")
+    parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges")
     parser.add_argument("--prm", type=Path, metavar="DIR", help="a process reward model's folder")
     parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
     parser.add_argument("--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples")
-    parser.add_argument("--path", type=Path, metavar="DIR", help="a student's folder (default: the shipped student)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN")
     parser.add_argument("--resume", action="store_true", help="go on with --out, or with the newest eval-NNN")
+    add_json(parser)
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_eval(args, resolve(args)))
 
 
 def run_eval(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
+    args.benchmarks = args.benchmarks or [config.problems.source]
     check(args)
     from .eval_run import run
 
@@ -69,7 +87,7 @@ def check(args: argparse.Namespace) -> None:
     """Raise ConfigError for the first flag that can't be."""
     for flag, given, known in (
         ("--methods", args.methods, METHOD_NAMES),
-        ("--benchmarks", args.benchmarks, None),
+        ("--source", args.benchmarks, None),
         ("--budget-tokens", args.budget_tokens, None),
     ):
         for one in given:
@@ -77,10 +95,11 @@ def check(args: argparse.Namespace) -> None:
                 raise ConfigError(f"{flag} has {one!r}: choose from {', '.join(known)}")
             if given.count(one) > 1:
                 raise ConfigError(f"{flag} has {one!r} twice: name it once")
-    for flag, number, least in (("--num", args.num, 1), ("--start", args.start, 0), ("--samples", args.samples, 0)):
-        if number < least:
-            raise ConfigError(f"{flag} is {number}: give at least {least}")
+    check_least(1, num=args.num)
+    check_least(0, start=args.start, samples=args.samples)
     for budget in args.budget_tokens:
         if budget < 1:
             raise ConfigError(f"--budget-tokens has {budget}: give at least 1")
     check_name(args.verifier, args.prm, args.value)
+    check_judges(args)
+    check_out(args.out)

@@ -16,33 +16,28 @@ from ..eval.combination import Combination, fit_combination
 from ..eval.compare import Benchmark, StoppedError, graded, run_cell, run_samples
 from ..eval.results import (
     CARD,
-    FIGURE,
     RESULTS,
     TABLES,
     EvalFolder,
     at_k,
-    markdown,
     newest_folder,
     next_folder,
     paired,
-    sentences,
     summary,
     write_json,
 )
 from ..eval.verifiers import COMBINATION, Product, load_parts
-from .base import EXIT_STOPPED, Stop
+from ..live import Progress
+from .base import EXIT_STOPPED, Stop, print_json
 
 if TYPE_CHECKING:
     from ..engine.protocol import Verifier
-    from ..eval.progress import Progress
     from ..policy.student import Student
-    from ..problems.source import Source
     from ..types import Task
 
 
 def run(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
-    from ..eval.progress import Progress
     from ..policy.student import load_student
     from ..policy.value import policy_fingerprint
 
@@ -51,32 +46,32 @@ def run(args: argparse.Namespace, config: Config) -> int:
     if not args.resume and (out / CARD).exists():
         raise ConfigError(f"--out {out} holds an evaluation already: add --resume to go on with it, or name another")
     benchmarks = [Benchmark(name, load(config, name, "test", args.num, args.start)) for name in args.benchmarks]
-    student = load_student(config, path=args.path)
+    student = load_student(config, path=args.path, inference=args.prm is None and args.value is None)
     identity = settings_of(args, config) | {"weights": policy_fingerprint(student.model)}
     folder = EvalFolder(out, identity, {one.name: one.data_hash for one in benchmarks}, args.resume)
-    progress, stop = Progress(), Stop()
+    progress, stop = Progress(args.quiet), Stop()
     for one in benchmarks:
         if len(one.tasks) < args.num:
             progress.say(f"{one.name} has {len(one.tasks):,} test problems from number {args.start} on: these are used")
     facts: dict[str, Any] = {one.name: {"problems": len(one.tasks), "data_hash": one.data_hash} for one in benchmarks}
     try:
-        work(args, config, student, benchmarks, folder, facts, progress, stop)
+        with progress:
+            work(args, config, student, benchmarks, folder, facts, progress, stop)
     except StoppedError:
-        progress.stop()
         progress.say(f"stopped; go on with the same command and --resume --out {out}")
         return EXIT_STOPPED
-    progress.stop()
     results = gather(args, config, student, folder, facts, identity)
     write_json(out / RESULTS, results)
-    text = markdown(results)
-    (out / TABLES).write_text(text, encoding="utf-8")
-    from ..eval.figures import draw_accuracy_over_tokens
+    from ..report.evaluation import result_text, results_markdown
     from ..report.folder import write_report
 
-    draw_accuracy_over_tokens(out / FIGURE, results)
+    (out / TABLES).write_text(results_markdown(results), encoding="utf-8")
     write_report(out)
-    print(text)
-    print(f"{RESULTS}, {TABLES}, {FIGURE} and report.html are in {out}")
+    if args.json:
+        print_json(results)
+        return 0
+    print(result_text(results))
+    print(f"{RESULTS}, {TABLES} and report.html are in {out}")
     return 0
 
 
@@ -89,6 +84,7 @@ def settings_of(args: argparse.Namespace, config: Config) -> dict[str, Any]:
         "num": args.num,
         "start": args.start,
         "levels": config.problems.levels,
+        **({} if config.problems.hold_out == "questions" else {"hold_out": config.problems.hold_out}),
         "engine.max_context": config.engine.max_context,
         "search": search,
         "eval": config.eval.model_dump(mode="json"),
@@ -109,19 +105,9 @@ def digest(folder: Path | None) -> str | None:
 
 def load(config: Config, name: str, split: str, count: int, start: int) -> list[Task]:
     from ..problems.load import load_tasks
+    from ..problems.source import open_one_of
 
-    return load_tasks(source_named(config, name), split, count, start=start)
-
-
-def source_named(config: Config, name: str) -> Source:
-    """A benchmark's source; `problems.levels` is for those that have levels."""
-    from ..problems.source import open_problems
-
-    problems = config.problems.model_copy(update={"source": name, "levels": None})
-    source = open_problems(problems, config.dataset.path)
-    if source.levels and config.problems.levels is not None:
-        source = open_problems(problems.model_copy(update={"levels": config.problems.levels}), config.dataset.path)
-    return source
+    return load_tasks(open_one_of(config, name), split, count, start=start)
 
 
 def work(
@@ -136,6 +122,7 @@ def work(
 ) -> None:
     """Every cell that is missing, budgets from small to large; each is kept as soon as it is finished."""
     from ..eval.attempt import Sampler
+    from ..problems.source import open_one_of
 
     cells = [(b, m, budget) for b in benchmarks for budget in sorted(args.budget_tokens) for m in args.methods]
     cells += [(b, "samples", args.samples) for b in benchmarks if args.samples]
@@ -143,11 +130,12 @@ def work(
     progress.start(
         sum(len(b.tasks) for b, _, _ in cells),
         sum(len(b.tasks) for (b, _, _), finished in zip(cells, done, strict=True) if finished),
+        "problem",
     )
     parts = load_verifiers(args, config, student)
     judges: dict[str, Verifier] = {}
     for (benchmark, method, budget), finished in zip(cells, done, strict=True):
-        student.system_prompt = source_named(config, benchmark.name).system_prompt
+        student.system_prompt = open_one_of(config, benchmark.name).system_prompt
         if benchmark.name not in judges:
             judge = parts
             if COMBINATION in args.verifier.split("+"):
@@ -159,13 +147,17 @@ def work(
             judges[benchmark.name] = asked[0] if len(asked) == 1 else Product(asked)
         if finished:
             continue
-        progress.cell(f"{benchmark.name}, {method}, {budget}")
+        progress.describe(f"{benchmark.name}, {method}, {budget}")
         sampler = Sampler(student, judges[benchmark.name], config)
+
+        def tell(tokens: int) -> None:
+            progress.advance(tokens=tokens)
+
         if method == "samples":
-            found = asyncio.run(run_samples(sampler, benchmark, budget, stop, progress.problem))
+            found = asyncio.run(run_samples(sampler, benchmark, budget, stop, tell))
             folder.write(found)
         else:
-            folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, progress.problem)))
+            folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, tell)))
 
 
 def load_verifiers(args: argparse.Namespace, config: Config, student: Student) -> dict[str, Verifier]:
@@ -181,8 +173,9 @@ def fit(combination: Combination, config: Config, student: Student, name: str) -
     """Fit on validation problems that no checkpoint was selected on, where there are as many; returns the facts."""
     from ..engine.protocol import Limits
     from ..policy.steps import EngineSteps
+    from ..problems.source import open_one_of
 
-    start = config.train.validation_size if source_named(config, name).endless else 0
+    start = config.train.validation_size if open_one_of(config, name).endless else 0
     tasks = load(config, name, "validation", config.eval.fit_problems, start)
 
     async def right(response: str, task: Task) -> bool:
@@ -220,7 +213,6 @@ def gather(
         if (cell := folder.read(name, method, budget)) is not None
     ]
     sampled = [folder.read_samples(name, args.samples) for name in args.benchmarks if args.samples]
-    pairs = paired(cells)
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "student": student.name if args.path is None else str(args.path),
@@ -230,7 +222,6 @@ def gather(
         "config": config.model_dump(mode="json", exclude={"models", "teacher_tiers"}),
         "benchmarks": facts,
         "rows": [summary(cell) for cell in cells],
-        "pairs": pairs,
+        "pairs": paired(cells),
         "at_k": [at_k(found) for found in sampled if found is not None],
-        "sentences": sentences(pairs, args.verifier),
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, DataError
+from .base import add_json, check_least, check_out, print_json
 
 if TYPE_CHECKING:
     import pyarrow
@@ -118,13 +119,9 @@ def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
     Raises DataError when there are none, and, without `any_split`, for one of another split than train.
     """
     from ..problems.load import check_train_split
-    from ..search.journal import PATTERN, read, shard_paths
+    from ..search.journal import journals, read
 
-    journal = data / "journal.jsonl"
-    paths = [journal] if journal.is_file() else shard_paths(data)
-    if not paths:
-        raise DataError(f"--data {data} holds no {journal.name} and no {PATTERN}: name a folder that `sample` wrote")
-    for path in paths:
+    for path in journals(data):
         for record in read(path):
             if not any_split:
                 check_train_split(record, path, ", or add --any-split to evaluate with them")
@@ -233,6 +230,7 @@ def add_export(commands: Any) -> None:
         action="store_true",
         help="take trees of every split, to evaluate with: only train may be learned",
     )
+    add_json(parser)
     parser.set_defaults(run=run_export)
 
 
@@ -240,13 +238,18 @@ def run_export(args: argparse.Namespace) -> int:
     """Write one kind, or all of them, and say how many rows there are."""
     if not 0 < args.margin <= 1:
         raise ConfigError(f"--margin is {args.margin}: use one above 0 and at most 1")
-    if args.least < 1:
-        raise ConfigError(f"--least is {args.least}: give at least 1")
+    check_least(1, least=args.least)
     if not args.data.is_dir():
         raise DataError(f"--data {args.data} is no folder: name one that `sample` wrote")
     readers = Readers(args.every_token, args.margin, args.least)
     kinds = list(COLUMNS) if args.kind == "all" else [args.kind]
+    check_out(args.out, file=args.kind != "all")
+    counts = {}
     for kind in kinds:
         out = args.out / f"{kind}.parquet" if args.kind == "all" else args.out
-        print(f"{kind}: {export(args.data, kind, out, readers, args.any_split):,} rows in {out}")
+        counts[kind] = {"rows": export(args.data, kind, out, readers, args.any_split), "file": str(out)}
+        if not args.json:
+            print(f"{kind}: {counts[kind]['rows']:,} rows in {out}")
+    if args.json:
+        print_json(counts)
     return 0

@@ -15,7 +15,7 @@ from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..problems.load import load_tasks
 from ..problems.source import SPLITS, WITH_PUBLIC_ROWS, open_source
-from .base import add_config_arguments, resolve
+from .base import add_config_arguments, add_json, check_least, check_out, print_json, resolve
 
 if TYPE_CHECKING:
     from ..eval.agreement import Judged
@@ -32,36 +32,40 @@ whole response, and by plain string match. A pattern such as +-+ says which of t
 
 def add_grade(commands: Any) -> None:
     parser = commands.add_parser("grade", help="check the graders against real rows and each other", epilog=EPILOG)
-    parser.add_argument(
-        "--source", nargs="+", metavar="NAME", default=list(WITH_PUBLIC_ROWS), help="which sources of rows"
-    )
-    parser.add_argument("--num", type=int, default=200, metavar="N", help="rows that pairs are made from (200)")
+    parser.add_argument("--source", nargs="+", metavar="NAME", default=list(WITH_PUBLIC_ROWS), help="sources of rows")
+    parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="rows that pairs are made from")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the counts and examples as JSON")
+    add_json(parser)
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_grade(args, resolve(args)))
 
 
 def run_grade(args: argparse.Namespace, config: Config) -> int:
     """Print the tables and write the file; 1 when a gold answer isn't correct against itself."""
+    check_least(1, num=args.num)
+    check_out(args.out, file=True)
     from ..eval import agreement
 
-    if args.num < 1:
-        raise ConfigError(f"--num is {args.num}: give at least 1")
     results: dict[str, Any] = {}
+
+    def say(text: str) -> None:
+        if not args.json:
+            print(text, flush=True)
+
     for source in dict.fromkeys(args.source):
         began = time.perf_counter()
         test, others = rows(source, config)
         tasks = [*others, *test]
         failed = agreement.failures(tasks)
         seconds = time.perf_counter() - began
-        print(f"{source}: {len(tasks) - len(failed):,} of {len(tasks):,} gold answers are correct against themselves")
+        say(f"{source}: {len(tasks) - len(failed):,} of {len(tasks):,} gold answers are correct against themselves")
         for task_id, gold, verdict in failed:
-            print(f"  {task_id}: {gold!r} is {verdict}")
+            say(f"  {task_id}: {gold!r} is {verdict}")
         used = test[: args.num]
         began = time.perf_counter()
         judged = agreement.judge(list(agreement.pairs(used)))
         table = agreement.tally(judged)
-        print(draw(table, judged), end="\n\n", flush=True)
+        say(draw(table, judged) + "\n")
         results[source] = {
             "rows": len(tasks),
             "self_failures": [{"id": i, "gold": gold, "verdict": verdict} for i, gold, verdict in failed],
@@ -82,7 +86,9 @@ def run_grade(args: argparse.Namespace, config: Config) -> int:
             )
         except OSError as error:
             raise ConfigError(f"--out {args.out} can't be written ({error.strerror}): name another file") from error
-        print(f"counts and examples are in {args.out}")
+        say(f"counts and examples are in {args.out}")
+    if args.json:
+        print_json(results)
     return 1 if any(result["self_failures"] for result in results.values()) else 0
 
 

@@ -1,78 +1,193 @@
-"""The `info` command: what a run would use."""
+"""The `info` command: what a run would use, told without torch."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+import shutil
+import subprocess
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..config.load import Config
+from ..engine.kernel_build import kernel_status
 from ..errors import ConfigError
-from .base import add_config_arguments, resolve
+from ..policy.folders import LARGE, resolve_name
+from .base import add_config_arguments, add_json, add_model, add_source, print_json, resolve
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "verifiers", "datasets", "openai", "vllm", "bitsandbytes")
+LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "verifiers", "openai")
+EXTRAS = {
+    "gpu": ("bitsandbytes", "vllm"),
+    "scale": ("ray",),
+    "track": ("mlflow", "tensorboard", "trackio", "wandb"),
+}
+DRIVER_SECONDS = 10  # for nvidia-smi to answer
 
 
 def add_info(commands: Any) -> None:
-    parser = commands.add_parser("info", help="resolved configuration, versions, devices, tiers and their keys")
+    parser = commands.add_parser("info", help="what a run would use: versions, device, student, keys, places")
+    add_model(parser, key="train.student")
+    add_source(parser)
     parser.add_argument("--plan", action="store_true", help="the memory that training takes instead, part by part")
     parser.add_argument("--memory", type=float, metavar="GIB", help="with --plan: for a CUDA device of so much memory")
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="with --plan: tokens of the longest prompt")
-    add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_plan(args, resolve(args)) if args.plan else run_info(resolve(args)))
+    add_json(parser)
+    add_config_arguments(parser, bare="also print the whole configuration, with FILE's keys in it")
+    parser.set_defaults(run=run_info)
 
 
-def run_plan(args: argparse.Namespace, config: Config) -> int:
-    """Print the memory plan of a training run."""
-    from ..policy.student import resolve_name
-    from .plan import print_memory
-
+def run_info(args: argparse.Namespace) -> int:
+    """Print the facts, or the memory plan of a training run. Keys are reported as set or not set, never shown."""
+    whole, args.config = args.config is not None, None if args.config is True else args.config
+    config = resolve(args)
     for flag, value in (("--memory", args.memory), ("--prompt-tokens", args.prompt_tokens)):
+        if value is not None and not args.plan:
+            raise ConfigError(f"{flag} is {value}, and only --plan reads it: add --plan or leave it out")
         if value is not None and not value > 0:
             raise ConfigError(f"{flag} is {value}: give a number above 0")
-    print_memory(config, resolve_name(config), args.memory, args.prompt_tokens)
-    return 0
+    if args.plan:
+        from .plan import print_memory
 
-
-def run_info(config: Config) -> int:
-    """Print what a run would use. Keys are reported as set or not set, never shown."""
-    import torch
-
-    from ..policy.student import resolve_name
-
-    shown = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
-    print(yaml.safe_dump({"configuration": shown}, sort_keys=False, allow_unicode=True).rstrip())
-    name = resolve_name(config)
-    print(
-        f"student: {name} -> {config.models[name].path} ({config.models[name].quantization}, {config.models[name].dtype})"
-    )
-    print("versions:")
-    print(f"  python: {platform.python_version()}")
-    for package in PACKAGES:
-        print(f"  {package}: {version(package)}")
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            facts = torch.cuda.get_device_properties(i)
-            print(f"device: cuda:{i} {facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+        print_memory(config, resolve_name(config), args.memory, args.prompt_tokens, args.json)
+        return 0
+    facts = gather(config)
+    shown = config.model_dump(mode="json", exclude={"models", "teacher_tiers"}) if whole else None
+    if args.json:
+        print_json(facts if shown is None else facts | {"configuration": shown})
+        return 0
+    print(text(facts))
+    if shown is not None:
+        print(yaml.safe_dump({"configuration": shown}, sort_keys=False, allow_unicode=True).rstrip())
     else:
-        print(f"device: cpu, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
-    print("tiers:")
-    print("  none: no teachers; the student alone")
-    for tier, spec in config.teacher_tiers.items():
-        key = spec.key_variable
-        needs = "needs no key" if key is None else f"{key} is {'set' if os.environ.get(key) else 'not set'}"
-        models = ", ".join(teacher.model for teacher in spec.teachers) or "no models named"
-        place = "in this process" if spec.base_url is None else spec.base_url
-        print(f"  {tier}: {place} ({needs}): {models}")
+        print("the whole configuration: info --config; the memory of a training run: info --plan")
     return 0
 
 
-def version(package: str) -> str:
+def gather(config: Config) -> dict[str, Any]:
+    """The facts, as `--json` prints them."""
+    libraries = {name: version(name) for name in LIBRARIES}
+    devices = gpus()
+    cuda = bool(devices) and "+cpu" not in (libraries["torch"] or "")
+    name = config.student if config.student != "auto" else LARGE if cuda else "embedded"
+    return {
+        "version": version("alphazero-llm-trainer"),
+        "python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
+        "gpus": devices,
+        "cuda": cuda,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "kernels": kernel_status() if config.engine.native == "auto" else "off (engine.native)",
+        "engine": config.engine.backend,
+        "student": student_facts(config, name),
+        "source": config.problems.source,
+        "tier": config.teachers.tier,
+        "tiers": {tier: tier_facts(spec) for tier, spec in config.teacher_tiers.items()},
+        "places": {
+            "outputs": str(Path(config.train.checkpoint_dir).absolute()),
+            "data": config.dataset.path or os.environ.get("ALPHAZERO_DATA_DIR"),
+            "hub cache": hub_cache(),
+        },
+        "libraries": libraries,
+        "extras": {extra: {name: version(name) for name in names} for extra, names in EXTRAS.items()},
+    }
+
+
+def student_facts(config: Config, name: str) -> dict[str, Any]:
+    """The student's name, where its weights come from, how many they are and in what numbers."""
+    from ..train.memory import Counts
+    from .plan import find_shape
+
+    spec = config.models[name]
+    found = find_shape(config, spec)
+    return {
+        "name": name,
+        "path": config.train.student or spec.path,
+        "parameters": None if found is None else Counts.of(found[0], spec.lora).whole,
+        "numbers": spec.dtype if spec.quantization == "none" else f"{spec.quantization}, computed in {spec.dtype}",
+        "trained": config.train.adapter or spec.adapter,
+    }
+
+
+def tier_facts(spec: Any) -> dict[str, Any]:
+    """Where a tier of teachers answers, which variable holds its key, and whether that is set."""
+    return {
+        "place": "in this process" if spec.base_url is None else spec.base_url,
+        "key": spec.key_variable,
+        "set": spec.key_variable is not None and bool(os.environ.get(spec.key_variable)),
+        "models": [teacher.model for teacher in spec.teachers],
+    }
+
+
+def text(facts: dict[str, Any]) -> str:
+    """The facts as lines for people."""
+    student, places, tiers = facts["student"], facts["places"], facts["tiers"]
+    device = "; ".join(facts["gpus"]) or "cpu (no NVIDIA driver answers here)"
+    if facts["gpus"] and not facts["cuda"]:
+        device += f", but torch {facts['libraries']['torch']} is built for the CPU"
+    size = "size not known" if student["parameters"] is None else f"{millions(student['parameters'])} parameters"
+    path = "in the wheel" if student["path"] == "package" else student["path"]
+    trained = {"full": "all weights are trained", "lora": "LoRA adapters are trained"}[student["trained"]]
+    threads = facts["threads"] or ("1" if student["name"] == "embedded" else f"{facts['cores']}")
+    missing = [
+        f"{tier} needs {spec['key']}, which is {'set' if spec['set'] else 'not set'}"
+        for tier, spec in tiers.items()
+        if spec["key"] is not None
+    ]
+    extras = {
+        extra: [f"{name} {v}" for name, v in found.items() if v is not None] for extra, found in facts["extras"].items()
+    }
+    lines = {
+        "version": f"alphazero-llm-trainer {facts['version']}",
+        "python": facts["python"],
+        "device": device,
+        "cores": f"{facts['cores']}, torch takes {threads}",
+        "kernels": facts["kernels"],
+        "engine": facts["engine"],
+        "student": f"{student['name']} ({path}), {size}, {student['numbers']}, {trained}",
+        "problems": facts["source"] + (f", rows from {places['data']}" if places["data"] else ""),
+        "teachers": f"{facts['tier']}; tiers: {', '.join(tiers)}; {'; '.join(missing)}",
+        "outputs": places["outputs"],
+        "hub cache": places["hub cache"],
+        "libraries": ", ".join(f"{name} {v or 'not installed'}" for name, v in facts["libraries"].items()),
+        "extras": "; ".join(f"{extra}: {', '.join(found) or 'not installed'}" for extra, found in extras.items()),
+    }
+    width = max(map(len, lines)) + 1
+    return "\n".join(f"{name + ':':{width}} {value}" for name, value in lines.items())
+
+
+def millions(count: int) -> str:
+    """A number of parameters as people say it."""
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.2g} M" if count < 1e7 else f"{count / 1e6:.0f} M"
+
+
+def gpus() -> list[str]:
+    """The NVIDIA GPUs that the driver shows to this process, with their memory; torch isn't asked."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return []
+    command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DRIVER_SECONDS).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.rpartition(",") for line in found.splitlines() if line.strip()]
+    return [f"{name.strip()}, {float(mib) / 1024:.0f} GiB" if mib.strip().isdigit() else name for name, _, mib in rows]
+
+
+def hub_cache() -> str:
+    """Where models and data sets of the hub are kept."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return HF_HUB_CACHE
+
+
+def version(package: str) -> str | None:
+    """The version that is installed, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return None

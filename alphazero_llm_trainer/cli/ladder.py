@@ -1,4 +1,4 @@
-"""The `ladder` command: Base < SFT < +PPO < +GRPO < +GRPO +MCTS over seeds, as a table and a plot."""
+"""The `ladder` command: Base < SFT < +PPO < +GRPO < +GRPO +MCTS over seeds, as a table and charts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,19 @@ from typing import Any
 from ..config.load import Config, load_config, read_yaml, shipped
 from ..errors import CheckpointError, ConfigError
 from ..eval.verifiers import check_name
-from .base import EXIT_STOPPED, Stop, add_config_arguments
+from ..live import Progress
+from .base import (
+    EXIT_STOPPED,
+    Stop,
+    add_config_arguments,
+    add_json,
+    add_model,
+    check_least,
+    check_out,
+    given,
+    named_model,
+    print_json,
+)
 from .eval import METHOD_NAMES
 
 RECIPE = "recipe.json"
@@ -25,39 +37,26 @@ def add_ladder(commands: Any) -> None:
         help="Base, SFT, PPO, GRPO, GRPO with MCTS: one table over seeds",
         epilog="The recipe is config/ladder.yaml over config/training.yaml; --config and --set change it.",
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9], metavar="N", help="default: 7 8 9")
-    parser.add_argument("--num", type=int, metavar="N", help="held-out problems (ladder.num)")
+    add_model(parser)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9], metavar="N", help="one training each")
+    parser.option("-n", "--num", type=int, metavar="N", key="ladder.num", help="held-out problems")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="seeds side by side, one thread each")
     parser.add_argument("--out", type=Path, default=Path("checkpoints/ladder"), metavar="DIR", help="where it goes")
     parser.add_argument("--resume", action="store_true", help="go on with --out")
+    add_json(parser)
     add_config_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Climb, print the table, write ladder.json, ladder.md and ladder.png."""
-    if args.seed is not None:
-        raise ConfigError(f"--seed is {args.seed}: the ladder takes several, name them with --seeds")
-    if args.jobs < 1:
-        raise ConfigError(f"--jobs is {args.jobs}: give at least 1")
-    if len(set(args.seeds)) < len(args.seeds):
-        raise ConfigError(f"--seeds has {' '.join(map(str, args.seeds))}: name each once")
-    out, config = args.out, resolve(args)
+    """Climb, print the table, write ladder.json, ladder.md, ladder.svg and report.html."""
+    out, config = args.out, settled(args)
     recipe, clock = out / RECIPE, out / SECONDS
-    if recipe.is_file() and not args.resume:
-        raise ConfigError(f"--out {out} holds a ladder already: add --resume to go on with it, or name another folder")
-    if args.resume:
-        if not recipe.is_file():
-            raise CheckpointError(f"--resume found no ladder in {out}: leave --resume out to start one there")
-        stored = load_config(recipe)
-        if (args.config is not None or args.overrides or args.num is not None) and stored != config:
-            raise ConfigError(f"--resume goes on with the recipe in {recipe}, and these flags differ: leave them out")
-        config = stored
-    check(config)
     from ..report.folder import write_report
+    from ..report.ladder import picture, result_markdown
     from ..train.checkpoint import write_json
     from ..train.ladder import LadderStopped, Seed, climb
-    from ..train.ladder_report import collect, draw, markdown
+    from ..train.ladder_report import collect
 
     out.mkdir(parents=True, exist_ok=True)
     write_json(recipe, config.model_dump(mode="json"))
@@ -67,37 +66,69 @@ def run(args: argparse.Namespace) -> int:
     def say(text: str) -> None:
         seconds = before + time.perf_counter() - began
         write_json(clock, {"seconds": seconds})  # now, because a kill gives no warning
-        print(f"{seconds / 60:5.1f} min  {text}", file=sys.stderr, flush=True)
+        progress.say(f"{seconds / 60:5.1f} min  {text}")
 
-    stop = Stop()
+    progress, stop = Progress(args.quiet), Stop()
     seeds = [Seed(out / f"seed-{seed}", seed, config, recipe, say, stop) for seed in args.seeds]
     for seed, partner in zip(seeds, [*seeds[1:], seeds[0]], strict=True):
         seed.partner = partner if len(seeds) > 1 else None
     try:
         climb(seeds, args.jobs)
     except LadderStopped:
-        print(f"stopped; go on with: --resume --out {out}", file=sys.stderr)
+        progress.say(f"stopped; go on with: --resume --out {out}")
         return EXIT_STOPPED
     finally:
         write_json(clock, {"seconds": before + time.perf_counter() - began})
     ladder = collect(seeds, command(args), before + time.perf_counter() - began)
     write_json(out / "ladder.json", ladder)
-    text = markdown(ladder)
+    text = result_markdown(ladder)
     (out / "ladder.md").write_text(text, encoding="utf-8")
-    draw(out / "ladder.png", ladder)
+    (out / "ladder.svg").write_text(picture(ladder), encoding="utf-8")
     write_report(out)
+    if args.json:
+        print_json(ladder)
+        return 0
     print(text)
-    print(f"ladder.json, ladder.md, ladder.png and report.html are in {out}")
+    print(f"ladder.json, ladder.md, ladder.svg and report.html are in {out}")
     return 0
+
+
+def settled(args: argparse.Namespace) -> Config:
+    """The configuration of the ladder to climb or to go on with. Raises ConfigError for flags that can't be."""
+    if args.seed is not None:
+        raise ConfigError(f"--seed is {args.seed}: the ladder takes several, name them with --seeds")
+    check_least(1, jobs=args.jobs)
+    check_out(args.out)
+    if len(set(args.seeds)) < len(args.seeds):
+        raise ConfigError(f"--seeds has {' '.join(map(str, args.seeds))}: name each once")
+    recipe, config = args.out / RECIPE, resolve(args)
+    if recipe.is_file() and not args.resume:
+        raise ConfigError(
+            f"--out {args.out} holds a ladder already: add --resume to go on with it, or name another folder"
+        )
+    if args.resume:
+        if not recipe.is_file():
+            raise CheckpointError(f"--resume found no ladder in {args.out}: leave --resume out to start one there")
+        stored = load_config(recipe)
+        flags = (args.config, args.num, args.model, args.student)
+        if (args.overrides or any(flag is not None for flag in flags)) and stored != config:
+            raise ConfigError(f"--resume goes on with the recipe in {recipe}, and these flags differ: leave them out")
+        config = stored
+    check(config)
+    return config
 
 
 def resolve(args: argparse.Namespace) -> Config:
     """training.yaml, then ladder.yaml, then the user's."""
     own = {} if args.config is None else read_yaml(args.config)
-    flags: dict[str, Any] = {} if args.student is None else {"student": args.student}
-    if args.num is not None:
-        flags["ladder"] = {"num": args.num}
-    return load_config(None, [read_yaml(shipped("ladder.yaml")), own, *args.overrides, flags])
+    overrides = [read_yaml(shipped("ladder.yaml")), own, *args.overrides, *given(args)]
+    if args.student is not None:
+        overrides.append({"student": args.student})
+    if args.model is not None:
+        overrides.append(named_model(args, load_config(None, overrides)))
+    if args.path is not None:
+        raise ConfigError(f"--model {args.path} is a folder: the ladder trains its first student itself, so name one")
+    return load_config(None, overrides)
 
 
 def check(config: Config) -> None:

@@ -8,7 +8,18 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
+from ..live import Progress
+from .base import (
+    EXIT_STOPPED,
+    Stop,
+    add_config_arguments,
+    add_json,
+    add_model,
+    add_source,
+    check_out,
+    print_json,
+    resolve,
+)
 
 
 def add_loop(commands: Any) -> None:
@@ -17,41 +28,37 @@ def add_loop(commands: Any) -> None:
         help="search, train, arena, promote or roll back, again",
         epilog="With nothing named: 3 generations of the embedded student. Sizes and the gate: section loop of training.yaml.",
     )
-    parser.add_argument(
-        "--generations", type=int, metavar="N", help="how many; with --resume it may be more than before"
+    parser.option(
+        "--generations",
+        type=int,
+        metavar="N",
+        key="loop.generations",
+        help="how many; with --resume it may be more than before",
     )
-    parser.add_argument(
-        "--path", type=Path, metavar="DIR", help="the first student's folder (default: the shipped one)"
-    )
+    add_model(parser, "the first student", key="train.student")
+    add_source(parser)
+    parser.option("-n", "--num", type=int, metavar="N", key="loop.questions", help="training questions a generation")
     parser.add_argument("--out", type=Path, default=Path("checkpoints/loop"), metavar="DIR", help="where it goes")
     parser.add_argument("--resume", action="store_true", help="go on with --out")
+    add_json(parser)
     add_config_arguments(parser)
-
-    def run(args: argparse.Namespace) -> int:
-        extra: dict[str, Any] = {"loop": {}, "train": {}}
-        if args.generations is not None:
-            extra["loop"]["generations"] = args.generations
-        if args.path is not None:
-            extra["train"]["student"] = str(args.path)
-        return run_loop(args, resolve(args, extra))
-
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=lambda args: run_loop(args, resolve(args)))
 
 
 def run_loop(args: argparse.Namespace, config: Config) -> int:
-    """Run the generations, print the table, write loop.json and loop.png."""
+    """Run the generations, print the table, write loop.json and report.html."""
     from ..report.folder import write_report
-    from ..train.generation_report import draw_loop, loop_table
+    from ..report.loop import result_text
     from ..train.generations import CARD, Loop
-    from ..train.report import Progress
     from ..train.stages import LoopStopped
 
     out: Path = args.out
+    check_out(out)
     if (out / CARD).is_file() and not args.resume:
         raise ConfigError(f"--out {out} holds a loop already: add --resume to go on with it, or name another folder")
     if args.resume:
         config = resumed(args, config, out)
-    progress = Progress()
+    progress = Progress(args.quiet)
     loop = Loop(config, out, Stop(), progress)
     loop.load()
     try:
@@ -60,15 +67,18 @@ def run_loop(args: argparse.Namespace, config: Config) -> int:
         raise ConfigError(f"--out {out} can't be made ({error.strerror}): name a writable folder") from error
     progress.say(f"{loop.opening()}\nloop folder: {out}")
     try:
-        card = loop.execute()
+        with progress:
+            card = loop.execute()
     except LoopStopped:
         progress.say(f"stopped; go on with: --resume --out {out}")
         return EXIT_STOPPED
-    draw_loop(out / "loop.png", card)
     write_report(out)
-    print(loop_table(card))
+    if args.json:
+        print_json(card)
+        return 0
+    print(result_text(card))
     print(
-        f"loop.json, loop.png and report.html are in {out}"
+        f"loop.json and report.html are in {out}"
         + (f", the champion is in {out / 'champion'}" if card["champion"] else "")
     )
     return 0
@@ -85,7 +95,8 @@ def resumed(args: argparse.Namespace, config: Config, out: Path) -> Config:
                 f"--generations is {args.generations} and {out} has {stored.loop.generations}: name as many or more"
             )
         stored = stored.model_copy(update={"loop": stored.loop.model_copy(update={"generations": args.generations})})
-    given = (args.path, args.student, args.config, args.seed)
-    if (any(value is not None for value in given) or args.overrides) and config != stored:
+    flags = {"model", "student", "path", "config", *args.keys} - {"generations"}
+    given = bool(args.overrides) or any(getattr(args, name) is not None for name in flags)
+    if given and config != stored:
         raise ConfigError(f"--resume goes on with the configuration in {out}, and these flags differ: leave them out")
     return stored

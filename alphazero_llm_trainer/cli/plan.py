@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..config.load import Config, merge, parse_override, validate
 from ..config.sections import ModelShape, StudentModel
-from ..errors import CheckpointError, ConfigError
+from ..errors import ConfigError
+from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name
+from ..problems.source import open_source
 from ..train.memory import GIB, PHASES, Forecast, MemoryPlan
 from ..train.size import RunSize
+from .base import print_json
 
-PACKAGED = Path(__file__).parent.parent / "assets" / "student"  # policy.student.PACKAGED
+log = logging.getLogger(__name__)
+
 # What config.json calls the numbers that no shape is without; families that name them otherwise have none to plan with.
 NAMED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 WORTH_IT = 0.01  # a change that saves less of the peak is no suggestion
@@ -62,15 +67,12 @@ def weights_of(config: Config, spec: StudentModel) -> str:
 
     Raises CheckpointError where `train.student` is no student's folder.
     """
-    from ..policy.adapters import ADAPTER_CONFIG
-
     if config.train.student is None:
         return spec.path
     started = Path(config.train.student)
     if (started / ADAPTER_CONFIG).is_file():
         return spec.path
-    if not (started / "config.json").is_file():
-        raise CheckpointError(f"student folder {started} has no config.json: name a folder that `train` or `sft` wrote")
+    check_folder(started)
     return str(started)
 
 
@@ -117,7 +119,8 @@ def memory_plan(
         return None
     shape, source = found
     device, free, total = device_memory() if memory is None else ("cuda", int(memory * GIB), int(memory * GIB))
-    return Forecast(config, spec, shape, device, prompt).plan(free, total), source
+    longest = open_source(config).prompt_tokens if prompt is None else prompt
+    return Forecast(config, spec, shape, device, longest).plan(free, total), source
 
 
 def suggestions(config: Config, name: str, plan: MemoryPlan, memory: float | None, prompt: int | None) -> list[str]:
@@ -186,7 +189,9 @@ def memory_table(plan: MemoryPlan, source: str) -> str:
     return "\n".join(lines)
 
 
-def print_memory(config: Config, name: str, memory: float | None = None, prompt: int | None = None) -> None:
+def print_memory(
+    config: Config, name: str, memory: float | None = None, prompt: int | None = None, as_json: bool = False
+) -> None:
     """The memory table, and what to change where it doesn't fit."""
     made = memory_plan(config, name, memory, prompt)
     if made is None:
@@ -194,10 +199,26 @@ def print_memory(config: Config, name: str, memory: float | None = None, prompt:
             f"student {name} has no shape to plan with: add models.{name}.shape, or download its config.json first"
         )
     plan, source = made
+    changes = [] if plan.fits else suggestions(config, name, plan, memory, prompt)
+    if as_json:
+        print_json(memory_facts(plan, source) | {"suggestions": changes})
+        return
     print(memory_table(plan, source))
-    if not plan.fits:
-        for line in suggestions(config, name, plan, memory, prompt):
-            print(f"  {line}")
+    for line in changes:
+        print(f"  {line}")
+
+
+def memory_facts(plan: MemoryPlan, source: str) -> dict[str, Any]:
+    """The memory table as `--json` prints it, in bytes."""
+    return {
+        "device": plan.device,
+        "available": plan.available,
+        "peak": plan.peak,
+        "fits": plan.fits,
+        "phases": {phase: plan.at(phase) for phase in PHASES},
+        "parts": [{"name": p.name, "formula": p.formula, "size": p.size, "phases": list(p.phases)} for p in plan.parts],
+        "shape": source,
+    }
 
 
 # -- before a run ------------------------------------------------------------------------------------------------------
@@ -207,9 +228,8 @@ def check_start(config: Config) -> None:
     """Raise ConfigError where a run can't start: no device for the student, no token for a gated model, no key of the
     teachers, a library that isn't there, no memory for the weights alone. A run that will outgrow its memory is warned of on
     standard error."""
-    from ..policy.student import check_device, resolve_name
-    from ..teachers.client import open_endpoint
-    from ..train.track import check_tracker
+    check_libraries(config)
+    from ..policy.student import check_device
 
     name = resolve_name(config)
     spec = config.models[name]
@@ -221,12 +241,6 @@ def check_start(config: Config) -> None:
             f"student {name} ({spec.path}) is gated and HF_TOKEN is not set: accept its licence at"
             f" https://huggingface.co/{spec.path} and set it{mirror}"
         )
-    tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
-    if tier is not None and tier.base_url is not None:
-        open_endpoint(config.teachers.tier, tier, config.teachers)
-    if config.engine.backend == "vllm" and find_spec("vllm") is None:
-        raise ConfigError("engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]")
-    check_tracker(config.train.track)
     made = memory_plan(config, name)
     if made is None or made[0].fits:
         return
@@ -236,10 +250,25 @@ def check_start(config: Config) -> None:
             f"student {name} has {plan.weights / GIB:.1f} GiB of weights and {plan.device} {plan.available / GIB:.1f} GiB"
             " free: use a smaller student, or free memory"
         )
-    sys.stderr.write(
-        f"warning: this run may need {plan.peak / GIB:.1f} GiB and {plan.device} has {plan.available / GIB:.1f} GiB free;"
-        " see train --dry-run\n"
+    log.warning(
+        "warning: this run may need %.1f GiB and %s has %.1f GiB free; see train --dry-run",
+        plan.peak / GIB,
+        plan.device,
+        plan.available / GIB,
     )
+
+
+def check_libraries(config: Config) -> None:
+    """Raise ConfigError for a teachers' key or a library that is missing: all that can be told without torch."""
+    from ..teachers.client import open_endpoint
+    from ..train.track import check_tracker
+
+    tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
+    if tier is not None and tier.base_url is not None:
+        open_endpoint(config.teachers.tier, tier, config.teachers)
+    if config.engine.backend == "vllm" and find_spec("vllm") is None:
+        raise ConfigError("engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]")
+    check_tracker(config.train.track)
 
 
 def gated(spec: StudentModel) -> bool:
@@ -254,15 +283,38 @@ def token_set() -> bool:
     return get_token() is not None
 
 
-def dry_run(config: Config) -> int:
-    """Print what a run would do and take; write nothing, load nothing. Ends as the run would where it can't start."""
-    from ..policy.student import resolve_name
+def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -> int:
+    """Print what a run would do and take; write nothing, load nothing. Ends as the run would where it can't start.
 
+    `folder` is that of a run to go on with.
+    """
     name = resolve_name(config)
     spec = config.models[name]
     size = RunSize.of(config)
     train = config.train
     source = weights_of(config, spec)
+    if as_json:
+        made = memory_plan(config, name)
+        facts = {
+            "folder": None if folder is None else str(folder),
+            "student": {"name": name, "path": train.student or spec.path, "trained": size.adapter(spec)},
+            "method": train.method,
+            "source": config.problems.source,
+            "questions": train.num_examples,
+            "rounds": size.rounds,
+            "rows": size.rounds * size.rows_per_round,
+            "updates": size.updates,
+            "most_sampled_tokens": size.sampled_tokens,
+            "evaluated_tokens": size.evaluated_tokens,
+            "download": download(source, spec),
+            "teachers": teachers(config, size),
+            "memory": None if made is None else memory_facts(*made),
+        }
+        check_start(config)
+        print_json(facts)
+        return 0
+    if folder is not None:
+        print(f"goes on with {folder}; what follows is of the whole run")
     print(
         f"student {name}: {train.student or spec.path} ({spec.quantization}, {spec.dtype}, {size.adapter(spec)} trained)"
     )

@@ -3,116 +3,58 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.load import Config
-from ..errors import ConfigError
-from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
-
-if TYPE_CHECKING:
-    from ..train.prm_run import TrainedPrm
-
-SMALLEST = 10  # questions
+from .base import EXIT_STOPPED
+from .judges import JudgeCommand, add_judge
 
 
 def add_prm(commands: Any) -> None:
-    parser = commands.add_parser("prm", help="train a process reward model: is this step right?")
-    parser.add_argument("--out", type=Path, default=Path("checkpoints/prm"), metavar="DIR", help="where it goes")
-    parser.add_argument(
-        "--data",
-        type=Path,
-        nargs="+",
-        metavar="PATH",
-        help="journals or folders of runs and samples; JSONL files of step pairs (prompt, prefix, chosen, rejected) or"
+    add_judge(
+        commands,
+        "prm",
+        run_prm,
+        help="train a process reward model: is this step right?",
+        data="journals or folders of runs and samples; JSONL files of step pairs (prompt, prefix, chosen, rejected) or"
         " of PRM800K's records",
+        kinds=("implicit", "classifier", "bradley-terry", "all"),
+        kind="all: keep the best",
     )
-    parser.add_argument("--questions", type=int, metavar="N", help="without --data: search so many questions first")
-    parser.add_argument("--kind", choices=("implicit", "classifier", "bradley-terry", "all"), help="all: keep the best")
-    parser.add_argument("--path", type=Path, metavar="DIR", help="the policy's folder (default: the shipped student)")
-    add_config_arguments(parser)
-
-    def run(args: argparse.Namespace) -> int:
-        named = {"kind": args.kind, "questions": args.questions}
-        given = {key: value for key, value in named.items() if value is not None}
-        return run_prm(args, resolve(args, {"train": {"prm": given}}))
-
-    parser.set_defaults(run=run)
 
 
 def run_prm(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
-    from ..policy.prm import CARD
-    from ..policy.student import load_student
-    from ..problems.source import open_source
+    from ..eval.results import read_json
+    from ..policy.prm import FOLDER
+    from ..report.judges import prm_text
     from ..train import prm_data, prm_run
-    from ..train.report import Progress
-    from ..train.value_run import split_by_question
 
-    if args.data and args.questions is not None:
-        raise ConfigError("--questions collects trees and --data names trees: give one of them")
-    out: Path = args.out
-    if (out / CARD).is_file():
-        raise ConfigError(f"--out {out} holds a finished PRM: name another folder or remove it")
-    student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out} can't be made ({error.strerror}): name a writable folder") from error
-    progress, stop, settings = Progress(), Stop(), config.train.prm
-    paths = args.data
-    if not paths:
-        paths = [out]
-        if not collect(student, config, out / "journal.jsonl", stop, progress):
-            progress.say("stopped; the same command goes on from here")
-            return EXIT_STOPPED
-    sets = prm_data.read_sets(paths, student, settings)
-    if len(sets) < SMALLEST:
-        raise ConfigError(f"--data holds {len(sets)} questions with judged steps: give at least {SMALLEST}")
-    parts = split_by_question(sets, settings.validation_share, settings.test_share)
-    parts[0].extend(prm_data.spoiled_demonstrations(student, config, {judged.text for judged in sets}))
-    progress.say(
-        f"{settings.kind} over student {student.name}: {len(parts[0]):,} questions to train on, {len(parts[1]):,} to choose"
-        f" and calibrate on, {len(parts[2]):,} to report on"
-    )
-    metrics = out / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    began = time.perf_counter()
+    settings = config.train.prm
+    command = JudgeCommand(args, config, settings, FOLDER)
+    paths = command.paths()
+    if paths is None:
+        return EXIT_STOPPED
+    sets = prm_data.read_sets(paths, command.student, settings)
+    parts = command.split(sets, "judged steps")
+    parts[0].extend(prm_data.spoiled_demonstrations(command.student, config, {judged.text for judged in sets}))
+    command.begin(parts, "choose")
 
     def watch(kind: str, line: dict[str, float]) -> None:
-        with metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, **line}) + "\n")
-        progress.say(
+        command.record(
+            {"kind": kind, **line},
             f"{kind} step {line['step']:.0f}: loss {line['loss']:.4f}; held out: pairs {line['held_out_pairs']:.4f},"
-            f" label loss {line['held_out_loss']:.4f}"
+            f" label loss {line['held_out_loss']:.4f}",
         )
-        if stop():
-            raise KeyboardInterrupt
 
-    trained = prm_run.train_prm(student, config, parts, out, watch)
-    facts = {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "seconds": round(time.perf_counter() - began, 1),
-        "cost": sampled_cost(out / "journal.jsonl"),
-    }
-    prm_run.save_prm(out, trained, student, config, facts)
-    print(held_out_table(trained))
-    print(f"prm.json and metrics.jsonl are in {out}")
+    with command.progress:
+        trained = prm_run.train_prm(command.student, config, parts, command.out, watch, command.progress)
+    facts = command.facts() | {"cost": sampled_cost(command.journal)}
+    prm_run.save_prm(command.out, trained, command.student, config, facts)
+    card = read_json(command.out / FOLDER.card)
+    command.show(card, prm_text(card), "prm.json, metrics.jsonl and report.html")
     return 0
-
-
-def collect(student: Any, config: Config, journal: Path, stop: Any, progress: Any) -> bool:
-    """Search fresh training questions into `journal`, as the `value` command does; False when the user stopped it."""
-    from .value import collect as search
-
-    prm = config.train.prm
-    named = {name: getattr(prm, name) for name in ("questions", "iterations", "samples", "temperature")}
-    value = config.train.value.model_copy(update=named)
-    train = config.train.model_copy(update={"value": value})
-    return search(student, config.model_copy(update={"train": train}), journal, stop, progress)
 
 
 def sampled_cost(journal: Path) -> dict[str, int]:
@@ -122,22 +64,3 @@ def sampled_cost(journal: Path) -> dict[str, int]:
     costs = [record.get("cost", {}) for record in read(journal)] if journal.is_file() else []
     names = ("sampled_tokens", "prompt_tokens", "calls")
     return {name: sum(int(cost.get(name, 0)) for cost in costs) for name in names}
-
-
-def held_out_table(trained: TrainedPrm) -> str:
-    """Each kind's seconds and figures on the test questions, beside the policy's log-probability."""
-    from ..train.prm_run import COMBINED, POLICY
-
-    lines = [
-        f"held out: {trained.questions['test']:,} questions, {trained.pairs['test']:,} pairs; 95% intervals over questions;"
-        f" step labels from {trained.labels}"
-    ]
-    names = [POLICY, *trained.seconds, COMBINED]
-    for figure, found in trained.figures.items():
-        lines.append(f"  {figure}")
-        lines += [f"    {name:30} {found[name]}" for name in names if name in found]
-    for kind, seconds in trained.seconds.items():
-        lines.append(f"{kind}: {seconds:.0f} s of training, validation pairs {trained.validation[kind]:.4f}")
-    rules = ", ".join(f"{rule} {auc:.3f}" for rule, auc in trained.totals.items())
-    lines.append(f"kept: {trained.fitted.kind}; a response's total: {trained.total} (AUC on validation: {rules})")
-    return "\n".join(lines)

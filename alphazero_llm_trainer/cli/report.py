@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
+from .base import add_json, check_out, print_json
 
 
 def add_report(commands: Any) -> None:
@@ -22,6 +23,7 @@ def add_compare(commands: Any) -> None:
     parser = commands.add_parser("compare", help="two training runs side by side, paired by problem")
     parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="such as checkpoints/run-001")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the page there, with curves")
+    add_json(parser)
     parser.set_defaults(run=run_compare)
 
 
@@ -40,28 +42,20 @@ def run_report(args: argparse.Namespace) -> int:
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    from ..report.compare import compare_page, differing, load_runs, rows_of, sentence
-    from ..report.folder import write
+    from ..report.compare import comparison_facts, comparison_page, comparison_text, load_runs
+    from ..train.checkpoint import write_whole
 
+    check_out(args.out, file=True)
     runs = load_runs(args.runs)
-    names = [name for name, _, _ in runs]
-    print(columns([("", *names), *rows_of(runs)]))
-    differences = differing(runs[0][1], runs[1][1])
-    if differences:
-        print(f"\n{columns([('differs', *names), *differences])}")
-    print(f"\n{sentence(runs)}")
+    if args.json:
+        print_json(comparison_facts(runs))
+    else:
+        print(comparison_text(runs))
     if args.out is not None:
         try:
-            write(args.out, compare_page(runs))
+            write_whole(args.out, comparison_page(runs))
         except OSError as error:
             raise ConfigError(f"--out {args.out} can't be written ({error.strerror}): name another file") from error
-        print(args.out)
+        if not args.json:
+            print(args.out)
     return 0
-
-
-def columns(rows: list[tuple[str, ...]]) -> str:
-    """Rows as aligned text."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, read_yaml
 from ..errors import ConfigError
-from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
+from ..live import Progress
+from .base import (
+    EXIT_STOPPED,
+    Stop,
+    add_config_arguments,
+    add_json,
+    add_model,
+    add_source,
+    check_least,
+    check_out,
+    print_json,
+    resolve,
+)
 
 EPILOG = """\
 One engine in this process batches all trees (search.concurrent of them). --workers 2 and more start Ray: engine actors
@@ -28,70 +39,64 @@ The reward is correctness alone; --set rewards.use_student_model=true adds PRE a
 def add_sample(commands: Any) -> None:
     parser = commands.add_parser("sample", help="search many questions into a folder of tree journals", epilog=EPILOG)
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the trees go (needed, but for --dry-run)")
-    parser.add_argument(
-        "--source", metavar="NAME", help="which problems: a name, a file or another address (problems.source)"
-    )
+    add_model(parser)
+    add_source(parser)
     parser.add_argument("--split", default="train", metavar="NAME", help="train, validation, arena or test")
-    parser.add_argument("--num-examples", type=int, default=100, metavar="N", help="questions")
-    parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first question in the split")
-    parser.add_argument("--mode", choices=("step", "token"), help="what a tree's edges are (search.mode)")
-    parser.add_argument("--workers", type=int, default=1, metavar="W", help="search actors; 1 needs no Ray")
-    parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto; default: one on this machine")
-    parser.add_argument(
-        "--path", type=Path, metavar="DIR", help="a student folder, such as checkpoints/run-001/student"
+    parser.option(
+        "-n", "--num", old=("--num-examples",), dest="num", type=int, default=100, metavar="N", help="questions"
     )
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first question in the split")
+    parser.option("--mode", choices=("step", "token"), key="search.mode", help="what a node of a tree is")
+    parser.add_argument("--workers", type=int, default=1, metavar="W", help="search actors; 1 needs no Ray")
+    parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one on this machine)")
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out; N may be larger than before"
     )
     parser.add_argument("--dry-run", action="store_true", help="search a few trees, estimate time and tokens of all")
-    parser.add_argument("--json", action="store_true", help="print the final figures as one JSON line instead")
+    add_json(parser)
     add_config_arguments(parser)
 
     def run(args: argparse.Namespace) -> int:
-        mine: dict[str, Any] = {}
-        if args.source is not None:
-            mine["problems"] = {"source": args.source}
-        if args.mode is not None:
-            mine["search"] = {"mode": args.mode}
         rewards = {} if args.config is None else read_yaml(args.config).get("rewards", {})
         # Anything but a mapping is left to `resolve`, which explains what is wrong with it.
         if isinstance(rewards, dict) and "use_student_model" not in rewards:
             args.overrides = ["rewards.use_student_model=false", *args.overrides]
-        return run_sample_command(args, resolve(args, mine))
+        return run_sample_command(args, resolve(args))
 
     parser.set_defaults(run=run)
 
 
 def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     """Sample, or estimate. 0 when every question has its tree or was set aside, 130 when the user stopped it."""
-    if args.num_examples < 1:
-        raise ConfigError(f"--num-examples is {args.num_examples}: give at least 1")
-    if args.workers < 1:
-        raise ConfigError(f"--workers is {args.workers}: give at least 1")
+    check_least(1, num=args.num, workers=args.workers)
+    check_least(0, start=args.start)
     if args.out is None and not args.dry_run:
         raise ConfigError("--out is missing: name the folder that the trees go to")
-    from ..problems.load import load_tasks
-    from ..problems.source import open_source
-    from ..scale.progress import Progress, estimate, table
+    check_out(args.out)
+    from ..problems.load import tasks_of
     from ..scale.sample import SampleJob, run_sample
+    from ..scale.summary import estimate, table
 
-    count = min(args.num_examples, config.sample.dry_run_trees) if args.dry_run else args.num_examples
-    tasks = load_tasks(open_source(config), args.split, count, start=args.start)
+    count = min(args.num, config.sample.dry_run_trees) if args.dry_run else args.num
+    tasks = tasks_of(config, args.split, count, args.start)
     job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)
-    stop, progress = Stop(), Progress()
+    stop, progress = Stop(), Progress(args.quiet)
     if args.dry_run:
         with tempfile.TemporaryDirectory(prefix="alphazero-dry-run-") as folder:
             summary = run_sample(job, Path(folder), stop=stop, progress=progress)
         if summary.status == "stopped":
             return EXIT_STOPPED
-        print(estimate(summary, args.num_examples))
+        if args.json:
+            print_json(summary.as_dict())
+        else:
+            print(estimate(summary, args.num))
         return 0
-    if len(tasks) < args.num_examples:
+    if len(tasks) < args.num:
         progress.say(
             f"{config.problems.source} {args.split} has {len(tasks):,} questions from number {args.start} on: these are sampled"
         )
     summary = run_sample(job, args.out, resume=args.resume, stop=stop, progress=progress)
-    print(json.dumps(summary.as_dict()) if args.json else table(summary))
+    print_json(summary.as_dict()) if args.json else print(table(summary))
     if summary.status == "stopped":
         progress.say(f"stopped; go on with: --resume --out {args.out}")
         return EXIT_STOPPED

@@ -4,87 +4,131 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..errors import ConfigError
+from ..search.tree import ROOT, Tree
 from ..types import Problem
-from .base import Stop, add_config_arguments, resolve
+from .base import (
+    Stop,
+    add_config_arguments,
+    add_json,
+    add_model,
+    add_source,
+    check_judges,
+    check_least,
+    print_json,
+    resolve,
+)
+
+EPILOG = """\
+Without a question it takes an embedded word problem and the embedded student: no key, no network, no GPU."""
 
 
 def add_search(commands: Any) -> None:
-    parser = commands.add_parser("search", help="search one question and print the tree")
-    parser.add_argument("question", nargs="?", help="the question's text (default: a test problem of the source)")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="which test problem of the source")
-    parser.add_argument(
-        "--path", type=Path, metavar="DIR", help="a student folder, such as checkpoints/run-001/student"
+    parser = commands.add_parser("search", help="answer one question by tree search and print the tree", epilog=EPILOG)
+    parser.add_argument("question", nargs="?", help="the question's text (default: a test problem of --source)")
+    parser.option("--index", type=int, default=0, metavar="N", help="number of the test problem")
+    add_source(parser)
+    add_model(parser)
+    parser.option(
+        "--simulations",
+        old=("--iterations",),
+        dest="simulations",
+        type=int,
+        metavar="N",
+        key="search.iterations",
+        help="expansions of the tree",
     )
-    parser.add_argument("--iterations", type=int, metavar="N", help="simulations")
-    parser.add_argument("--mode", choices=("step", "token"), help="what a node of the tree is")
-    parser.add_argument(
-        "--value", metavar="DIR", help="a value network: the search asks it, and rolls out once at the end"
+    parser.option("--mode", choices=("step", "token"), key="search.mode", help="what a node of the tree is")
+    parser.option(
+        "--value",
+        type=Path,
+        metavar="DIR",
+        key="search.value",
+        help="a folder of `value`: the search asks it, and rolls out once at the end",
     )
-    parser.add_argument("--json", action="store_true", help="print the whole tree as JSON instead")
+    add_json(parser)
     add_config_arguments(parser)
-
-    def run(args: argparse.Namespace) -> int:
-        named = {"iterations": args.iterations, "mode": args.mode, "value": args.value}
-        if args.value is not None:
-            named |= {"rollout": "none", "select": "puct"}
-        extra = {"search": {key: value for key, value in named.items() if value is not None}}
-        return run_search(args, resolve(args, extra))
-
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_search)
 
 
-def run_search(args: argparse.Namespace, config: Config) -> int:
+def run_search(args: argparse.Namespace) -> int:
     """Search one question with the student alone and print its tree, the choice and the cost."""
-    from ..collect import Perplexity, answer_search
-    from ..policy.student import load_student
-    from ..policy.value import load_value
-    from ..problems.load import load_tasks
+    asked: dict[str, Any] = {} if args.value is None else {"search": {"rollout": "none", "select": "puct"}}
+    config = resolve(args, asked)
+    check_least(0, index=args.index)
+    check_judges(args)
+    if args.question is not None and not args.question.strip():
+        raise ConfigError("the question is empty: write its text, or leave it out for a test problem")
+    from ..problems.load import tasks_of
     from ..problems.source import open_source
-    from ..search.select import constant
-    from ..viewer.text import draw_tree
 
     source = open_source(config)
     if args.question is None:
-        problem = load_tasks(source, "test", 1, start=args.index)[0].problem
+        problem = tasks_of(config, "test", 1, args.index)[0].problem
     else:
         problem = Problem("question", args.question, source.name)
-    student = load_student(config, path=args.path, system_prompt=source.system_prompt)
-    perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
-    value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
+    from ..collect import Perplexity, answer_search
+    from ..policy.student import load_student
+    from ..search.select import constant
+    from ..viewer.text import draw_tree
+
+    alone = config.search.value is None
+    student = load_student(config, path=args.path, system_prompt=source.system_prompt, inference=alone)
+    perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
+    value = None
+    if config.search.value is not None:
+        from ..policy.value import load_value
+
+        value = load_value(Path(config.search.value), student, config)
     result = asyncio.run(answer_search(student, config, perplexity, Stop(), value).run(problem, config.seed))
     choice = result.choice
     if args.json:
         rule = config.search.rule
-        print(
-            json.dumps(
-                {
-                    "question": problem.question,
-                    "answer": None if choice is None else choice.answer,
-                    "why": None if choice is None else choice.why,
-                    "chosen": None if choice is None else choice.node,
-                    "response": None if choice is None else choice.response,
-                    "search": {"rule": rule, "exploration": constant(rule, config.search.exploration)},
-                    "ended_by": result.ended_by,
-                    "cost": result.cost.as_dict(),
-                    "tree": result.tree.to_dict(),
-                }
-            )
+        print_json(
+            {
+                "question": problem.question,
+                "answer": None if choice is None else choice.answer,
+                "why": None if choice is None else choice.why,
+                "chosen": None if choice is None else choice.node,
+                "response": None if choice is None else choice.response,
+                "search": {"rule": rule, "exploration": constant(rule, config.search.exploration)},
+                "ended_by": result.ended_by,
+                "cost": result.cost.as_dict(),
+                "tree": result.tree.to_dict(),
+            }
         )
         return 0
     print(problem.question)
     print(draw_tree(result.tree, None if choice is None else choice.node))
     if choice is None:
-        print("no response was finished: raise search.iterations or search.max_tokens")
+        print("no response was finished: raise --simulations or search.max_tokens")
     else:
         print(f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value {choice.value:.3f}")
+    beside = likeliest_beside(result.tree)
+    if beside is not None:
+        print(
+            f"all {result.tree.N[ROOT]} simulations went down one path: the policy gives the likeliest token beside it a"
+            f" probability of {beside:.1g}; a larger search.exploration looks at such tokens sooner"
+        )
     cost = result.cost
+    scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
     print(
-        f"ended by {result.ended_by}: {cost.sampled_tokens} tokens sampled, {cost.cached_tokens} prefix tokens cached,"
+        f"ended by {result.ended_by}: {cost.sampled_tokens} tokens sampled{scored}, {cost.cached_tokens} prefix tokens cached,"
         f" {cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0
+
+
+def likeliest_beside(tree: Tree) -> float | None:
+    """Where all simulations of a token-level search went down one path: the largest prior beside it; else None."""
+    node, priors = ROOT, list[float]()
+    while visited := [child for child in tree.children[node] if tree.N[child]]:
+        if len(visited) > 1:
+            return None
+        others = (tree.prior[child] for child in tree.children[node] if child != visited[0])
+        priors += [prior for prior in others if prior is not None]
+        node = visited[0]
+    return max(priors, default=None)

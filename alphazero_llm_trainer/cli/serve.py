@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from .base import add_config_arguments, resolve
+from .base import add_config_arguments, add_model, add_source, check_judges, check_out, resolve
 
 KEY_VARIABLE = "ALPHAZERO_API_KEY"
 EPILOG = f"""\
@@ -20,16 +20,16 @@ The same by extra_body of the openai client: method, and budget_tokens, simulati
     curl http://127.0.0.1:8000/v1/chat/completions -d '{{"model": "student@mcts", "messages":
       [{{"role": "user", "content": "..."}}], "deadline_ms": 2000}}'
 
-/v1/traces/ID is the tree of an answer (alphazero.trace_id), /traces/ID a page with it; /metrics is for Prometheus.
+/v1/traces/ID is the tree of an answer (alphazero.trace_id), /traces/ID a page with it, and / lists them all;
+/metrics is for Prometheus.
 Set {KEY_VARIABLE} to ask clients for a key (several: separated by commas). Bounds: serve.* of config/training.yaml."""
 
 
 def add_serve(commands: Any) -> None:
     parser = commands.add_parser("serve", help="serve the student with search behind the OpenAI API", epilog=EPILOG)
-    parser.add_argument("--path", type=Path, metavar="DIR", help="a student's folder (default: the shipped student)")
-    parser.add_argument(
-        "--search", default="sample", metavar="METHOD", help="what the model `student` does (default: sample)"
-    )
+    add_model(parser)
+    add_source(parser)
+    parser.add_argument("--search", default="sample", metavar="METHOD", help="what the model `student` does")
     parser.add_argument(
         "--verifier",
         metavar="NAME",
@@ -37,8 +37,8 @@ def add_serve(commands: Any) -> None:
     )
     parser.add_argument("--prm", type=Path, metavar="DIR", help="a process reward model's folder")
     parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="(default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one (default: 8000)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="who may reach it: 0.0.0.0 is everybody")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one")
     parser.add_argument("--insecure", action="store_true", help=f"other machines may ask without {KEY_VARIABLE}")
     parser.add_argument(
         "--keep-traces", type=Path, metavar="DIR", help="append every searched tree to DIR/journal.jsonl"
@@ -59,6 +59,8 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
         raise ConfigError(
             f"--host is {args.host}, which other machines reach, and {KEY_VARIABLE} isn't set: set it, or add --insecure"
         )
+    check_judges(args)
+    check_out(args.keep_traces, flag="--keep-traces")
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound:
         from .serve_run import run

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import logging as transformers_logging
-
 from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.attempt import Attempt, Chain, Sampler
@@ -53,8 +51,8 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
             )
     stepwise = {name: partial(by_eval, name) for name in STEPWISE if judged}
     names = Names(args.search, stepwise, config.serve.max_samples, judged)
-    transformers_logging.set_verbosity_error()  # the server tells a client itself that its prompt is too long
-    student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
+    prompt, alone = open_source(config).system_prompt, (args.prm or args.value or config.search.value) is None
+    student = load_student(config, path=args.path, system_prompt=prompt, inference=alone)
     verifier = load_verifier(named, student, config, args) if judged else None
     value, guided = None, args.value or config.search.value
     if not judged and guided is not None:
@@ -70,7 +68,7 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
     shown = f"[{args.host}]" if ":" in args.host else args.host
 
     def ready() -> None:
-        print(f"student {student.name} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
+        print(f"student {student.title} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
 
     try:
         interrupted = serve(app, bound, student.engine, config.serve.grace_seconds, ready)

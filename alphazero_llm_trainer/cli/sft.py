@@ -7,42 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
-from ..errors import ConfigError
-from .base import add_config_arguments, resolve
+from ..live import Progress
+from ..policy.folders import SMALL, resolve_name
+from .base import add_config_arguments, add_json, add_model, add_source, check_least, check_out, print_json, resolve
 
 
 def add_sft(commands: Any) -> None:
     parser = commands.add_parser("sft", help="supervised training on worked solutions, from scratch or going on")
-    parser.add_argument(
-        "--path",
-        type=Path,
-        metavar="DIR",
-        help="a student's folder to go on from (default: the embedded one from scratch)",
+    add_model(parser, "the student to go on from; embedded and small are trained from scratch")
+    add_source(parser)
+    parser.option(
+        "-n", "--num", type=int, metavar="N", key="train.demonstrations", help="worked solutions to learn from"
     )
-    parser.add_argument("--out", type=Path, default=Path("checkpoints/sft"), metavar="DIR", help="where it goes")
     parser.add_argument(
-        "--eval-size", type=int, default=1000, metavar="N", help="test problems, measured once at the end"
+        "--out", type=Path, default=Path("checkpoints/sft"), metavar="DIR", help="where the student goes"
     )
+    parser.add_argument("--eval-size", type=int, default=1000, metavar="N", help="test problems, measured at the end")
+    add_json(parser)
     add_config_arguments(parser)
     parser.set_defaults(run=lambda args: run_sft_command(args, resolve(args)))
 
 
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
-    if args.eval_size < 1:
-        raise ConfigError(f"--eval-size is {args.eval_size}: give at least 1")
-    scratch = args.path is None and config.student in ("auto", "embedded")
-    if scratch and config.problems.source != "embedded":
-        raise ConfigError(
-            f"problems.source is {config.problems.source} and the embedded student is trained from scratch: name a"
-            " student to go on from with --path or --student"
-        )
-    from ..train.warmup import go_on, warm_up
+    check_least(1, eval_size=args.eval_size)
+    scratch = args.path is None and (config.student == "auto" or config.models[resolve_name(config)].path in SMALL)
+    check_out(args.out)
+    from ..train.warmup import supervise
 
-    if scratch:
-        manifest = warm_up(config, args.out, args.eval_size)
-    else:
-        manifest = go_on(config, args.path, args.out, args.eval_size)
+    with Progress(args.quiet) as progress:
+        manifest = supervise(config, args.path, args.out, args.eval_size, scratch, progress)
+    if args.json:
+        print_json(manifest)
+        return 0
+    if not scratch:
         before, gain = manifest["test_before"], manifest["gain"]
         print(
             f"before {before['value']:.3f} [{before['low']:.3f}, {before['high']:.3f}], paired gain"

@@ -3,127 +3,52 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.load import Config
-from ..errors import ConfigError
-from .base import EXIT_STOPPED, Stop, add_config_arguments, resolve
-
-if TYPE_CHECKING:
-    from ..train.value_run import Valued
-
-SMALLEST = 10  # questions
+from .base import EXIT_STOPPED
+from .judges import JudgeCommand, add_judge
 
 
 def add_value(commands: Any) -> None:
-    parser = commands.add_parser("value", help="train a value function from searched trees")
-    parser.add_argument("--out", type=Path, default=Path("checkpoints/value"), metavar="DIR", help="where it goes")
-    parser.add_argument(
-        "--data", type=Path, nargs="+", metavar="PATH", help="journals, or folders of runs and samples, to learn from"
+    add_judge(
+        commands,
+        "value",
+        run_value,
+        help="train a value function from searched trees",
+        data="journals, or folders of runs and samples, to learn from",
+        kinds=("head", "network"),
+        kind="a head on the policy, or a network of its own",
     )
-    parser.add_argument("--questions", type=int, metavar="N", help="without --data: search so many questions first")
-    parser.add_argument("--kind", choices=("head", "network"), help="a head on the policy, or a network of its own")
-    parser.add_argument("--path", type=Path, metavar="DIR", help="the policy's folder (default: the shipped student)")
-    add_config_arguments(parser)
-
-    def run(args: argparse.Namespace) -> int:
-        value = {"kind": args.kind, "questions": args.questions}
-        named = {key: given for key, given in value.items() if given is not None}
-        return run_value(args, resolve(args, {"train": {"value": named}}))
-
-    parser.set_defaults(run=run)
 
 
 def run_value(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
-    from ..policy.student import load_student
-    from ..policy.value import CARD
-    from ..problems.source import open_source
+    from ..eval.results import read_json
+    from ..policy.value import FOLDER
     from ..report.folder import write_report
+    from ..report.judges import value_text
     from ..train import value_run
-    from ..train.report import Progress, draw_value_report
 
-    if args.data and args.questions is not None:
-        raise ConfigError("--questions collects trees and --data names trees: give one of them")
-    out: Path = args.out
-    if (out / CARD).is_file():
-        raise ConfigError(f"--out {out} holds a finished value: name another folder or remove it")
-    student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out} can't be made ({error.strerror}): name a writable folder") from error
-    progress, stop = Progress(), Stop()
-    paths = args.data
-    if not paths:
-        paths = [out]
-        if not collect(student, config, out / "journal.jsonl", stop, progress):
-            progress.say("stopped; the same command goes on from here")
-            return EXIT_STOPPED
-    questions = value_run.read_questions(value_run.journal_files(paths))
-    value = config.train.value
-    if len(questions) < SMALLEST:
-        raise ConfigError(f"--data holds {len(questions)} questions with finished responses: give at least {SMALLEST}")
-    parts = value_run.split_by_question(questions, value.validation_share, value.test_share)
-    progress.say(
-        f"{value.kind} over student {student.name}: {len(parts[0]):,} questions to train on, {len(parts[1]):,} to stop"
-        f" and calibrate on, {len(parts[2]):,} to report on"
-    )
-    metrics = out / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)
-    began = time.perf_counter()
+    command = JudgeCommand(args, config, config.train.value, FOLDER)
+    paths = command.paths()
+    if paths is None:
+        return EXIT_STOPPED
+    questions = value_run.read_questions(paths)
+    parts = command.split(questions, "finished responses")
+    command.begin(parts, "stop")
 
     def watch(line: dict[str, float]) -> None:
-        with metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        progress.say(
+        command.record(
+            line,
             f"step {line['step']:.0f}: loss {line['train_loss']:.4f}, held out {line['held_out_loss']:.4f};"
-            f" Brier {line['train_brier']:.4f}, held out {line['held_out_brier']:.4f}"
+            f" Brier {line['train_brier']:.4f}, held out {line['held_out_brier']:.4f}",
         )
-        if stop():
-            raise KeyboardInterrupt
 
-    valued = value_run.train_value(student, config, parts, out, watch)
-    seconds = round(time.perf_counter() - began, 1)
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    value_run.save_value(out, valued, student, config, {"command": command, "seconds": seconds})
-    draw_value_report(out / "report.png", valued.fitted.curve, valued.figures, valued.reliability)
-    write_report(out)
-    print(held_out_table(valued))
-    print(f"value.json, metrics.jsonl, report.png and report.html are in {out}")
+    with command.progress:
+        valued = value_run.train_value(command.student, config, parts, command.out, watch, command.progress)
+    value_run.save_value(command.out, valued, command.student, config, command.facts())
+    write_report(command.out)
+    card = read_json(command.out / FOLDER.card)
+    command.show(card, value_text(card), "value.json, metrics.jsonl and report.html")
     return 0
-
-
-def collect(student: Any, config: Config, journal: Path, stop: Any, progress: Any) -> bool:
-    """Search fresh training questions into `journal`; False when the user stopped it."""
-    from ..problems.load import load_tasks
-    from ..train.value_run import collect_trees
-
-    source, wanted = config.problems.source, config.train.value.questions
-    # Questions that neither warm-up nor a training run of the configured size has seen.
-    start = config.train.demonstrations + config.train.num_examples if source == "embedded" else 0
-    tasks = load_tasks(source, "train", wanted, path=config.dataset.path, levels=config.problems.levels, start=start)
-    every = max(1, len(tasks) // 10)
-
-    def tell(done: int) -> None:
-        if done % every == 0:
-            progress.say(f"searched {done:,}/{len(tasks):,} questions")
-
-    collect_trees(student, config, tasks, journal, stop, tell)
-    return not stop()
-
-
-def held_out_table(valued: Valued) -> str:
-    """The test questions' figures with 95% intervals over questions, and what they mean for search."""
-    lines = [f"held out: {valued.questions['test']:,} questions, 95% intervals over questions"]
-    lines += [f"  {name:34} {interval}" for name, interval in valued.figures.items()]
-    lines.append("  sibling ranking: chance is 0.5; so is an AUC of 0.5")
-    weight = valued.verdict.rollout_weight
-    lines.append(
-        f"on validation, {valued.verdict.why}: Q = {1 - weight:.2f}*value + {weight:.2f}*rollout (lambda {weight:.2f})"
-    )
-    return "\n".join(lines)

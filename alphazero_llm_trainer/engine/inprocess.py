@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from ..config.sections import EngineConfig
-from ..errors import EngineError, RequestError
+from ..config.sections import MEMO_BYTES, EngineConfig
+from ..errors import EngineError
 from ..types import Cost
+from .admission import check_ids, check_request, check_tokens
 from .forward import make_forward
 from .native import library
 from .prefix_tree import TOP, WHOLE, PrefixTree
@@ -29,7 +29,9 @@ from .rows import Call, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 
-MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 TURNS = 16  # of the event loop, at most, that callers get to put in their next requests before a step
 
 T = TypeVar("T")
@@ -104,16 +106,12 @@ class InProcessEngine:
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """See `Engine.generate`. Raises RequestError for an empty or too long prompt, or a request for nothing.
+        """See `Engine.generate`. Raises what `admission.check_request` refuses.
 
         `watch` sees the samples grow. Nothing waits for it: when it is read, there may be several new tokens.
         """
         for request in requests:
-            self._admit_check(len(request.prompt_ids))
-            if request.n < 1 or request.max_new_tokens < 1:
-                raise EngineError(
-                    f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
-                )
+            check_request(request, self.capabilities.max_context, self.tree.vocabulary)
         if watch is None:
             return await self._ask([partial(self._submit, request) for request in requests])
         self._wakes.add(watch)
@@ -125,7 +123,8 @@ class InProcessEngine:
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         """See `Engine.score`."""
         for prefix, continuation in sequences:
-            self._admit_check(len(prefix), len(continuation))
+            self._check_tokens(prefix, len(continuation))
+            check_ids(continuation, self.tree.vocabulary)
         return await self._ask([partial(self._submit_scoring, *pair) for pair in sequences])
 
     async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
@@ -133,7 +132,7 @@ class InProcessEngine:
         if k < 1:
             raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
         for prefix in prefixes:
-            self._admit_check(len(prefix))
+            self._check_tokens(prefix, 1)
         return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
 
     async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
@@ -141,7 +140,7 @@ class InProcessEngine:
         if not self.valued:
             raise EngineError("the engine has no value head: give it one with set_value")
         for tokens in sequences:
-            self._admit_check(len(tokens), 0)
+            self._check_tokens(tokens, 0)
         return await self._ask([partial(self._submit_value, tokens) for tokens in sequences])
 
     def set_policy(self, weights: Any, version: int) -> None:
@@ -200,14 +199,8 @@ class InProcessEngine:
         self._abandon(RuntimeError("the event loop ended"))
         return False
 
-    def _admit_check(self, prompt: int, response: int = 1) -> None:
-        limit = self.capabilities.max_context
-        if prompt == 0:
-            raise RequestError("prompt is empty: give at least one token")
-        if prompt + response > limit:
-            raise RequestError(
-                f"prompt has {prompt} tokens, the context is {limit}: shorten the prompt or raise engine.max_context"
-            )
+    def _check_tokens(self, tokens: tuple[int, ...], response: int) -> None:
+        check_tokens(tokens, self.capabilities.max_context, self.tree.vocabulary, response)
 
     def _submit(self, request: GenerateRequest, watch: Watch | None = None) -> asyncio.Future[list[Generated]]:
         self.queue.reserve(len(request.prompt_ids))

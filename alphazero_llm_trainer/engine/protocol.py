@@ -30,8 +30,8 @@ class GenerateRequest:
 
     A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
     `max_new_tokens`, or at `max_lines` line ends when that is given. `seed` alone decides the draws of each of the n
-    sequences: they don't depend on what else is in the batch. `temperature` 0 is greedy. `top_k` > 0 returns that many
-    log-probabilities for each step.
+    sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or MIN_TEMPERATURE and more.
+    `top_k` > 0 returns that many log-probabilities for each step.
     """
 
     prompt_ids: tuple[int, ...]
@@ -153,10 +153,15 @@ class ValueFunction(Protocol):
     """A value network as search sees it.
 
     `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted for it on held-out
-    questions: 1 where it did not beat chance.
+    questions: 1 where it did not beat chance. `computes` tells that a network of its own reads the prompt and every token:
+    these are paid for. A head on the policy's own hidden states is free.
     """
 
-    rollout_weight: float
+    @property
+    def rollout_weight(self) -> float: ...
+
+    @property
+    def computes(self) -> bool: ...
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """V in [0, 1] of the state after these tokens, prompt included."""

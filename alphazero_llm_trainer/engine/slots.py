@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
+from ..config.sections import FIRST_ROWS, FIRST_TOKENS, PREFILL_TOKENS
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .rows import Computed, Row
 
-PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 PREFILL_ROWS, PADDING = 8, 1.2  # beyond so many rows, padding may add a fifth at most
 
 
@@ -124,7 +127,8 @@ class SlotForward:
     def __init__(self, model: PreTrainedModel, tree: PrefixTree, max_batch: int, context: int) -> None:
         _, layers, _, kv_heads, head_dim = tree.states.shape
         self.model, self.tree = model, tree
-        self.slots = Slots(min(32, max_batch), min(128, context), layers, kv_heads, head_dim, tree)
+        rows, room = min(FIRST_ROWS, max_batch), min(FIRST_TOKENS, context)
+        self.slots = Slots(rows, room, layers, kv_heads, head_dim, tree)
         self.value: tuple[torch.Tensor, float] | None = None
 
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config.load import explain
+from ..config.sections import Temperature
 from ..engine.protocol import Generated, GenerateRequest
 from ..errors import EngineError
+from ..policy.chat import ChatMessage
 from .student import EMBEDDED_MODEL, FrozenStudent
 
 MAX_BODY = 4 * 1024 * 1024
-
-
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def wire(self) -> dict[str, str]:
-        """The message as the chat template takes it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class ChatRequest(BaseModel):
@@ -40,7 +27,7 @@ class ChatRequest(BaseModel):
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[Temperature, Field(le=2)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None

@@ -22,7 +22,7 @@ class FrozenStudent:
 
     def __init__(self, student: Student, config: Config) -> None:
         self.student, self.config = student, config
-        self.perplexity = Perplexity(student, config.search.max_tokens)
+        self.perplexity = Perplexity(student, config.search.max_tokens, own=True)
 
     @property
     def eos_id(self) -> int:
@@ -42,7 +42,7 @@ class FrozenStudent:
         return self.student.decode(token_ids)
 
     async def perplexity_reward(self, problem: Problem, response: str) -> float:
-        """PRE of a response's text (DESIGN section 5), in [0, 1]: 0.5 for the student's own greedy answer.
+        """PRE of a response's text (docs/design.md, section 5), in [0, 1]: 0.5 for the student's own greedy answer.
 
         A response beyond the student's context is measured on the part that fits.
 
@@ -54,7 +54,8 @@ class FrozenStudent:
         if is_final(text.rpartition("\n")[2]):
             token_ids = (*token_ids, self.eos_id)  # it ended there, and so does the baseline it is compared with
         room = self.student.engine.capabilities.max_context - len(self.student.prompt_ids(problem.question))
-        return await self.perplexity(problem, [Step(token_ids[: max(room, 0)], (), text)])
+        reward, _ = await self.perplexity(problem, [Step(token_ids[: max(room, 0)], (), text)])
+        return reward
 
 
 _students: WeakKeyDictionary[asyncio.AbstractEventLoop, FrozenStudent] = WeakKeyDictionary()
@@ -66,5 +67,5 @@ def frozen_student() -> FrozenStudent:
     student = _students.get(loop)
     if student is None:
         config = load_config()
-        student = _students[loop] = FrozenStudent(load_student(config, name="embedded"), config)
+        student = _students[loop] = FrozenStudent(load_student(config, name="embedded", inference=True), config)
     return student

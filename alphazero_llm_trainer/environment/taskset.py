@@ -1,4 +1,4 @@
-"""The verifiers taskset: rows -> tasks, and the two rewards of DESIGN section 5."""
+"""The verifiers taskset: rows -> tasks, and the two rewards of docs/design.md, section 5."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ def _sentence(answer: str) -> str:
 
 
 def _number(gold: str) -> Fraction | None:
-    key = answers.normalize(gold)
-    return Fraction(key) if re.fullmatch(r"-?\d+(?:/\d+)?", key) and re.fullmatch(r"[-\d.,/!\\{}a-z]+", gold) else None
+    return answers.number(gold) if re.fullmatch(r"[-\d.,/!\\{}a-z]+", gold) else None
 
 
 def _integer(gold: str) -> int | None:
@@ -73,6 +72,11 @@ def _integer(gold: str) -> int | None:
 
 def _for_integers(write: Callable[[int], str | None]) -> Form:
     return lambda gold: None if (value := _integer(gold)) is None else write(value)
+
+
+def _for_values(write: Callable[[str], str | None]) -> Form:
+    """For golds that are one value: no list, equation, set, matrix, text, unit or number in another base."""
+    return lambda gold: None if re.search(r"[,=_^]|\\(?:in|pm|text|mbox|begin|cup|\$)|^0$", gold) else write(gold)
 
 
 def _replaced(pattern: str, new: str) -> Form:
@@ -105,6 +109,9 @@ MATH_FORMS: dict[str, Form] = {
     "1{,}234": _for_integers(lambda n: f"{n:,}".replace(",", "{,}") if abs(n) > 999 else None),
     "5.0": _for_integers(lambda n: f"{n}.0"),
     "10/2": _for_integers(lambda n: rf"\frac{{{2 * n}}}{{2}}"),
+    "5 (apples)": _for_integers(lambda n: f"{n} (apples)"),
+    "dozen": _for_integers(lambda n: f"{n // 12} dozen" if n % 12 == 0 else None),
+    "gold cm": _for_values(lambda gold: rf"{gold}\text{{ cm}}" if re.search(r"(?:[\d}]|pi)$", gold) else None),
     "5 apples": _for_integers(lambda n: f"{n} apples"),
     r"5\text{ cm}": _for_integers(lambda n: rf"{n}\text{{ cm}}"),
     r"\$5": _for_integers(lambda n: rf"\${n}"),
@@ -124,6 +131,31 @@ MATH_WRONG: dict[str, Form] = {
     "another digit": lambda gold: re.sub(r"\d(?=\D*$)", lambda digit: str((int(digit[0]) + 1) % 10), gold),
     "another bracket": _replaced(r"\((.*)\]$|\[(.*)\)$|\[(.*)\]$", r"(\1\2\3)"),
     "(b, a)": _replaced(r"^(\(|\\left\()([^,()]+), ?([^,()]+)(\)|\\right\))$", r"\1\3,\2\4"),
+    "gold!": _for_integers(lambda n: f"{n}!" if n > 2 else None),
+    "gold^2": _for_integers(lambda n: f"{n}^2" if n > 1 else None),
+    "gold_8": _for_integers(lambda n: f"{n}_8" if n > 7 else None),
+    "gold i": _for_values(lambda gold: f"{gold} i"),
+    "goldi": _for_values(lambda gold: f"{gold}i"),
+    "goldx": _for_values(lambda gold: f"{gold}x"),
+    "gold t": _for_values(lambda gold: f"{gold} t"),
+    "goldab": _for_values(lambda gold: f"{gold}ab"),
+    r"gold \pi": _for_values(lambda gold: rf"{gold} \pi"),
+    "gold pi": _for_values(lambda gold: f"{gold} pi"),
+    "gold dozen": _for_values(lambda gold: f"{gold} dozen"),
+    r"gold\text{ dozen}": _for_values(lambda gold: rf"{gold}\text{{ dozen}}"),
+    "gold out of five": _for_values(lambda gold: f"{gold} out of five"),
+    "x + gold": _for_values(lambda gold: f"x + {gold}"),
+    "2(gold)": _for_values(lambda gold: f"2({gold})"),
+    "2x = gold": _for_values(lambda gold: f"2x = {gold}"),
+    "x^2 = gold": _for_values(lambda gold: f"x^2 = {gold}" if gold != "1" else None),
+    "x = 19 or x = gold": _for_values(lambda gold: f"x = 19 or x = {gold}" if gold != "19" else None),
+    "x = 19, y = gold": _for_values(lambda gold: f"x = 19, y = {gold}"),
+    "x >= gold": _for_values(lambda gold: f"x >= {gold}"),
+    r"x \ge gold": _for_values(lambda gold: rf"x \ge {gold}"),
+    "gold, 19": lambda gold: f"{gold}, 19" if gold != "19" else None,
+    "x + y + z =": _replaced(r"^[^=]*=", "x + y + z ="),
+    "right side": _replaced(r"^.*[^xy =].*=\s*", ""),
+    "less than the list": _replaced(r",[^,]*?((?:\\right)?[\])}]?)$", r"\1"),
     "1000 gold": _for_integers(lambda n: str(1000 * n) if n else None),
 }
 WORD_FORMS: dict[str, Form] = {

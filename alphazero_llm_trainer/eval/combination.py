@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..engine.protocol import Judgement, Limits, Verifier
 from ..errors import DataError, RequestError
+from ..policy.logistic import Logistic, fit_logistic
 from ..policy.steps import EngineSteps
 from ..problems.calculator import consistent
 from ..search.driver import derive_seed
@@ -35,47 +35,6 @@ ROUNDS = 20
 LOGPROB_FEATURES = ["mean log-probability", "log-probability", "least token log-probability"]
 
 
-@dataclass(frozen=True, slots=True)
-class Logistic:
-    """`P = sigmoid(weights . (x - centre) / scale + bias)`; all vectors are `[F]`."""
-
-    centre: np.ndarray
-    scale: np.ndarray
-    weights: np.ndarray
-    bias: float
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """`[N, F]` -> probabilities `[N]`."""
-        logit = ((rows - self.centre) / self.scale) @ self.weights + self.bias
-        return 1.0 / (1.0 + np.exp(-np.clip(logit, -30.0, 30.0)))
-
-
-def fit_logistic(rows: np.ndarray, labels: np.ndarray) -> Logistic:
-    """Ridge logistic regression of `labels` `[N]` in [0, 1] on `rows` `[N, F]`, by Newton's method."""
-    centre, scale = rows.mean(0), rows.std(0)
-    scale = np.where(scale < 1e-9, 1.0, scale)
-    x = np.hstack(((rows - centre) / scale, np.ones((len(rows), 1))))
-    ridge = np.full(x.shape[1], RIDGE)
-    ridge[-1] = 1e-6
-    weights = np.zeros(x.shape[1])
-
-    def loss(at: np.ndarray) -> float:
-        logit = x @ at
-        return float(np.mean(np.logaddexp(0.0, logit) - labels * logit) + 0.5 * ridge @ at**2)
-
-    for _ in range(100):
-        p = 1.0 / (1.0 + np.exp(-np.clip(x @ weights, -30.0, 30.0)))
-        gradient = x.T @ (p - labels) / len(x) + ridge * weights
-        if np.abs(gradient).max() < 1e-9:
-            break
-        curvature = (x * (p * (1 - p))[:, None]).T @ x / len(x) + np.diag(ridge)
-        step, stride = np.linalg.solve(curvature, gradient), 1.0
-        while loss(weights - stride * step) > loss(weights) and stride > 1e-6:
-            stride /= 2
-        weights = weights - stride * step
-    return Logistic(centre, scale, weights[:-1], float(weights[-1]))
-
-
 def fit_weakest(rows: Sequence[np.ndarray], labels: np.ndarray, first: int) -> Logistic:
     """A regression of steps from responses' labels `[N]`; `rows[i]` is `[S_i, F]`, S_i > 0.
 
@@ -83,7 +42,9 @@ def fit_weakest(rows: Sequence[np.ndarray], labels: np.ndarray, first: int) -> L
     """
     weakest = [int(steps[:, first].argmin()) for steps in rows]
     for _ in range(ROUNDS):
-        fitted = fit_logistic(np.stack([steps[at] for steps, at in zip(rows, weakest, strict=True)]), labels)
+        fitted = fit_logistic(
+            np.stack([steps[at] for steps, at in zip(rows, weakest, strict=True)]), labels, ridge=RIDGE
+        )
         again = [int(fitted(steps).argmin()) for steps in rows]
         if again == weakest:
             break
@@ -211,7 +172,7 @@ async def fit_combination(
 
 def _fit(combination: Combination, examples: Sequence[tuple[np.ndarray, np.ndarray, bool]]) -> None:
     labels = np.array([label for _, _, label in examples], dtype=float)
-    combination.response = fit_logistic(np.stack([response for response, _, _ in examples]), labels)
+    combination.response = fit_logistic(np.stack([response for response, _, _ in examples]), labels, ridge=RIDGE)
     combination.step = fit_weakest([steps for _, steps, _ in examples], labels, first=1)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from ..search.driver import derive_seed
 from ..types import Task
 from .attempt import Answered, Sampler, chain_of
 from .methods import answered
+from .metrics import repeats
 
 NO_ANSWER, TOO_LONG = "no answer", "too long"  # nothing to grade: the method has none; the prompt doesn't fit
 
@@ -26,6 +27,14 @@ T = TypeVar("T")
 
 class StoppedError(Exception):
     """The user asked to stop; the cell under way is not kept."""
+
+
+def questions_hash(tasks: Iterable[Task]) -> str:
+    """SHA-256 over ids, questions and gold answers, in order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +46,7 @@ class Benchmark:
 
     @property
     def data_hash(self) -> str:
-        digest = hashlib.sha256()
-        for task in self.tasks:
-            digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
-        return digest.hexdigest()
+        return questions_hash(self.tasks)
 
 
 @dataclass(slots=True)
@@ -48,7 +54,8 @@ class Cell:
     """What a method did on a benchmark with a budget.
 
     `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens` are sampled and
-    scored ones of each problem; the other figures are sums over problems, `f1` of HotpotQA's alone, `seconds` wall-clock.
+    scored ones of each problem, `groups` which problems repeat each other (`metrics.repeats`); the other figures are sums
+    over problems, `f1` of HotpotQA's alone, `seconds` wall-clock.
     """
 
     benchmark: str
@@ -64,6 +71,12 @@ class Cell:
     calls: int = 0
     seconds: float = 0.0
     f1: float | None = None
+    groups: list[int] = field(default_factory=list)
+
+    @property
+    def distinct(self) -> int:
+        """How many different problems there are; all of them in cells of version 0.4, which have no groups."""
+        return len(set(self.groups)) or len(self.outcomes)
 
     @property
     def right(self) -> list[float]:
@@ -121,7 +134,7 @@ async def run_cell(
     cell.verdicts, cell.ended_by = dict(Counter(verdicts)), dict(Counter(answer.ended_by for answer in found))
     f1 = [grade.f1 for grade in grades if grade is not None and grade.f1 is not None]
     cell.f1 = sum(f1) if f1 else None
-    cell.tokens = [answer.tokens for answer in found]
+    cell.tokens, cell.groups = [answer.tokens for answer in found], repeats(benchmark.tasks)
     for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
         setattr(cell, name, sum(getattr(answer, name) for answer in found))
     return cell

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..engine.protocol import GenerateRequest
 from ..errors import RequestError
+from ..live import Progress
 from ..policy.student import Student
 from ..problems.source import source_of
 from ..search.driver import derive_seed
@@ -37,44 +38,54 @@ class Answers:
 
 
 def answer(
-    student: Student, tasks: Sequence[Task], *, max_tokens: int, n: int = 1, temperature: float = 0.0, seed: int = 0
+    student: Student,
+    tasks: Sequence[Task],
+    *,
+    max_tokens: int,
+    n: int = 1,
+    temperature: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+    doing: str = "answering",
 ) -> Answers:
-    """Answer `tasks` with `n` responses each and grade them against gold. Runs its own event loop."""
-    began = time.perf_counter()
-    answers = asyncio.run(_answer(student, tasks, max_tokens, n, temperature, seed))
+    """Answer `tasks` with `n` responses each and grade them against gold. Runs its own event loop.
+
+    Where a `progress` is given, the problems are counted there as what it is `doing`.
+    """
+    progress = progress if progress is not None else Progress(quiet=True)
+    answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
+
+    async def respond(task: Task) -> tuple[list[str], int]:
+        request = GenerateRequest(
+            student.prompt_ids(task.problem.question),
+            n=n,
+            max_new_tokens=max_tokens,
+            temperature=temperature,
+            seed=derive_seed(seed, task.problem.id),
+        )
+        try:
+            [generated] = await student.engine.generate([request])
+        except RequestError:
+            generated = []
+        tokens = sum(len(one.token_ids) for one in generated)
+        progress.advance(tokens=tokens)
+        return [student.decode(one.token_ids) for one in generated], tokens
+
+    async def respond_to_all() -> None:
+        for start in range(0, len(tasks), BATCH):
+            batch = tasks[start : start + BATCH]
+            responses = await asyncio.gather(*map(respond, batch))
+            for task, (texts, tokens) in zip(batch, responses, strict=True):
+                answers.skipped += not texts
+                answers.responses.append(texts)
+                grades = [await source_of(task.problem).grade_async(text, task) for text in texts]
+                answers.correct.append([grade.correct for grade in grades] or [False] * n)
+                answers.tokens += tokens
+
+    progress.start(len(tasks), unit="problem", doing=doing)
+    try:
+        asyncio.run(respond_to_all())
+    finally:
+        progress.stop()
     answers.seconds = time.perf_counter() - began
     return answers
-
-
-async def _answer(
-    student: Student, tasks: Sequence[Task], max_tokens: int, n: int, temperature: float, seed: int
-) -> Answers:
-    answers = Answers([], [], 0, 0.0, 0)
-    for start in range(0, len(tasks), BATCH):
-        for texts, tokens in await asyncio.gather(
-            *(_respond(student, task, max_tokens, n, temperature, seed) for task in tasks[start : start + BATCH])
-        ):
-            task = tasks[len(answers.responses)]
-            answers.skipped += not texts
-            answers.responses.append(texts)
-            grades = [await source_of(task.problem).grade_async(text, task) for text in texts]
-            answers.correct.append([grade.correct for grade in grades] or [False] * n)
-            answers.tokens += tokens
-    return answers
-
-
-async def _respond(
-    student: Student, task: Task, max_tokens: int, n: int, temperature: float, seed: int
-) -> tuple[list[str], int]:
-    request = GenerateRequest(
-        student.prompt_ids(task.problem.question),
-        n=n,
-        max_new_tokens=max_tokens,
-        temperature=temperature,
-        seed=derive_seed(seed, task.problem.id),
-    )
-    try:
-        [generated] = await student.engine.generate([request])
-    except RequestError:
-        return [], 0
-    return [student.decode(one.token_ids) for one in generated], sum(len(one.token_ids) for one in generated)

@@ -14,7 +14,7 @@ import numpy as np
 from ..policy.prm import TOTALS, total_of
 from ..problems.calculator import consistent
 from .metrics import Interval, area
-from .value import Pairs, States, auc, ranking
+from .value import Pairs, States, auc, ranking, ranking_gain
 
 _STEP = re.compile(r"(\d+) ([+*]) (\d+) = (\d+)")
 
@@ -90,13 +90,20 @@ def measure(
 
     Args:
         scores: of the judged steps, `[N]` a scorer.
-        pair_scores: of the chosen and the rejected step of each pair, `[P, 2]` a scorer; `pair_questions` `[P]`.
+        pair_scores: of the chosen and the rejected step of each pair, `[P, 2]` a scorer, the first being what the others
+            are held against; `pair_questions` `[P]`.
     """
     found: dict[str, dict[str, Interval]] = {"pair accuracy": {}}
     size = len(pair_questions)
     pairs = Pairs(np.arange(size), np.arange(size, 2 * size), pair_questions)
-    for name, both in pair_scores.items():
-        found["pair accuracy"][name] = ranking(both.T.reshape(-1), pairs, seed)
+    flat = {name: both.T.reshape(-1) for name, both in pair_scores.items()}
+    for name, score in flat.items():
+        found["pair accuracy"][name] = ranking(score, pairs, seed)
+    first, *others = flat
+    if others:
+        found[f"pair accuracy over {first}"] = {
+            name: ranking_gain(flat[name], flat[first], pairs, seed) for name in others
+        }
     kept = ~steps.slip | (steps.right > 0)
     masks = {"step AUC": np.ones(len(steps.right), dtype=bool), "step AUC, true arithmetic": kept}
     for depth in sorted(set(steps.depth.tolist())):

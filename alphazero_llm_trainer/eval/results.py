@@ -1,17 +1,18 @@
-"""An evaluation's folder and what is read off its cells: intervals, paired differences, tables, plain sentences."""
+"""An evaluation's folder and what is read off its cells: intervals and paired differences."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..problems.grading import Verdict
+from ..train.checkpoint import write_whole
 from .compare import NO_ANSWER, TOO_LONG, Cell, Samples
-from .metrics import Interval, majority_at_k, paired_bootstrap, pass_at_k, wilson
+from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
 
 FORMAT = 1
 UNGRADED = (str(Verdict.UNPARSED), str(Verdict.TIMED_OUT), NO_ANSWER, TOO_LONG)
@@ -19,7 +20,7 @@ BASELINES = ("greedy", "majority", "best-of-n")
 CONTROLS = ("adaptive-best-of-n", "early-abort")  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
-CARD, RESULTS, TABLES, FIGURE = "run.json", "results.json", "results.md", "accuracy_over_tokens.png"
+CARD, RESULTS, TABLES = "run.json", "results.json", "results.md"
 
 
 class EvalFolder:
@@ -60,7 +61,7 @@ class EvalFolder:
     def _same(self, stored: Mapping[str, Any], identity: Mapping[str, Any], data: Mapping[str, str]) -> None:
         if stored.get("format") != FORMAT:
             raise DataError(f"{self.path / CARD} is not an evaluation of format {FORMAT}: name another folder")
-        had, asked = dict(_flat(stored["identity"])), dict(_flat(identity))
+        had, asked = dict(flat(stored["identity"])), dict(flat(identity))
         for key in had | asked:
             if had.get(key) != asked.get(key):
                 raise ConfigError(
@@ -103,18 +104,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    """Readers see the file of before or this one, never half of it."""
-    temporary = file.with_name(file.name + ".part")
-    temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(file)
-
-
-def _flat(value: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, inner in value.items():
-        name = f"{path}.{key}" if path else key
-        found += _flat(inner, name) if isinstance(inner, Mapping) else [(name, inner)]
-    return found
+    write_whole(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def next_folder(directory: Path) -> Path:
@@ -147,7 +137,7 @@ def summary(cell: Cell) -> dict[str, Any]:
         "budget": cell.budget,
         "method": cell.method,
         "problems": n,
-        "accuracy": triple(wilson(cell.outcomes.count("1"), n)),
+        "accuracy": triple(wilson(cell.outcomes.count("1"), n, cell.distinct)),
         **{name: getattr(cell, name) / n for name in names},
         "most_tokens": max(cell.tokens),
         **counts,
@@ -170,7 +160,7 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         for base in (*BASELINES, *(CONTROLS if cell.method in REPAIRS else ())):
             other = by_key.get((cell.benchmark, cell.budget, base))
             if other is not None and base != cell.method:
-                gain = paired_bootstrap(cell.right, other.right)
+                gain = paired_bootstrap(cell.right, other.right, groups=cell.groups or None)
                 rows.append(
                     {
                         "benchmark": cell.benchmark,
@@ -185,8 +175,7 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def at_k(found: Samples) -> dict[str, Any]:
-    """pass@k and maj@k for the k that there are samples for; Wilson's intervals where every problem has 0 or 1, else
-    bootstrap intervals over problems."""
+    """pass@k and maj@k for the k that there are samples for, with intervals over problems."""
     rows: dict[str, Any] = {"benchmark": found.benchmark, "samples": found.samples}
     rows["sampled_tokens"] = found.sampled_tokens / len(found.correct)
     for k in (k for k in KS if k <= found.samples):
@@ -196,108 +185,5 @@ def at_k(found: Samples) -> dict[str, Any]:
             for seed, (answers, row) in enumerate(zip(found.answers, found.correct, strict=True))
         ]
         for name, values in (("pass", passes), ("maj", majorities)):
-            certain = set(values) <= {0.0, 1.0}
-            of_all = wilson(round(sum(values)), len(values)) if certain else mean_interval(values)
-            rows[f"{name}@{k}"] = triple(of_all)
+            rows[f"{name}@{k}"] = triple(mean_interval(values))
     return rows
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of one number a problem with its 95% bootstrap interval."""
-    return paired_bootstrap(values, [0.0] * len(values))
-
-
-def sentences(pairs: Sequence[Mapping[str, Any]], verifier: str) -> list[str]:
-    """What the comparison says of the methods that judge before they are done, and of their controls, in words."""
-    return [
-        f"{row['reading']}: {row['method']} ({verifier}) over {row['over']} on {row['benchmark']} at {row['budget']}"
-        f" tokens: {signed(row['gain'])}"
-        for row in pairs
-        if row["method"] in (*CONTROLS, *REPAIRS)
-    ]
-
-
-def signed(gain: Sequence[float]) -> str:
-    """`+0.003 [-0.010, +0.020]`."""
-    if any(math.isnan(number) for number in gain):
-        return "unknown"
-    return f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]"
-
-
-def interval(found: Sequence[float]) -> str:
-    return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def markdown(results: Mapping[str, Any]) -> str:
-    """results.md: a table a benchmark, pass@k and maj@k, the fitted combination, and the sentences."""
-    lines = [
-        f"# Evaluation at equal tokens: {results['student']}, verifier {results['verifier']}",
-        "",
-        f"`{results['command']}`",
-        "",
-        "A budget is sampled plus scored tokens a problem, and no method spent more. Accuracies have Wilson 95% intervals,",
-        "differences 95% paired bootstrap intervals over the same problems. Figures are means a problem.",
-    ]
-    for name, facts in results["benchmarks"].items():
-        lines += ["", f"## {name}: {facts['problems']:,} problems", ""]
-        lines += _accuracy_table(results, name)
-        combination = facts.get("combination")
-        if combination is not None:
-            lines += ["", *_combination(combination)]
-        for row in results["at_k"]:
-            if row["benchmark"] == name:
-                lines += ["", *_at_k_table(row)]
-    lines += ["", "## What it says", "", *(f"- {text}" for text in results["sentences"])]
-    return "\n".join(lines) + "\n"
-
-
-def _accuracy_table(results: Mapping[str, Any], benchmark: str) -> list[str]:
-    pairs = {
-        (row["budget"], row["method"], row["over"]): row["gain"]
-        for row in results["pairs"]
-        if row["benchmark"] == benchmark
-    }
-    rows = [row for row in results["rows"] if row["benchmark"] == benchmark]
-    bases = [base for base in (*BASELINES, *CONTROLS) if any(over == base for _, _, over in pairs)]
-    head = ["budget", "method", "accuracy [95%]", "sampled", "scored", "cached", "calls", "ms"]
-    head += [*UNGRADED, *(f"over {base}" for base in bases)]
-    with_f1 = any(row["f1"] is not None for row in rows)
-    table = [[*head, *(["F1"] * with_f1)]]
-    for row in rows:
-        line = [f"{row['budget']:,}", row["method"], interval(row["accuracy"])]
-        line += [f"{row[name]:.1f}" for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls")]
-        line += [f"{1000 * row['seconds']:.1f}", *(f"{row[k]}" for k in UNGRADED)]
-        gains = [pairs.get((row["budget"], row["method"], base)) for base in bases]
-        line += ["" if gain is None else signed(gain) for gain in gains]
-        table.append([*line, *([f"{row['f1'] or 0.0:.3f}"] * with_f1)])
-    return grid(table)
-
-
-def _at_k_table(row: Mapping[str, Any]) -> list[str]:
-    ks = [k for k in KS if k <= row["samples"]]
-    table = [["", *(f"k = {k}" for k in ks)]]
-    table += [[f"{name}@k", *(interval(row[f"{name}@{k}"]) for k in ks)] for name in ("pass", "maj")]
-    return [f"{row['samples']} samples at T = 1, {row['sampled_tokens']:.1f} tokens a problem:", "", *grid(table)]
-
-
-def _combination(facts: Mapping[str, Any]) -> list[str]:
-    aucs = ", ".join(f"{name} {value:.3f}" for name, value in facts["held_out_auc"].items())
-    lines = [
-        f"The combination was fitted on {facts['responses']:,} responses to {facts['problems']:,} validation problems"
-        f" ({facts['right']:.0%} right). AUC on a held-out fifth of them: {aucs}."
-    ]
-    for part in ("response", "step"):
-        weights = ", ".join(f"{name} {value:+.2f}" for name, value in facts[part].items())
-        lines.append(f"Weights of a {part} (standardised): {weights}.")
-    return lines
-
-
-def grid(table: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table with aligned columns; the first row is its head."""
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in table]
-    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
-    return lines

@@ -156,8 +156,18 @@ def sibling_pairs(states: States, least: int = 1, margin: float = 0.0) -> Pairs:
 
 def ranking(score: np.ndarray, pairs: Pairs, seed: int = 0) -> Interval:
     """The share of sibling pairs that `score` `[N]` puts in the right order; ties count half. Chance is 0.5."""
+    return resampled(pairs.question, mean(in_order(score, pairs)), seed)
+
+
+def ranking_gain(score: np.ndarray, other: np.ndarray, pairs: Pairs, seed: int = 0) -> Interval:
+    """How much larger the share of `score` `[N]` is than that of `other` `[N]` on the same sibling pairs."""
+    return resampled(pairs.question, mean(in_order(score, pairs) - in_order(other, pairs)), seed)
+
+
+def in_order(score: np.ndarray, pairs: Pairs) -> np.ndarray:
+    """1 where `score` puts a pair in the right order, 0.5 where it ties `[P]`."""
     difference = score[pairs.better] - score[pairs.worse]
-    return resampled(pairs.question, mean((difference > 0) + 0.5 * (difference == 0)), seed)
+    return (difference > 0) + 0.5 * (difference == 0)
 
 
 def blend(value: np.ndarray, states: States) -> float:
@@ -218,4 +228,5 @@ def measure(value: np.ndarray, states: States, base: float, least: int = 2, seed
         "sibling ranking": ranking(value, pairs, seed),
         "sibling ranking, longer is better": ranking(states.length.astype(float), pairs, seed),
         "sibling ranking, log-probability": ranking(states.logprob, pairs, seed),
+        "sibling ranking over log-probability": ranking_gain(value, states.logprob, pairs, seed),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..config.load import Config
 from ..engine.protocol import Judgement, Verifier
 from ..errors import ConfigError
-from ..problems.calculator import consistent
+from ..problems.source import source_of
 from ..types import Problem, Step
 
 if TYPE_CHECKING:
@@ -66,12 +66,14 @@ def _probability(logprob: float) -> float:
 
 
 class Calculator:
-    """1 for a step whose equations are all true (none is fine), else 0; the total is 1 when all steps score 1."""
+    """1 for a step that the source's rule finds right (equations are true, where it has no other), else 0; the total is 1
+    when all steps score 1."""
 
     name, computes, scored_tokens = "calculator", False, 0
 
     async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
-        scores = tuple(1.0 if consistent(step.text) else 0.0 for step in steps)
+        source, texts = source_of(problem), [step.text for step in steps]
+        scores = tuple(float(source.check_step(problem, texts[: at + 1])) for at in range(len(steps)))
         return Judgement(scores, min(scores, default=1.0))
 
 
@@ -153,26 +155,20 @@ def load_parts(
     value: Path | None,
 ) -> list[Verifier]:
     """The verifiers of `SINGLE` that are named, networks loaded from their folders. `check_name` has passed."""
-    return [_load(name, student, config, prm, value) for name in names]
 
+    def load(name: str) -> Verifier:
+        if name == "prm":
+            from ..policy.prm import load_prm
 
-def _load(
-    name: str,
-    student: Student,
-    config: Config,
-    prm: Path | None,
-    value: Path | None,
-) -> Verifier:
-    if name == "prm":
-        from ..policy.prm import load_prm
+            assert prm is not None
+            return load_prm(prm, student, config)
+        if name == "value":
+            from ..policy.value import load_value
 
-        assert prm is not None
-        return load_prm(prm, student, config)
-    if name == "value":
-        from ..policy.value import load_value
+            assert value is not None
+            return ValueVerifier(load_value(value, student, config))
+        if name == "log-probability":
+            return LogProbability(config.eval.logprob)
+        return Calculator() if name == "calculator" else NoVerifier()
 
-        assert value is not None
-        return ValueVerifier(load_value(value, student, config))
-    if name == "log-probability":
-        return LogProbability(config.eval.logprob)
-    return Calculator() if name == "calculator" else NoVerifier()
+    return [load(name) for name in names]

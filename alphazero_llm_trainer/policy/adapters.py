@@ -22,7 +22,6 @@ from ..errors import CheckpointError
 
 POLICY, VALUE, PRM, CRITIC, START = "default", "value", "prm", "critic", "start"  # names of adapters
 PARTS = ("lora_A", "lora_B")
-ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 BASE = "base.json"  # beside them: the fingerprint of the base that the adapter was trained over
 
 _current: list[tuple[Any, str | None]] = []  # what `under` was entered with and not left yet

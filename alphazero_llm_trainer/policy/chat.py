@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import TemplateError
+from pydantic import BaseModel
 
 from ..engine.protocol import TokenEngine
 from ..errors import RequestError
+from ..types import Problem
 
 # Qwen 3's template: an answer without a hidden monologue. Llama 3's: always the same day, so that prompts are too.
 TEMPLATE_SETTINGS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -49,6 +51,38 @@ class Chat:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens left out."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class Prompts:
+    """The prompts of a student's problems, each tokenised once."""
+
+    def __init__(self, student: Chat) -> None:
+        self._chat = student
+        self._prompts: dict[str, tuple[int, ...]] = {}
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        """The problem's prompt."""
+        ids = self._prompts.get(problem.id)
+        if ids is None:
+            ids = self._prompts[problem.id] = self._chat.prompt_ids(problem.question)
+        return ids
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message as OpenAI's clients write it."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    def wire(self) -> dict[str, str]:
+        """The message as a chat template takes it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 @dataclass(slots=True)

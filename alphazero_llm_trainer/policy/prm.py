@@ -1,40 +1,37 @@
 """A trained process reward model as a verifier: an engine of its own, so that shared prefixes are computed once.
 
-A PRM folder holds `prm.json` (kind, figures, the rule for a response's total, the hashes of the other files; written
-last, so a folder without it was never finished), the language model, and `prm.safetensors`: `weight` `[D]` (absent in
-an implicit one), `bias` and `mix` of `p = sigmoid(mix * log p(step | prefix) + weight . h + bias)`, calibration included.
-Over a quantised base it holds a LoRA adapter instead of the model, computes in the policy's own layers, and belongs to the
-policies of one base.
+A PRM folder (see `policy.judges`) holds `prm.json` (the rule for a response's total among others), the language model, and
+`prm.safetensors`: `weight` `[D]` (absent in an implicit one), `bias` and `mix` of
+`p = sigmoid(mix * log p(step | prefix) + weight . h + bias)`, calibration included.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
-
 from ..config.load import Config
-from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import Engine, Judgement
 from ..errors import CheckpointError
 from ..types import Problem, Step
 from .adapters import PRM
+from .judges import JudgeFolder
 from .public_prm import CausalPrm, ClassifierPrm, load_public
-from .student import Student
-from .value import on_base, shared_model
+from .student import Student, engine_over
 
-CARD, SCORE, ADAPTER = "prm.json", "prm.safetensors", "adapter"
+FOLDER = JudgeFolder(
+    "PRM",
+    "prm.json",
+    "prm.safetensors",
+    frozenset({"total"}),
+    "name a folder that `prm` finished, or set train.prm.format for a public one",
+    PRM,
+)
 TOTALS = ("min", "product", "last")
-FLOOR = -16.0  # nats, of a step's log-probability, as in training
+FLOOR = -16.0  # nats: a step less likely than this is as good as impossible, and its gradient would drown the others
 SATURATED = 1e-7  # of a probability in fp32
 
 
@@ -113,67 +110,20 @@ def load_prm(folder: Path, student: Student, config: Config) -> EnginePrm | Caus
     Raises:
         CheckpointError: the folder isn't finished, a file of it changed, or it doesn't belong to this student.
     """
-    if config.train.prm.format is not None and not (folder / CARD).is_file():
+    if config.train.prm.format is not None and not (folder / FOLDER.card).is_file():
         return load_public(folder, config.train.prm.format, config)
-    card = read_card(folder)
+    card = FOLDER.read_card(folder)
     if card["vocabulary"] != student.model.config.vocab_size:
         raise CheckpointError(
             f"PRM {folder} is for {card['vocabulary']} tokens, student {student.name} has"
             f" {student.model.config.vocab_size}: train a PRM for this student"
         )
-    try:
-        tensors = load_file(folder / SCORE)
-        mix, policy, bias = (float(tensors[name]) for name in ("mix", "policy", "bias"))
-    except (OSError, SafetensorError, KeyError) as error:
-        raise CheckpointError(f"PRM {folder} has no readable {SCORE}: train it again") from error
-    engine = InProcessEngine(
-        language_model(folder, student, card),
-        eos_id=student.engine.eos_id,
-        line_end_ids=student.engine.line_end_ids,
-        settings=config.engine,
-        eos_ids=student.engine.eos_ids,
-    )
+    tensors = FOLDER.read_numbers(folder, "mix", "policy", "bias")
+    mix, policy, bias = (float(tensors[name]) for name in ("mix", "policy", "bias"))
+    from transformers import AutoModelForCausalLM
+
+    engine = engine_over(FOLDER.read_model(folder, student, card, AutoModelForCausalLM), student, config)
     weight = tensors.get("weight")
     if weight is not None:
         engine.set_value(weight.float(), bias)
     return EnginePrm(engine, mix, policy, bias, weight is not None, card["total"], card)
-
-
-def language_model(folder: Path, student: Student, card: dict[str, Any]) -> Any:
-    """The folder's model, or the student's own under the folder's adapter."""
-    if (folder / ADAPTER).is_dir():
-        if not on_base(card, student):
-            raise CheckpointError(
-                f"PRM {folder} is an adapter over other weights than student {student.name} has: name that student's"
-                " folder, or train a PRM for this one"
-            )
-        return shared_model(folder, student, card, PRM)
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"PRM {folder} has no readable model: train it again") from error
-    weight: Any = student.model.get_input_embeddings().weight
-    return model.to(weight.device).eval()
-
-
-def read_card(folder: Path) -> dict[str, Any]:
-    """prm.json, after a check of every file it names."""
-    try:
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"PRM {folder} has no {CARD}: name a folder that `prm` finished, or set train.prm.format for a public one"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"PRM {folder} has a broken {CARD}: train it again") from error
-    if not isinstance(card, dict) or not {"kind", "policy", "vocabulary", "total", "files"} <= card.keys():
-        raise CheckpointError(f"PRM {folder} has a broken {CARD}: train it again")
-    for name, expected in card["files"].items():
-        try:
-            with (folder / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(f"PRM {folder} lacks {name}: train it again") from error
-        if found != expected:
-            raise CheckpointError(f"PRM {folder} has a truncated or changed {name}: train it again")
-    return card

@@ -8,24 +8,18 @@ from typing import TYPE_CHECKING
 from ..answers import is_final
 from ..engine.protocol import Generated, GenerateRequest, Limits
 from ..types import Continuation, Cost, Direction, Problem, Step
+from .chat import Prompts
 
 if TYPE_CHECKING:
     from .student import Student
 
 
-class EngineSteps:
+class EngineSteps(Prompts):
     """Step proposals of a student's engine. `Cost` of every call is returned with its result."""
 
     def __init__(self, student: Student, temperature: float) -> None:
+        super().__init__(student)
         self.student, self.temperature = student, temperature
-        self._prompts: dict[str, tuple[int, ...]] = {}
-
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-        """The problem's prompt, tokenised once."""
-        ids = self._prompts.get(problem.id)
-        if ids is None:
-            ids = self._prompts[problem.id] = self.student.prompt_ids(problem.question)
-        return ids
 
     async def continuations(
         self,

@@ -6,25 +6,29 @@ import copy
 import json
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
-from transformers import logging as transformers_logging
 
 from ..config.load import Config
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
 from ..engine.inprocess import InProcessEngine
+from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..errors import CheckpointError, ConfigError, EngineError
-from .adapters import ADAPTER_CONFIG, BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
+from ..types import Task
+from .adapters import BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
 from .chat import Chat
+from .folders import ADAPTER_CONFIG, PACKAGED, SMALL, check_folder, resolve_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
-PACKAGED = Path(__file__).parent.parent / "assets" / "student"
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
 OFFLINE = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectionError", "ConnectTimeout"}
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
@@ -35,7 +39,8 @@ class Student(Chat):
     """A policy that can be searched: `model`, its `tokenizer` and the `engine` over them.
 
     `system_prompt` opens the chat of every prompt (the embedded student's template leaves it out). `adapter` is the
-    folder of the adapter that its policy began as, if any.
+    folder of the adapter that its policy began as, if any; `folder` is where its weights are from, unless they are the
+    named student's own.
     """
 
     name: str
@@ -45,72 +50,131 @@ class Student(Chat):
     spec: StudentModel
     system_prompt: str | None = None
     adapter: Path | None = None
+    folder: Path | None = None
 
+    @property
+    def title(self) -> str:
+        """What to call it before a user."""
+        return self.name if self.folder is None else str(self.folder)
 
-def resolve_name(config: Config, name: str | None = None) -> str:
-    """`name`, or the configured one, with `auto` resolved: Llama 3.2 3B where CUDA is there, else the embedded one."""
-    chosen = config.student if name is None else name
-    if chosen == "auto":
-        return "llama-3.2-3b" if torch.cuda.is_available() else "embedded"
-    if chosen not in config.models:
-        raise ConfigError(f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}")
-    return chosen
+    def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A demonstration's prompt and solution as tokens, the end token at its end."""
+        return self.prompt_ids(task.problem.question), (*self.encode(task.solution or ""), self.engine.eos_id)
 
 
 def load_student(
-    config: Config, name: str | None = None, path: Path | None = None, system_prompt: str | None = None
+    config: Config,
+    name: str | None = None,
+    path: Path | None = None,
+    system_prompt: str | None = None,
+    inference: bool = False,
 ) -> Student:
     """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
 
-    A folder with an adapter is the student's own weights under that adapter.
+    A folder with an adapter is the student's own weights under that adapter. `inference` says that nothing will be trained
+    and no other network is asked: then a small Llama is loaded without transformers' model code, in half the time.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
-        CheckpointError: the folder has no readable model.
+        CheckpointError: the folder has no readable model, or its weights or its tokenizer are not that model's.
     """
     name = resolve_name(config, name)
     spec = config.models[name]
-    if spec.path == "package":
+    if spec.path in SMALL:
         limit_threads()
+    if path is not None:
+        check_folder(path)
     adapter = path if path is not None and (path / ADAPTER_CONFIG).is_file() else None
     folder = path if adapter is None else None
+    base = {} if adapter is None else base_of(adapter)
+    if "quantization" in base:
+        spec = spec.model_copy(update={"quantization": base["quantization"]})
     if folder is None and spec.path == "package":
         folder = PACKAGED
-    if folder is not None and not (folder / "config.json").is_file():
-        raise CheckpointError(f"student folder {folder} has no config.json: name a folder that `train` or `sft` wrote")
-    transformers_logging.disable_progress_bar()
+    if folder is None and spec.path == "scratch":
+        raise CheckpointError(
+            f"student {name} has no weights yet: train it with sft --source NAME --model {name}, then name its folder with"
+            " --model"
+        )
+    hush_transformers()
     source = str(folder) if folder is not None else spec.path
     check_device(name, source, spec)
-    model = load_model(source, spec, name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
+    model: Any = read_plain(Path(source)) if inference and adapter is None and may_be_plain(config, spec) else None
+    tokenizer = None if model is None else plain_tokenizer(source)
+    if tokenizer is None:
+        model, tokenizer = load_model(source, spec, name), load_tokenizer(source)
     give_pad(tokenizer)
+    check_vocabulary(source, model, tokenizer)
     if adapter is not None:
-        check_base(adapter, name, model)
+        if "weights" in base and base["weights"] != fingerprint(model, None):
+            raise CheckpointError(
+                f"adapter {adapter} was trained over other weights than student {name} has: name its student with"
+                " --student, or its base with --set models.NAME.path"
+            )
         load_adapter(model, adapter, POLICY)
         for layer in layers(model):
             layer._active_adapter = [POLICY]
         spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, system_prompt, source)
-    student.adapter = adapter
+    student.adapter, student.folder = adapter, path
     return student
 
 
-def check_base(adapter: Path, name: str, model: PreTrainedModel) -> None:
-    """Raise CheckpointError where an adapter says that it was trained over other weights than `model`'s."""
-    if not (adapter / BASE).is_file():
-        return
+def may_be_plain(config: Config, spec: StudentModel) -> bool:
+    """Whether the engine computes here, on the CPU, in fp32."""
+    here = config.engine.backend == "inprocess" and not torch.cuda.is_available()
+    return here and spec.quantization == "none" and spec.dtype == "float32"
+
+
+def plain_tokenizer(source: str) -> Any:
+    """The tokenizer of a folder that names the common kind, or None. `AutoTokenizer` would load transformers' model code."""
     try:
-        wanted = json.loads((adapter / BASE).read_text(encoding="utf-8"))["weights"]
+        kind = json.loads((Path(source) / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if kind not in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+        return None
+    from transformers import PreTrainedTokenizerFast
+
+    return read_tokenizer(PreTrainedTokenizerFast, source)
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a folder or a hub id."""
+    from transformers import AutoTokenizer
+
+    return read_tokenizer(AutoTokenizer, source)
+
+
+def read_tokenizer(kind: Any, source: str) -> Any:
+    try:
+        return kind.from_pretrained(source)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
+
+
+def hush_transformers() -> None:
+    """No bars of transformers' own about weights that are read and written; downloads keep theirs on a terminal."""
+    from huggingface_hub.utils import enable_progress_bars
+    from transformers import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if sys.stderr.isatty():
+        enable_progress_bars()
+
+
+def base_of(adapter: Path) -> dict[str, str]:
+    """What an adapter's folder says of its base: the fingerprint of its `weights` and its `quantization`.
+
+    Adapters of version 0.4 and earlier lack the second, and other people's have no such file: {}.
+    """
+    if not (adapter / BASE).is_file():
+        return {}
+    try:
+        facts = json.loads((adapter / BASE).read_text(encoding="utf-8"))
+        return {"weights": facts["weights"], **facts}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"adapter {adapter} has no readable {BASE}: remove it to skip the check") from error
-    if wanted != fingerprint(model, None):
-        raise CheckpointError(
-            f"adapter {adapter} was trained over other weights than student {name} has: name its student with --student"
-            " and --set models.NAME.quantization as they were"
-        )
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:
@@ -136,27 +200,56 @@ def give_pad(tokenizer: Any) -> None:
     tokenizer.pad_token = others[0] if others else tokenizer.eos_token
 
 
+def check_vocabulary(source: str, model: PreTrainedModel, tokenizer: Any) -> None:
+    """Raise CheckpointError for tokens without a row in the model's embedding.
+
+    Special tokens that nothing here uses are let pass: Gemma 3 has a placeholder for images beyond its text model's rows.
+    Where one comes up in a prompt, the engine refuses that prompt.
+    """
+    embedding: Any = model.get_input_embeddings()
+    rows = embedding.weight.shape[0]
+    used = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
+    placeholders = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special} - used
+    beyond = {
+        token_id: token
+        for token, token_id in tokenizer.get_vocab().items()
+        if token_id >= rows and token_id not in placeholders
+    }
+    if beyond:
+        first = min(beyond)
+        raise CheckpointError(
+            f"student {source} has a tokenizer with {len(beyond)} more tokens than its model's {rows} (token"
+            f" {beyond[first]!r} is number {first}): copy the tokenizer of these weights there, or take those tokens out"
+        )
+
+
 def frozen_student(student: Student, config: Config, shared: bool) -> Student:
     """The student as it is now, for good: a copy, or, where training changes adapters alone, a view of the same base."""
     model: Any
-    if shared:
-        if student.adapter is not None:
-            load_adapter(student.model, student.adapter, START)
-        model = AdapterView(student.model, None if student.adapter is None else START)
-    else:
+    if not shared:
         model = copy.deepcopy(student.model).eval()
         return make_student(student.name, model, student.tokenizer, student.spec, config, student.system_prompt)
+    if student.adapter is not None:
+        load_adapter(student.model, student.adapter, START)
+    model = AdapterView(student.model, None if student.adapter is None else START)
+    engine: Any
     if isinstance(student.engine, CompletionEngine) and student.adapter is None:
-        base = BaseModelEngine(student.engine)
-        return Student(student.name, model, student.tokenizer, base, student.spec, student.system_prompt)
-    engine = InProcessEngine(
-        model,
-        eos_id=student.engine.eos_id,
-        line_end_ids=student.engine.line_end_ids,
-        settings=config.engine,
-        eos_ids=student.engine.eos_ids,
-    )
+        engine = BaseModelEngine(student.engine)
+    else:
+        engine = engine_over(model, student, config)
     return Student(student.name, model, student.tokenizer, engine, student.spec, student.system_prompt)
+
+
+def engine_over(model: Any, student: Student, config: Config) -> InProcessEngine:
+    """An engine over another model that reads the student's tokens."""
+    engine = student.engine
+    return InProcessEngine(
+        model,
+        eos_id=engine.eos_id,
+        eos_ids=engine.eos_ids,
+        line_end_ids=engine.line_end_ids,
+        settings=config.engine,
+    )
 
 
 def limit_threads() -> None:
@@ -208,6 +301,10 @@ def end_ids(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
 
 def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedModel:
     """The causal language model of a folder or a hub id, in the precision that `spec` names, ready for inference."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from .weights import load_weights
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options: dict[str, Any] = {"dtype": getattr(torch, spec.dtype)}
     if spec.quantization == "nf4":
@@ -218,7 +315,9 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
             bnb_4bit_compute_dtype=options["dtype"],
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **options)
+        model = load_weights(AutoModelForCausalLM, source, **options)
+    except CheckpointError:
+        raise
     except ImportError as error:
         raise ConfigError(
             f"student {source} is quantised and bitsandbytes is missing: install alphazero-llm-trainer[gpu]"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..answers import is_final
 from ..engine.protocol import Engine, Generated, GenerateRequest
-from ..types import Cost, Problem, Step
+from ..types import Cost, Step
+from .chat import Prompts
 
 if TYPE_CHECKING:
     from .student import Student
@@ -17,22 +18,15 @@ if TYPE_CHECKING:
 TEXTS_KEPT = 100_000
 
 
-class EngineTokens:
+class EngineTokens(Prompts):
     """`search.tokens.TokenPolicy` over a student. `Cost` of every call is returned with its result."""
 
     def __init__(self, student: Student, temperature: float, beam: int) -> None:
+        super().__init__(student)
         self.student, self.engine, self.temperature, self.beam = student, student.engine, temperature, beam
         self.context = student.engine.capabilities.max_context
-        self._prompts: dict[str, tuple[int, ...]] = {}
         self._texts: dict[tuple[int, ...], str] = {}
         self._ends = student.engine.line_end_ids | student.engine.eos_ids
-
-    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-        """The problem's prompt, tokenised once."""
-        ids = self._prompts.get(problem.id)
-        if ids is None:
-            ids = self._prompts[problem.id] = self.student.prompt_ids(problem.question)
-        return ids
 
     def text(self, token_ids: tuple[int, ...]) -> str:
         """What the tokens decode to. The same lines come back again and again, so they are kept."""

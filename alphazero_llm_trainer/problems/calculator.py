@@ -16,7 +16,9 @@ CACHED_LINES = 8192
 LONGEST = 40  # tokens of an expression that are looked at
 DIGITS = 30  # of one number
 
-_NUMBER = r"(?>\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+GROUPS = 30  # of thousands in one number: without an end, a line of them would be read again from each comma on
+
+_NUMBER = rf"(?>\d{{1,3}}(?:,\d{{3}}){{1,{GROUPS}}}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _TOKENS = re.compile(
     rf"(?P<number>(?<![\w.])\$?(?:{_NUMBER})(?![\w%])(?!\.\d))"
     r"|(?P<operator>[-+*/×÷−]|(?<=[\s\d)])[xX](?=\s*[\d($]))"
@@ -35,14 +37,14 @@ def consistent(text: str) -> bool:
 
 @lru_cache(maxsize=CACHED_LINES)
 def equations(text: str) -> tuple[bool, ...]:
-    """For each equation in `text`, in order, whether it is true."""
+    """For each equation in `text`, in order, whether it is true. The time it takes grows as the text does."""
     tokens = _tokens(text)
     found = []
     for at, (kind, _) in enumerate(tokens):
         if kind != "equals":
             continue
-        left = _value(tokens[:at])
-        right = _right(tokens[at + 1 :])
+        left = _value(tokens[max(at - LONGEST, 0) : at])
+        right = _right(tokens[at + 1 : at + 4])  # a sign, a number and what follows
         if left is not None and right is not None:
             found.append(_says(right, left))
     return tuple(found)

@@ -6,6 +6,10 @@ closing that asks. Its worked solution has one `a op b = c` step a line and ends
 **Splits are disjoint by construction.** A candidate belongs to the split that a stable hash of its worked steps names;
 `build` draws candidates from a generator seeded by (split, level, index) until one falls into the split that was asked
 for. So a worked solution, and with it a question, is in exactly one split, whatever indices and levels are drawn.
+
+A problem's structure is its opening, events and closing, before names, numbers and phrasings. There are few of them, so
+most test problems have a training problem of the same structure. Structures are split by a hash as well, five eighths
+to `train`, and `build` can be held to the structures of one split: a problem of structures that nobody trained on.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ GIRLS = ("Ana", "Eva", "Lily", "Mia", "Zoe")
 BOYS = ("Ben", "Leo", "Max", "Sam", "Tom")
 THINGS = ("apples", "books", "cards", "coins", "marbles", "pens", "shells", "stamps")
 CONTAINERS = (("bag", "bags"), ("basket", "baskets"), ("box", "boxes"), ("jar", "jars"))
+
+STRUCTURE_SPLITS = ("train",) * 5 + ("validation", "arena", "test")  # of a structure, by its hash
 
 Operation = tuple[int, str, int]  # left operand, one of + - * /, right operand
 Draw = Callable[[Random, int], tuple[list[Operation], dict[str, int]] | None]
@@ -214,60 +220,93 @@ class _Plan:
     gold: int
 
 
-def build(split: str, index: int, level: int) -> Task:
-    """The task number `index` (from 0) of a split and level; the same arguments always give the same task."""
-    _check(split, level)
-    if index < 0:
-        raise DataError(f"index {index} of the embedded problems is negative; use 0 or more.")
-    rng = Random(f"{split}/{level}/{index}")
-    while True:
-        plan = _draw_plan(rng, level)
-        if plan is not None and split_of(plan.solution) == split:
-            break
-    problem = Problem(f"{SOURCE}/{split}/{level}/{index}", _render(rng, plan), SOURCE, level)
+def build(split: str, index: int, level: int, structures: str | None = None) -> Task:
+    """The task number `index` (from 0) of a split and level; the same arguments always give the same task.
+
+    With `structures` its structure is one of that split's too.
+    """
+    rng, plan = _drawn(split, index, level, structures)
+    problem = Problem(f"{SOURCE}/{_shown(split, structures)}/{level}/{index}", _render(rng, plan), SOURCE, level)
     return Task(problem, str(plan.gold), plan.solution)
 
 
-def load(split: str, count: int, levels: tuple[int, ...] = DEFAULT_LEVELS, start: int = 0) -> list[Task]:
-    """`count` tasks of a split from index `start` on; index i has level `levels[i % len(levels)]`."""
+def _drawn(split: str, index: int, level: int, structures: str | None) -> tuple[Random, _Plan]:
+    """The first candidate of a task's generator that belongs to its splits."""
+    _check(split, level)
+    if structures is not None:
+        _check(structures, level)
+    if index < 0:
+        raise DataError(f"index {index} of the embedded problems is negative; use 0 or more.")
+    rng = Random(f"{_shown(split, structures)}/{level}/{index}")
+    while True:
+        plan = _draw_plan(rng, level)
+        if plan is None or split_of(plan.solution) != split:
+            continue
+        if structures is None or split_of_structure(_structure(plan)) == structures:
+            return rng, plan
+
+
+def _shown(split: str, structures: str | None) -> str:
+    return split if structures is None else f"{split}@{structures}"
+
+
+def load(
+    split: str,
+    count: int,
+    levels: tuple[int, ...] = DEFAULT_LEVELS,
+    start: int = 0,
+    structures: str | None = None,
+) -> list[Task]:
+    """`count` tasks of a split from index `start` on; index i has level `levels[i % len(levels)]`.
+
+    With `structures` all of them have structures of that split.
+    """
     if count < 1:
         raise DataError(f"count {count} of embedded problems is too small; use 1 or more.")
     if not levels:
         raise DataError(f"levels () of the embedded problems is empty; name at least one of {sorted(LEVELS)}.")
-    return [build(split, i, levels[i % len(levels)]) for i in range(start, start + count)]
+    return [build(split, i, levels[i % len(levels)], structures) for i in range(start, start + count)]
 
 
 def from_id(task_id: str) -> Task:
     """The task whose `problem.id` is `task_id`."""
-    match = re.fullmatch(rf"{SOURCE}/([a-z]+)/(\d+)/(\d+)", task_id)
+    split, structures, level, index = _parts(task_id)
+    return build(split, index, level, structures)
+
+
+def structure_of(task_id: str) -> str:
+    """The structure of the task whose `problem.id` is `task_id`: the numbers of its opening, events and closing."""
+    split, structures, level, index = _parts(task_id)
+    return _structure(_drawn(split, index, level, structures)[1])
+
+
+def _structure(plan: _Plan) -> str:
+    opening, *events, closing = plan.kinds
+    return " ".join(
+        [f"O{OPENINGS.index(opening)}", *(f"E{EVENTS.index(event)}" for event in events), f"C{CLOSINGS.index(closing)}"]
+    )
+
+
+def _parts(task_id: str) -> tuple[str, str | None, int, int]:
+    """Split, the structures' split (None: any), level and index of an id."""
+    match = re.fullmatch(rf"{SOURCE}/([a-z]+)(?:@([a-z]+))?/(\d+)/(\d+)", task_id)
     if match is None:
         raise DataError(f"id {task_id!r} is no embedded problem; write it as {SOURCE}/SPLIT/LEVEL/INDEX.")
-    return build(match[1], int(match[3]), int(match[2]))
+    return match[1], match[2], int(match[3]), int(match[4])
 
 
 def split_of(solution: str) -> str:
     """The one split that a worked solution belongs to, from a stable hash of its text."""
-    return SPLITS[hashlib.blake2b(solution.encode(), digest_size=1).digest()[0] % len(SPLITS)]
+    return SPLITS[_hash(solution) % len(SPLITS)]
 
 
-def check_solution(solution: str, question: str | None = None) -> bool:
-    """Whether every step is true, `#### N` repeats the last result, and (given the question) operands have a source.
+def split_of_structure(structure: str) -> str:
+    """The one split that a structure belongs to, from a stable hash of it."""
+    return STRUCTURE_SPLITS[_hash(structure) % len(STRUCTURE_SPLITS)]
 
-    An operand's source is a number of the question, an earlier result, or 2 and 3, which the text spells as words.
-    """
-    *steps, last = solution.split("\n")
-    known = None if question is None else {2, 3, *map(int, re.findall(r"\d+", question))}
-    result = None
-    for step in steps:
-        match = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step)
-        if match is None:
-            return False
-        a, op, b, result = int(match[1]), match[2], int(match[3]), int(match[4])
-        if apply(a, op, b) != result or (known is not None and not {a, b} <= known):
-            return False
-        if known is not None:
-            known.add(result)
-    return result is not None and last == f"#### {result}"
+
+def _hash(text: str) -> int:
+    return hashlib.blake2b(text.encode(), digest_size=1).digest()[0]
 
 
 def vocabulary_texts() -> Iterator[str]:

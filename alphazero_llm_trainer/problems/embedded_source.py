@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from random import Random
 
 from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..types import Problem, Task
 from . import embedded
-from .calculator import consistent
 from .prompts import SYSTEM_PROMPT
-from .scripted_teacher import spoiled
+from .scripted_teacher import ScriptedTeacher, spoiled
 from .source import Source, check_alone
 
 
@@ -21,27 +20,34 @@ class Embedded(Source):
     name = embedded.SOURCE
     endless = True
     levels = tuple(embedded.LEVELS)
+    hold_outs = ("questions", "structures")
     demonstration_share = 0.2
     prompt_tokens = 96
-    answered_by_steps = True
     system_prompt = SYSTEM_PROMPT
 
-    def __init__(self, levels: tuple[int, ...] = embedded.DEFAULT_LEVELS) -> None:
-        self.chosen = levels
+    def __init__(self, levels: tuple[int, ...] = embedded.DEFAULT_LEVELS, hold_out: str = "questions") -> None:
+        self.chosen, self.hold_out = levels, hold_out
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
         """See `Source.open`."""
         check_alone(cls.name, rest, problems)
-        return cls(problems.levels or embedded.DEFAULT_LEVELS)
+        return cls(problems.levels or embedded.DEFAULT_LEVELS, problems.hold_out)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
-        return embedded.load(split, count, self.chosen, start)
+        structures = split if self.hold_out == "structures" else None
+        return embedded.load(split, count, self.chosen, start, structures)
 
-    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
-        """See `Source.check_step`: the equations of the step are true."""
-        return consistent(steps[-1])
+    def only_steps(self, task_id: str) -> list[str] | None:
+        """See `Source.only_steps`: the generator makes the problem again."""
+        if not task_id.startswith(f"{embedded.SOURCE}/"):
+            return None
+        return (embedded.from_id(task_id).solution or "").split("\n")
+
+    def scripted_teacher(self, error_rate: float) -> ScriptedTeacher:
+        """See `Source.scripted_teacher`."""
+        return ScriptedTeacher(error_rate)
 
     def spoiled(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
         """See `Source.spoiled`."""

@@ -4,8 +4,10 @@ A source names one of `RULES`. Each takes the answer out of the response by `ans
 the last `\boxed{}`, "the answer is". After that:
 
 * **numbers**: the last number, too; equal by `answers.equal`.
-* **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX, then numbers). It is
-  right when `answers.equal` says so, else when math-verify does, in a process of its own (see `math_verifier`).
+* **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX, then numbers). A number
+  against a number is decided by its exact value, a decimal of six digits may be rounded. Two equations (`x = 5` and
+  `y = 5`), percentages and whatever else `answers.equal` doesn't find equal are math-verify's, in a process of its own
+  (see `math_verifier`).
 * **words**: where there is no such answer, a response of one line is the answer. EM and F1 over words after the official
   normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018); right means EM.
 * **exact**: as words; right means the same text but for white space.
@@ -22,6 +24,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 
 from .. import answers
 from .math_verifier import MathVerifier, Request, shared_verifier
@@ -30,6 +33,9 @@ LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _BASE = re.compile(r"\S*_\s*\{?(\d+)\}?")  # 52_8 and 52_{8}
+_PERCENT = re.compile(r"%|per ?cent")
+ROUNDED_DIGITS = 6  # that a decimal must show to stand for a number that it is not
+MOST_PLACES = 30  # that are looked at
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = {"yes", "no", "noanswer"}  # no partial credit for, or by, these
 
@@ -96,7 +102,10 @@ class Rule:
 
 
 class MathRule(Rule):
-    r"""LaTeX. A strict answer may stand in a `\boxed{}`, too. Waits for math-verify, 5 seconds an answer at most."""
+    r"""LaTeX. A strict answer may stand in a `\boxed{}`, too.
+
+    It waits for math-verify, 5 CPU seconds at most and about a second more after an answer that took longer.
+    """
 
     waits = True
 
@@ -189,24 +198,46 @@ def _math(pairs: Sequence[tuple[str, str]], strict: bool, verifier: MathVerifier
     asked: list[tuple[int, Request]] = []
     for i, (response, gold) in enumerate(pairs):
         found = RULES["math"].final_answer(response, strict)
-        if found is not None and answers.equal(found, gold):
-            grades.append(Grade(Verdict.CORRECT, found))
-        elif (found is None and (strict or not response.strip())) or len(found or gold) > LONGEST_ANSWER:
-            grades.append(Grade(Verdict.UNPARSED, found))
-        elif found is not None and _bases_differ(found, gold):
-            grades.append(Grade(Verdict.WRONG, found))
+        if found is not None:
+            verdict = _without_math_verify(found, gold)
+            text = answers.without_unit(found.strip().rstrip(".,;:").strip("* "))
         else:
-            text = response[-LONGEST_ANSWER:] if found is None else found.strip().rstrip(".,;:").strip("* ")
-            asked.append((i, Request(gold, text, found is not None)))
-            grades.append(Grade(Verdict.UNPARSED, found))
+            verdict = Verdict.UNPARSED if strict or not response.strip() or len(gold) > LONGEST_ANSWER else None
+            text = response[-LONGEST_ANSWER:]
+        if verdict is None:
+            asked.append((i, Request(answers.without_unit(gold), text, found is not None)))
+        grades.append(Grade(verdict or Verdict.UNPARSED, found))
     if asked:
         verdicts = (shared_verifier() if verifier is None else verifier)([request for _, request in asked])
-        for (i, _), verdict in zip(asked, verdicts, strict=True):
-            grades[i] = Grade(Verdict(verdict), grades[i].answer)
+        for (i, _), name in zip(asked, verdicts, strict=True):
+            grades[i] = Grade(Verdict(name), grades[i].answer)
     return grades
 
 
+def _without_math_verify(answer: str, gold: str) -> Verdict | None:
+    """The verdict where it needs no algebra, else None."""
+    if len(answer) > LONGEST_ANSWER:
+        return Verdict.UNPARSED
+    number, wanted = answers.number(answer), answers.number(gold)
+    if number is not None and wanted is not None:
+        if "=" in answer and "=" in gold:
+            return None  # x = 5 is not y = 5
+        if number == wanted or _rounded(number, wanted) or _rounded(wanted, number):
+            return Verdict.CORRECT
+        return None if _PERCENT.search(answer) or _PERCENT.search(gold) else Verdict.WRONG
+    if answers.equal(answer, gold):
+        return Verdict.CORRECT
+    return Verdict.WRONG if _bases_differ(answer, gold) else None
+
+
+def _rounded(decimal: Fraction, exact: Fraction) -> bool:
+    """Whether `decimal` is `exact` rounded to six or more places, with as many digits that aren't leading zeros."""
+    places = next((n for n in range(ROUNDED_DIGITS, MOST_PLACES) if 10**n % decimal.denominator == 0), MOST_PLACES)
+    off = abs(decimal - exact) * 10**places
+    return abs(decimal) * 10**places >= 10 ** (ROUNDED_DIGITS - 1) and off <= Fraction(1, 2)
+
+
 def _bases_differ(answer: str, gold: str) -> bool:
-    """Whether both are numbers in a base and the bases differ: math-verify drops them."""
+    """Whether the answer is a number in a base that isn't the gold answer's: math-verify drops bases."""
     given, wanted = (_BASE.fullmatch(text.strip(" $*.")) for text in (answer, gold))
-    return given is not None and wanted is not None and given[1] != wanted[1]
+    return given is not None and given[1] != (wanted[1] if wanted else "10")

@@ -6,30 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..config.load import Config
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
-from .source import SPLITS, Source, open_problems
+from .source import SPLITS, Source, open_problems, open_source
 
 
 def load_tasks(
-    source: Source | str,
-    split: str,
-    count: int,
-    *,
-    levels: tuple[int, ...] | None = None,
-    path: str | None = None,
-    start: int = 0,
+    source: Source | str, split: str, count: int, *, start: int = 0, path: str | None = None, **options: Any
 ) -> list[Task]:
     """At most `count` tasks of a split, from its number `start` on: fewer where the data set ends, never none.
 
     Args:
-        source: a source, or the address of one that needs no more configuration than `levels` and `path`.
+        source: a source, or the address of one, which is opened with `options` (keys of the section `problems`).
         split: "train", "validation", "arena" or "test"; disjoint in every source.
         count: how many tasks, at least 1.
-        levels: difficulty levels of a named source that has some; None takes its default mix.
-        path: of a named source, a folder that holds its rows.
         start: index of the first task, from 0.
+        path: of a source that is named, a folder that holds its rows.
 
     Raises:
         DataError: there is no such task, or rows are missing or broken.
@@ -40,11 +34,18 @@ def load_tasks(
     if count < 1 or start < 0:
         raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
     if isinstance(source, str):
-        source = open_problems(ProblemsConfig(source=source, levels=levels), path)
+        source = open_problems(ProblemsConfig.model_validate({"source": source, **options}), path)
     tasks = source.load(split, count, start)
     if not tasks:
+        if not start or not source.load(split, 1):
+            raise DataError(f"{source.name} has no {split} problems: ask for another split, or name another source")
         raise DataError(f"{source.name} {split} has no task number {start}: start earlier or use a larger data set")
     return tasks
+
+
+def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Task]:
+    """`load_tasks` of the problems that the configuration names; an empty list where none are asked for."""
+    return load_tasks(open_source(config), split, count, start=start) if count else []
 
 
 def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = "") -> None:

@@ -1,7 +1,8 @@
 """math-verify in a process of its own, with a time limit an answer: no LaTeX can hang or crash the run.
 
 sympy can take hours or all memory over a few characters, and nothing inside its process ends that reliably. So the
-process is killed when an answer takes too long, and the next answer gets a new one (about a second).
+process is killed when an answer takes too long, and the next answer gets a new one (about a second). What counts is the
+process's own CPU time, where the system tells it: a verdict must not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 TIMEOUT_SECONDS = 5.0
+PATIENCE = 12  # times that long by the wall clock, for a process that hardly gets a turn
 START_SECONDS = 120.0  # to import sympy, on a machine that is busy
 AHEAD = 4  # requests sent before the first one's verdict is back; together they must fit into a pipe (64 KiB)
 REMEMBERED = 8192  # a search grades the same answers again and again
 WORKER = f"{__package__}.math_worker"
+
+CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux: in a clock's number, beside the inverted process id
 
 UNPARSED, TIMED_OUT = "unparsed", "timed-out"
 
@@ -39,7 +44,7 @@ class MathVerifier:
     """The worker process, started at the first answer. Threads may share it: one batch at a time.
 
     Args:
-        timeout: seconds for one answer.
+        timeout: CPU seconds for one answer.
 
     `restarts` counts the workers after the first.
     """
@@ -90,7 +95,7 @@ class MathVerifier:
                 while sent < min(len(requests), len(done) + AHEAD):
                     self._send(requests[sent])
                     sent += 1
-                verdict = self._next(self.timeout)
+                verdict = self._verdict()
                 if verdict is None and died < len(done):  # from outside, perhaps: it gets a second chance
                     died = len(done)
                     self.close()
@@ -105,7 +110,7 @@ class MathVerifier:
         return done
 
     def _start(self) -> None:
-        alarm = math.ceil(2 * self.timeout) + 10
+        alarm = math.ceil(PATIENCE * self.timeout) + 10
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", WORKER, str(alarm)],
             stdin=subprocess.PIPE,
@@ -135,6 +140,23 @@ class MathVerifier:
             stdin = self._process.stdin  # type: ignore[union-attr]  # started
             stdin.write(json.dumps(request._asdict(), ensure_ascii=False) + "\n")  # type: ignore[union-attr]
             stdin.flush()  # type: ignore[union-attr]
+
+    def _verdict(self) -> str | None:
+        """The next verdict, as `_next` gives it: `timed-out` when the worker has computed for `timeout` seconds."""
+        began, end = self._cpu_seconds(), time.monotonic() + PATIENCE * self.timeout
+        left = self.timeout
+        while (verdict := self._next(max(left, 0.01))) == TIMED_OUT:
+            left = self.timeout - (self._cpu_seconds() - began)
+            if left <= 0 or time.monotonic() >= end:
+                break
+        return verdict
+
+    def _cpu_seconds(self) -> float:
+        """The worker's CPU time so far; the wall clock where the system doesn't tell it."""
+        if sys.platform == "linux" and self.pid is not None:
+            with contextlib.suppress(OSError):  # it is dead
+                return time.clock_gettime((~self.pid << 3) | CPU_CLOCK)
+        return time.monotonic()
 
     def _next(self, seconds: float) -> str | None:
         """The worker's next line, `timed-out` after `seconds`, None where the worker is dead."""

@@ -11,25 +11,54 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
+from dataclasses import replace
+from typing import Any
 
-from math_verify import parse, verify
+from math_verify import LatexExtractionConfig, parse, verify
+from math_verify.grader import is_equation, take_first_relation
+from sympy import Mul, Symbol
+from sympy.core.function import AppliedUndef
 
 MEMORY_BYTES = 4 << 30  # a power tower asks for all there is
+# A final answer is one formula: no number is looked for in what can't be read, and no letter is dropped as a unit
+# (math-verify reads `2t` and `3ab` as 2 and 3; `answers.without_unit` has dropped what is one).
+LATEX = LatexExtractionConfig()
+FORMULA = [replace(LATEX, normalization_config=replace(LATEX.normalization_config, units=False))]
 
 
 def judge(gold: str, answer: str, found: bool) -> str:
     """The verdict of one request."""
-    wanted = parse(rf"\boxed{{{gold}}}", parsing_timeout=None)
+    gold, answer = (
+        re.sub(r"(?<=\d)i\b", " i", text) for text in (gold, answer)
+    )  # `5i` reads as a variable, `5 i` doesn't
+    wanted = parse(rf"\boxed{{{gold}}}", FORMULA, parsing_timeout=None)
     # Mathematics that is marked inside words stays marked; anything else is an expression as it stands.
     text = answer.replace(r"\$", "")  # a dollar sign is no mark
     marked = not found or any(sign in text for sign in ("$", r"\(", r"\[", r"\boxed"))
-    given = parse(answer if marked else rf"\boxed{{{answer}}}", parsing_timeout=None)
+    text = answer if marked else rf"\boxed{{{answer}}}"
+    given = parse(text, FORMULA, parsing_timeout=None) if found else parse(text, parsing_timeout=None)
     if verify(wanted, given, timeout_seconds=None):
-        return "correct"
+        # Formulas come before the text that they were read from.
+        return "correct" if is_equation(wanted[0]) or _names_a_value(given[0], answer) else "wrong"
     # What math-verify can't read comes back as text alone, and text equals text only.
     return "wrong" if any(not isinstance(one, str) for one in given) else "unparsed"
+
+
+def _names_a_value(given: Any, answer: str) -> bool:
+    """Whether `given` is no equation, or one that only says what has the value: math-verify takes the right side of any.
+
+    `x = 5`, `f(2) = 5`, `AB = 5` and `2 + 3 = 5` do; `x + y = 5`, `xy = 5` and `x^2 = 5` state more.
+    """
+    if not is_equation(given):
+        return True
+    left = take_first_relation(given).lhs
+    # math-verify writes every variable in lower case.
+    points = answer.partition("=")[0].replace(r"\angle", "").isupper()
+    segment = points and isinstance(left, Mul) and all(isinstance(part, Symbol) for part in left.args)
+    return isinstance(left, Symbol | AppliedUndef) or segment or not (left.free_symbols or left.is_Number)
 
 
 def main(alarm_seconds: int) -> None:
@@ -43,6 +72,7 @@ def main(alarm_seconds: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     verdicts = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints doesn't reach the verdicts
+    judge(r"\frac{\sqrt{2}}{2}", "x + 1", True)  # the first takes about a second, which is no answer's fault
     print("ready", file=verdicts, flush=True)
     for line in sys.stdin:
         request = json.loads(line)

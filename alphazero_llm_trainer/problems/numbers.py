@@ -44,7 +44,6 @@ class Numbers(Source):
     levels = tuple(SIZES)
     demonstration_share = 0.2
     prompt_tokens = 64
-    answered_by_steps = True
     system_prompt = NUMBERS_PROMPT
 
     def __init__(self, levels: tuple[int, ...] = DEFAULT_LEVELS, target: int | None = None) -> None:

@@ -21,6 +21,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +30,10 @@ from typing import Any
 
 from ..config.load import Config
 from ..config.sections import ProblemsConfig
+from ..engine.protocol import Teacher
 from ..errors import AlphaZeroError, ConfigError, DataError
 from ..types import Problem, Task
+from .calculator import consistent
 from .grading import RULES, Grade, Rule
 from .prompts import SYSTEM_PROMPTS
 
@@ -65,18 +68,18 @@ class Source(ABC):
         system_prompt: what a chat model is told before a problem.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
+        hold_outs: what `problems.hold_out` may keep out of training: no two splits share it.
         demonstration_share: share of a training batch that replays worked solutions unless the configuration says.
-        prompt_tokens: tokens of a long prompt, for the memory plan.
-        answered_by_steps: `check_step` is there: a rule that judges a step without gold.
+        prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the memory plan.
     """
 
     name: str = ""
     rule: str = "numbers"
     endless: bool = False
     levels: tuple[int, ...] = ()
+    hold_outs: tuple[str, ...] = ("questions",)
     demonstration_share: float = 0.0
     prompt_tokens: int = 320
-    answered_by_steps: bool = False
     system_prompt: str = ""
 
     @classmethod
@@ -134,12 +137,20 @@ class Source(ABC):
     # -- what some sources know --------------------------------------------------------------------------------------
 
     def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
-        """Whether the last of `steps` is right as far as a rule can tell without gold. Where `answered_by_steps`."""
-        raise NotImplementedError
+        """Whether the last of `steps` is right as far as a rule can tell without gold: by default, its equations are true."""
+        return consistent(steps[-1])
 
     def spoiled(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
         """At most `count` wrong steps that could stand in a right one's place; none by default."""
         return []
+
+    def only_steps(self, task_id: str) -> list[str] | None:
+        """The steps of the one right way to solve a problem, where the source can tell them from its id; else None."""
+        return None
+
+    def scripted_teacher(self, error_rate: float) -> Teacher | None:
+        """A teacher that runs offline by the source's own rules and slips at a rate of `error_rate`, or None."""
+        return None
 
     def vocabulary_texts(self) -> Iterable[str]:
         """Texts with every word of the source, where a small vocabulary covers it; () where none does."""
@@ -204,6 +215,8 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
         seen.add(task.problem.id)
         if not task.problem.question.strip():
             raise DataError(f"source {name} has an empty question, task {task.problem.id!r}: write it or drop the task")
+        if not task.gold.strip():
+            raise DataError(f"source {name} has no gold answer for task {task.problem.id!r}: write it or drop the task")
 
 
 def by_hash(tasks: Sequence[Task]) -> dict[str, list[Task]]:
@@ -219,6 +232,11 @@ def by_hash(tasks: Sequence[Task]) -> dict[str, list[Task]]:
 
 # -- finding one -------------------------------------------------------------------------------------------------------
 
+
+class UnknownSourceError(ConfigError):
+    """An address is of no form that is known."""
+
+
 _open: dict[str, Source] = {}  # the newest source of each name: what a problem's `source` refers to
 
 
@@ -233,14 +251,43 @@ def open_source(config: Config, address: str | None = None) -> Source:
     return open_problems(problems, config.dataset.path)
 
 
+def open_one_of(config: Config, address: str) -> Source:
+    """One of several sources: what it doesn't know of `problems.levels` and `problems.hold_out` is for the others."""
+    plain = config.problems.model_copy(update={"source": address, "levels": None, "hold_out": "questions"})
+    source, wanted = open_problems(plain, config.dataset.path), config.problems
+    known: dict[str, Any] = {"levels": wanted.levels if source.levels else None}
+    if wanted.hold_out in source.hold_outs:
+        known["hold_out"] = wanted.hold_out
+    return open_problems(plain.model_copy(update=known), config.dataset.path)
+
+
 def open_problems(problems: ProblemsConfig, path: str | None) -> Source:
     """See `open_source`: with the section `problems` and `dataset.path` alone."""
+    return register(_opened(problems, path, changed(problems.source)))
+
+
+def changed(address: str) -> int | None:
+    """When the file that an address names was written, in nanoseconds; None where it names none."""
+    for place in (Path(address), Path(address.rpartition(":")[0] or address)):
+        if place.is_file():
+            return place.stat().st_mtime_ns
+    return None
+
+
+@lru_cache(maxsize=16)
+def _opened(problems: ProblemsConfig, path: str | None, written: int | None) -> Source:
+    """A run asks for its source in many places; its rows are read, and the user's code is run, once."""
     source = _find(problems, path)
     if problems.levels is not None and not source.levels:
         raise ConfigError(
             f"problems.levels is {list(problems.levels)}, but {source.name} has no levels to choose: leave it out"
         )
-    return register(source)
+    if problems.hold_out not in source.hold_outs:
+        raise ConfigError(
+            f"problems.hold_out is {problems.hold_out!r} and source {source.name} knows"
+            f" {' and '.join(source.hold_outs)}: use one of these"
+        )
+    return source
 
 
 def register(source: Source) -> Source:
@@ -253,8 +300,10 @@ def source_of(problem: Problem) -> Source:
     """The source that a problem came from. One that was never opened in this process is opened as it is by default."""
     known = _open.get(problem.source)
     if known is None:
-        by_name = problem.source in names()
-        known = load_class(problem.source)() if by_name else TaskList([], problem.source)
+        try:
+            known = _find(ProblemsConfig(source=problem.source), None)
+        except UnknownSourceError:  # a question of the user's own
+            known = TaskList([], problem.source)
         register(known)
     return known
 
@@ -277,6 +326,8 @@ def load_class(name: str) -> Any:
 
 def _find(problems: ProblemsConfig, path: str | None) -> Source:
     address = problems.source
+    if not address:
+        raise UnknownSourceError("problems.source is empty: name one")
     name, _, rest = address.partition(":")
     if name in names():
         found = load_class(name)
@@ -288,7 +339,7 @@ def _find(problems: ProblemsConfig, path: str | None) -> Source:
     if rest and (name.endswith(".py") or importable(name)):
         return from_object(load_object(name, rest, "problems.source"), address, problems)
     known = ", ".join(sorted(names()))
-    raise ConfigError(
+    raise UnknownSourceError(
         f"problems.source is {address!r}: choose one of {known}, a file of rows ({', '.join(ROW_FILES)}),"
         " hub:OWNER/NAME, file.py:NAME or package.module:NAME"
     )

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, paired_bootstrap
-from .figures import Point, draw, lines, with_intervals
-from .folder import METRICS, RUN, lines_of, load
-from .page import figure, heading, interval, page, paragraph, table
-from .training import measured, over, questions_seen, spread
+from ..train.checkpoint import read_lines
+from .charts import Row, line_chart, row_chart
+from .folder import ANSWERS, METRICS, RUN, load
+from .page import figures, heading, hero, page, paragraph, table
+from .tables import columns
+from .training import X, accuracy, flips, over, validation
 
 Card = Mapping[str, Any]
 
 
-def load_runs(folders: Sequence[Path]) -> list[tuple[str, Card, list[dict[str, Any]]]]:
-    """Name, card and metrics of finished training runs.
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finished training run: its folder's name, run.json, and the lines of metrics.jsonl and test.jsonl."""
+
+    name: str
+    card: Card
+    metrics: Sequence[Card]
+    answers: Sequence[Card]
+
+    @property
+    def gain(self) -> Interval:
+        return Interval(**self.card["gain"])
+
+    @property
+    def dollars(self) -> float:
+        """What the search and the teachers charged."""
+        teachers = (self.card.get("teachers") or {}).values()
+        spent = sum(teacher.get("cost", {}).get("dollars", 0.0) for teacher in teachers)
+        return self.card["search_cost"]["dollars"] + spent
+
+
+def load_runs(folders: Sequence[Path]) -> list[Finished]:
+    """The runs of folders.
 
     Raises:
         DataError: a folder is not a training run's, or the run isn't finished.
     """
-    found: list[tuple[str, Card, list[dict[str, Any]]]] = []
+    found = []
     for folder in folders:
         card = load(folder / RUN)
         if card is None or "method" not in card:
             raise DataError(f"{folder} has no run.json of a training run: name a folder such as checkpoints/run-001")
         if card.get("after", {}).get("accuracy") is None:
             raise DataError(f"{folder} has no test result: resume it to its end, or train with --eval-size above 0")
-        found.append(
-            (folder.name if len({f.name for f in folders}) > 1 else str(folder), card, lines_of(folder / METRICS))
-        )
+        name = folder.name if len({each.name for each in folders}) > 1 else str(folder)
+        found.append(Finished(name, card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)))
     return found
 
 
@@ -44,39 +68,34 @@ def difference(one: Card, other: Card) -> tuple[Interval, bool]:
     if tested(one) == tested(other):
         return paired_bootstrap(right, left), True
     value = sum(right) / len(right) - sum(left) / len(left)
-    half = sum(((f["high"] - f["low"]) / 2) ** 2 for f in (one["after"]["accuracy"], other["after"]["accuracy"])) ** 0.5
-    return Interval(value, value - half, value + half), False
+    spreads = [accuracy(card["after"]) for card in (one, other)]
+    half = sum(((spread.high - spread.low) / 2) ** 2 for spread in spreads) ** 0.5
+    return Interval(value, max(-1.0, value - half), min(1.0, value + half)), False
 
 
 def tested(card: Card) -> tuple[Any, ...]:
     """What decides which test problems a run was evaluated on."""
     config = card["config"]
-    return config["problems"]["source"], config["problems"]["levels"], config["dataset"], card["after"]["problems"]
+    problems = config["problems"]
+    split = problems["source"], problems["levels"], problems.get("hold_out", "questions")
+    return *split, config["dataset"], card["after"]["problems"]
 
 
-def rows_of(runs: Sequence[tuple[str, Card, Any]]) -> list[tuple[str, ...]]:
+def rows_of(runs: Sequence[Finished]) -> list[tuple[str, ...]]:
     """The table's rows: what both runs are, reached and took."""
-    cards = [card for _, card, _ in runs]
+    cards = [run.card for run in runs]
     return [
-        ("student", *(card["student"] for card in cards)),
-        ("method", *(card["method"] for card in cards)),
-        ("seed", *(str(card["seed"]) for card in cards)),
+        ("student, method, seed", *(f"{card['student']}, {card['method']}, {card['seed']}" for card in cards)),
         ("questions", *(f"{card['questions']:,}" for card in cards)),
-        ("before [95%]", *(interval(spread(card["before"])) for card in cards)),
-        ("after [95%]", *(interval(spread(card["after"])) for card in cards)),
-        ("gain, paired", *(interval([card["gain"][key] for key in ("value", "low", "high")], "+") for card in cards)),
+        ("before [95%]", *(str(accuracy(card["before"])) for card in cards)),
+        ("after [95%]", *(str(accuracy(card["after"])) for card in cards)),
+        ("gain, paired", *(f"{run.gain:+}" for run in runs)),
         ("tokens an answer", *(f"{card['after']['tokens'] / card['after']['problems']:.1f}" for card in cards)),
         ("sampled in training", *(f"{card['search_cost']['sampled_tokens']:,}" for card in cards)),
-        ("dollars", *(f"{dollars(card):.4f}" for card in cards)),
+        ("dollars", *(f"{run.dollars:.4f}" for run in runs)),
         ("seconds of training", *(f"{card['seconds']['training']:,.0f}" for card in cards)),
         ("kept", *(card["kept"] for card in cards)),
     ]
-
-
-def dollars(card: Card) -> float:
-    """What the search and the teachers charged."""
-    teachers = (card.get("teachers") or {}).values()
-    return card["search_cost"]["dollars"] + sum(one.get("cost", {}).get("dollars", 0.0) for one in teachers)
 
 
 def differing(one: Card, other: Card) -> list[tuple[str, str, str]]:
@@ -86,63 +105,73 @@ def differing(one: Card, other: Card) -> list[tuple[str, str, str]]:
     return [(key, str(left[key]), str(right[key])) for key in keys]
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def sentence(runs: Sequence[tuple[str, Card, Any]]) -> str:
-    """Which run is ahead, in words."""
-    (left, one, _), (right, other, _) = runs
-    found, paired = difference(one, other)
+def sentence(runs: Sequence[Finished]) -> tuple[str, str]:
+    """Which run is ahead, in words, and whether that is "good" or "bad" for the second."""
+    one, other = runs
+    found, paired = difference(one.card, other.card)
     how = "paired over the same problems" if paired else "the test problems differ, so this is not paired"
-    verdict = (
-        f"{right} is above {left}"
-        if found.low > 0
-        else f"{right} is below {left}"
-        if found.high < 0
-        else "no difference"
-    )
-    return f"{verdict}: {interval([found.value, found.low, found.high], '+')}, {how}"
+    said = {"good": "is above", "bad": "is below", "": "is not clearly different from"}[found.kind]
+    return f"{other.name} {said} {one.name}: {found:+}, {how}", found.kind
 
 
-def compare_page(runs: Sequence[tuple[str, Card, list[dict[str, Any]]]]) -> str:
-    """The page of two runs."""
+def comparison_text(runs: Sequence[Finished]) -> str:
+    """What the terminal shows: the verdict, the table, what differs and how many problems flipped."""
+    names, differences = [run.name for run in runs], differing(runs[0].card, runs[1].card)
+    blocks = [f"{sentence(runs)[0]}\n{columns([('', *names), *rows_of(runs)], left=3)}"]
+    blocks += [columns([("differs", *names), *differences], left=3)] if differences else []
+    blocks += [flips(found, *names)[0]] if (found := answered(runs)) else []
+    return "\n\n".join(blocks)
 
-    def paint(axes: list[Any]) -> None:
-        validation: dict[str, list[Point]] = {}
-        rewards = {}
-        for name, card, metrics in runs:
-            rounds = [line for line in metrics if "mean_reward" in line]
-            seen, problems = questions_seen(rounds), card["config"]["train"]["validation_size"]
-            rewards[name] = over(rounds, seen, "mean_reward")
-            checked = [line for line in metrics if "validation_accuracy" in line and line["round"] in seen]
-            if checked:
-                validation[name] = [
-                    measured(seen[one["round"]], one["validation_accuracy"], problems) for one in checked
-                ]
-        lines(axes[0], rewards)
-        axes[0].set(xlabel="training questions", ylim=(0, 1), title="Mean reward of sampled responses")
-        with_intervals(axes[1], validation)
-        axes[1].set(xlabel="training questions", ylim=(0, 1), title="Greedy accuracy, validation")
-        if validation:
-            axes[1].legend(fontsize=8.5)
 
-    names = [name for name, _, _ in runs]
-    head = ("", *names)
-    differences = differing(runs[0][1], runs[1][1])
-    return page(
-        " and ".join(names),
-        "two training runs",
-        [
-            paragraph(sentence(runs)),
-            table(head, rows_of(runs)),
-            heading("Learning"),
-            figure(draw(paint, columns=2), "Both runs over their training questions, 95% intervals on validation"),
-            heading("What differs in the configuration"),
-            table(("key", *names), differences) if differences else paragraph("Nothing."),
-        ],
-    )
+def comparison_facts(runs: Sequence[Finished]) -> dict[str, Any]:
+    """What `comparison_text` says, for programs: the difference after training, and the table by run."""
+    found, paired = difference(runs[0].card, runs[1].card)
+    table = rows_of(runs)
+    return {
+        "difference": {"value": found.value, "low": found.low, "high": found.high, "paired": paired},
+        "verdict": sentence(runs)[0],
+        "runs": {run.name: {row[0]: row[1 + at] for row in table} for at, run in enumerate(runs)},
+        "differing": [{"key": key, "values": values} for key, *values in differing(runs[0].card, runs[1].card)],
+    }
+
+
+def answered(runs: Sequence[Finished]) -> list[tuple[Card, Card, Card]]:
+    """(problem, the first run's answer, the second's) of the test problems that both kept answers to."""
+    left, right = ({line["id"]: line for line in run.answers if "after" in line} for run in runs)
+    return [(line, line["after"], right[name]["after"]) for name, line in left.items() if name in right]
+
+
+def comparison_page(runs: Sequence[Finished]) -> str:
+    """The page of two runs: a forest plot, the flipped problems, learning and what differs."""
+    one, other = runs
+    names, (found, _) = [run.name for run in runs], difference(one.card, other.card)
+    gains = [Row(f"{run.name}: after over before", run.gain, f"c{at}") for at, run in enumerate(runs)]
+    gains.append(Row(f"{other.name} over {one.name}", found, "plain"))
+    results = [
+        Row(f"{run.name}, {when}", accuracy(run.card[when]), "plain" if when == "before" else f"c{at}")
+        for at, run in enumerate(runs)
+        for when in ("before", "after")
+    ]
+    rewards = {run.name: over(run.metrics, "mean_reward") for run in runs}
+    checked = {run.name: validation(run.card, run.metrics) for run in runs}
+    learning = [
+        line_chart("Mean reward of sampled responses", rewards, X, (0.0, 1.0)),
+        line_chart("Greedy accuracy, validation", checked, X, (0.0, 1.0)),
+    ]
+    drawn = [row_chart("Gains", gains, "paired [95%]", 0.0, "+"), row_chart("Greedy accuracy", results, "[95%]")]
+    differences = differing(one.card, other.card)
+    parts = [
+        hero(
+            f"{found.value:+.3f}", *sentence(runs), [(f"{r.name}, after", str(accuracy(r.card["after"]))) for r in runs]
+        ),
+        heading("Held-out problems"),
+        figures(drawn, "A gain whose interval leaves out 0 is clear."),
+        *(flips(both, *names)[1] if (both := answered(runs)) else []),
+        heading("Learning"),
+        figures(learning, "Bars are 95% intervals."),
+        heading("Both runs"),
+        table([("", *names), *rows_of(runs)]),
+        heading("What differs in the configuration"),
+        table([("key", *names), *differences]) if differences else paragraph("Nothing."),
+    ]
+    return page(" and ".join(names), parts)

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import DataError
-from ..viewer.page import run_page
-from .comparison import evaluation_parts, ladder_parts
-from .generations import loop_parts, value_parts
+from ..eval.results import read_json
+from ..train.checkpoint import read_lines, write_whole
+from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
+from .evaluation import evaluation_parts
+from .judges import value_parts
+from .ladder import ladder_parts
+from .loop import loop_parts
 from .page import heading, link, page
-from .training import TREES, training_parts
+from .training import training_parts
 from .trees import Reader, find_source
 
-Made = TypeVar("Made")
-MOST_TREES = 200  # embedded in trees.html
+RUN, METRICS, JOURNAL, ANSWERS = "run.json", "metrics.jsonl", "journal.jsonl", "test.jsonl"
 # What a folder's file says about it, and the sections it gives.
-KINDS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
-    "ladder.json": ladder_parts,
-    "loop.json": loop_parts,
-    "results.json": evaluation_parts,
-    "value.json": value_parts,
+KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
+    RUN: lambda card, folder: training_parts(
+        card, read_lines(folder / METRICS), read_lines(folder / ANSWERS), folder / JOURNAL
+    ),
+    "ladder.json": lambda card, folder: ladder_parts(card),
+    "loop.json": lambda card, folder: loop_parts(card),
+    "results.json": lambda card, folder: evaluation_parts(card),
+    "value.json": lambda card, folder: value_parts(card, read_lines(folder / METRICS)),
 }
-INSIDE = ("value/value.json", "champion/value/value.json")  # of a folder that holds more than one command's work
-RUN, METRICS, JOURNAL = "run.json", "metrics.jsonl", "journal.jsonl"
+# Of a folder that holds more than one command's work.
+INSIDE = ("value/value.json", "champion/value/value.json")
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -36,79 +41,38 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         DataError: the folder has none of the files that a report is made of, or one that can't be read.
     """
     out = folder if out is None else out
-    parts, title, under = parts_of(folder)
+    parts = parts_of(folder)
     if not parts:
-        names = ", ".join([RUN, *KINDS])
-        raise DataError(f"{folder} has none of {names}: name a folder that train, eval, ladder, loop or value wrote")
+        raise DataError(f"{folder} has none of {', '.join(KINDS)}: name a folder that a command wrote")
     for path in sorted(chain.from_iterable(folder.glob(pattern) for pattern in INSIDE)):
-        inner, _, _ = parts_of(path.parent)
-        parts += [heading(str(path.parent.relative_to(folder))), *inner]
+        parts += [heading(str(path.parent.relative_to(folder))), *parts_of(path.parent)]
     out.mkdir(parents=True, exist_ok=True)
     if (folder / JOURNAL).is_file():
         source = find_source(folder)
         trees = map(Reader(source, None), source)
-        write(out / TREES, run_page(trees, title=f"{folder.name}: trees", limit=MOST_TREES))
+        write_whole(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
         if not (folder / RUN).is_file():  # a run's page leads there from its example trees
-            parts.append(f"<p>{link(TREES, 'All questions and trees')}</p>")
-    images = [path.name for path in sorted(folder.glob("*.png"))] if out == folder else []
-    if images:
-        parts.append("<p>" + " ".join(link(name, name) for name in images) + "</p>")
-    write(out / "report.html", page(title, under, parts))
+            parts.append(link(RUN_PAGE, "All questions and trees"))
+    write_whole(out / "report.html", page(folder.name, parts))
     return out / "report.html"
 
 
-def parts_of(folder: Path) -> tuple[list[str], str, str]:
-    """A folder's sections, title and what stands under it; no sections where nothing in it is known."""
-    card = load(folder / RUN)
-    if card is not None and "method" in card and "config" in card:
-        return told(lambda card: of_run(card, folder), card, folder / RUN)
+def parts_of(folder: Path) -> list[str]:
+    """A folder's sections; none where nothing in it is known. Raises DataError for another file of a known name."""
     parts: list[str] = []
-    for name, make in KINDS.items():
-        found = load(folder / name)
-        if found is not None:
-            parts += told(make, found, folder / name)
-    return parts, folder.name, ""
-
-
-def of_run(card: Mapping[str, Any], folder: Path) -> tuple[list[str], str, str]:
-    """A training run's sections, title and what stands under it."""
-    under = f"{folder.name}, seed {card['seed']}, {card['questions']:,} training questions in {card['rounds']} rounds"
-    parts = training_parts(card, lines_of(folder / METRICS), folder / JOURNAL)
-    return parts, f"{card['method']} on {card['student']}", under
-
-
-def told(make: Callable[[Mapping[str, Any]], Made], found: Mapping[str, Any], path: Path) -> Made:
-    """What `make` makes of a file. Raises DataError where it is another file of that name."""
-    try:
-        return make(found)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise DataError(f"{path} is not what this version's commands write ({error!r}): name another folder") from error
+    for name, sections in KINDS.items():
+        card = load(folder / name)
+        if card is None or (name == RUN and not {"method", "config"} <= card.keys()):  # an evaluation's card
+            continue
+        try:
+            parts += sections(card, folder)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise DataError(
+                f"{folder / name} is not what this version's commands write ({error!r}): name another folder"
+            ) from error
+    return parts
 
 
 def load(path: Path) -> dict[str, Any] | None:
-    """A JSON mapping, or None where there is no such file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} can't be read as JSON: mend or remove it") from error
-    return found if isinstance(found, dict) else None
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file that a running process may be writing; a half-written last one is left out."""
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8")
-    try:
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except ValueError as error:
-        raise DataError(f"{path} has a line that is not JSON: remove that line") from error
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file in one move."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """A JSON mapping, or None where there is no such file. Raises DataError for anything else."""
+    return read_json(path) if path.exists() else None

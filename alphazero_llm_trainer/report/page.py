@@ -1,90 +1,124 @@
-"""One self-contained HTML page: tables, figures and texts, no network, light and dark."""
+"""One self-contained HTML page: a headline, charts, tables and texts; nothing is fetched; light and dark.
+
+The page's content-security policy lets exactly its own style and script run, by their hashes.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-STYLE = """
+from . import charts
+from .charts import Chart
+
+STYLE = (
+    """
 :root { color-scheme: light dark; --bg: #ffffff; --ink: #1a1d21; --soft: #5b6570; --line: #d9dee4; --card: #f6f8fa;
   --good: #17713a; --bad: #a8321f; --link: #0a5cad; }
 @media (prefers-color-scheme: dark) { :root { --bg: #14171b; --ink: #e4e8ec; --soft: #9aa5b1; --line: #323942;
   --card: #1c2127; --good: #62c48a; --bad: #ef8e7b; --link: #7ab8f5; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 72rem; padding: 1.5rem 1.25rem 4rem; background: var(--bg); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+body { margin: 0 auto; max-width: 74rem; padding: 1.5rem 1rem 4rem; background: var(--bg); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.1rem; margin: 0; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
 p { margin: .4rem 0; max-width: 52rem; } .soft { color: var(--soft); } a { color: var(--link); }
+.hero { margin: 1.2rem 0 0; } .hero .big { font-size: clamp(2.2rem, 9vw, 4rem); font-weight: 650; line-height: 1.1;
+  letter-spacing: -.02em; font-variant-numeric: tabular-nums; margin: 0; max-width: none; }
+.hero .verdict { font-size: 1.15rem; } .good .verdict { color: var(--good); } .bad .verdict { color: var(--bad); }
+dl { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0 0; }
+dl div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .45rem .8rem; }
+dt { color: var(--soft); font-size: .8rem; } dd { margin: 0; font-weight: 600; font-variant-numeric: tabular-nums; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); gap: 1.6rem 2rem;
+  margin: .8rem 0; }
+figure { margin: 0; max-width: 30rem; }
+figure > svg { width: 100%; height: auto; display: block; overflow: visible; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: .6rem 0; }
 th, td { padding: .28rem .7rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
-td.text { text-align: left; white-space: normal; min-width: 16rem; }
-figure { margin: .4rem 0; } figure svg { max-width: 100%; height: auto; display: block; }
-figcaption { color: var(--soft); font-size: .85rem; }
+@media (max-width: 30rem) { th, td { padding: .28rem .4rem; } td.left { white-space: normal; } }
+.left, .text { text-align: left; } .text { white-space: normal; min-width: 16rem; }
 pre { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .7rem .9rem; overflow-x: auto;
-  font: 12.5px/1.45 ui-monospace, monospace; margin: .4rem 0; }
+  font: 12.5px/1.45 ui-monospace, monospace; margin: .4rem 0; overflow-wrap: normal; }
 details { margin: .5rem 0; } summary { cursor: pointer; color: var(--link); }
-.good { color: var(--good); } .bad { color: var(--bad); }
 """
+    + charts.STYLE
+)
+# Arrow keys move the focus inside a chart; the tab key goes from chart to chart.
+SCRIPT = """
+document.addEventListener("keydown", event => {
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], chart = event.target.closest(".chart");
+  if (!step || !chart) return;
+  const all = [...chart.querySelectorAll(".at")], now = all.indexOf(event.target);
+  all[now < 0 ? 0 : (now + step + all.length) % all.length].focus();
+  event.preventDefault();
+});
+"""
+NUMBER = re.compile(r"[-+$]?\d.{0,50}$|$")  # and an empty cell
 
-Row = Sequence[str]
+Rows = Sequence[Sequence[str]]
 
 
-def page(title: str, under: str, parts: Iterable[str]) -> str:
-    """The whole document; `parts` are HTML already, `title` and `under` are text."""
+def page(title: str, parts: Iterable[str]) -> str:
+    """The whole document; `parts` are HTML already, `title` is text."""
+    allowed = f"style-src {digest(STYLE)}; script-src {digest(SCRIPT)}"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta http-equiv="Content-Security-Policy"'
+        f" content=\"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>\n<h1>{escape(title)}</h1><p class=soft>{escape(under)}</p>\n"
+        f"<style>{STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n"
         + "\n".join(parts)
-        + "\n</body></html>\n"
+        + f"\n<script>{SCRIPT}</script></body></html>\n"
     )
 
 
-def heading(text: str) -> str:
-    return f"<h2>{escape(text)}</h2>"
+def digest(content: str) -> str:
+    """What a content-security policy names a style or script by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+def hero(big: str, verdict: str, kind: str, facts: Iterable[tuple[str, str]]) -> str:
+    """What the page is about: one large number, what it means ("good", "bad" or ""), and a few facts by name."""
+    cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    top = f'<p class="big">{escape(big)}</p><p class="verdict">{escape(verdict)}</p>'
+    return f'<div class="hero {kind}">{top}</div><dl>{cards}</dl>'
 
 
-def table(head: Row, rows: Iterable[Row]) -> str:
-    """A table; the first column is left-aligned, a cell longer than 60 characters wraps."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(map(cell_of, row)) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+def heading(words: str) -> str:
+    return f"<h2>{escape(words)}</h2>"
 
 
-def cell_of(text: str) -> str:
-    return f'<td class="text">{escape(text)}</td>' if len(text) > 60 else f"<td>{escape(text)}</td>"
+def paragraph(words: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{escape(words)}</p>'
 
 
-def figure(svg: str, caption: str = "") -> str:
-    """An SVG with its caption, which is its name for a screen reader too."""
-    named = svg.replace("<svg ", f'<svg aria-label="{escape(caption or "figure")}" ', 1)
-    under = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{named}{under}</figure>"
+def table(rows: Rows) -> str:
+    """A table, its head first; columns of numbers are right-aligned, a cell longer than 60 characters wraps."""
+    numeric = [all(map(NUMBER.match, column[1:])) for column in zip(*rows, strict=True)]
+
+    def line(row: Sequence[str], tag: str) -> str:
+        kinds = [
+            "text" if len(cell) > 60 else "" if right else "left" for cell, right in zip(row, numeric, strict=True)
+        ]
+        return "".join(f'<{tag} class="{kind}">{escape(cell)}</{tag}>' for cell, kind in zip(row, kinds, strict=True))
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows[1:])
+    return f'<div class="wide"><table><thead><tr>{line(rows[0], "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def preformatted(text: str) -> str:
-    return f"<pre>{escape(text)}</pre>"
+def figures(drawn: Iterable[Chart | None], caption: str = "") -> str:
+    """Charts side by side as far as there is room, with one caption; None is left out."""
+    shown = "".join(f"<figure>{chart.svg()}</figure>" for chart in drawn if chart is not None)
+    return f'<div class="charts">{shown}</div>{paragraph(caption, "soft")}' if shown else ""
 
 
-def folded(summary: str, inside: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
+def folded(summary: str, inside: str, opened: bool = False) -> str:
+    return f"<details{' open' * opened}><summary>{escape(summary)}</summary>{inside}</details>"
 
 
-def link(target: str, text: str) -> str:
-    return f'<a href="{escape(target)}">{escape(text)}</a>'
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
-
-
-def interval(found: Sequence[float], sign: str = "") -> str:
-    """`value [low, high]`."""
-    value, low, high = found
-    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+def link(target: str, words: str) -> str:
+    return f'<p><a href="{escape(target)}">{escape(words)}</a></p>'

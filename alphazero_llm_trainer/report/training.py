@@ -1,159 +1,200 @@
-"""A training run's part of a report: result, learning curves, search, costs, example trees, configuration."""
+"""A training run: its result in words, the terminal's table, and the page with curves, trees, costs and configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..eval.metrics import wilson
+from ..eval.metrics import Interval, wilson
 from ..search.extract import trajectories
 from ..search.journal import read
 from ..search.tree import Tree
-from ..viewer.text import draw_tree
-from .figures import bars, draw, lines, with_intervals
-from .page import figure, folded, heading, interval, link, number, paragraph, preformatted, table
+from ..viewer.page import RUN_PAGE
+from .charts import Chart, line_chart, number
+from .page import figures, folded, heading, hero, link, paragraph, table
+from .tables import columns
+from .tree import outline
 
 KINDS = ("mixed", "solved", "hopeless")  # of example trees
-TREES = "trees.html"
+FLIPS = 100  # problems in a table
+X = "training questions"
 
 Card = Mapping[str, Any]
 Line = Mapping[str, Any]
-Panel = tuple[
-    str, Mapping[str, Sequence[tuple[float, float]]], dict[str, Any]
-]  # title, named lines, the axis' settings
+Answers = Mapping[str, Any]  # a line of test.jsonl: id, question, and what was answered "before" and "after"
+Points = list[tuple[float, Interval]]
 
 
-def training_parts(card: Card, metrics: Sequence[Line], journal: Path | None) -> list[str]:
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
+    """What to change where no group of responses had a better and a worse one; None where any had. PPO needs none."""
+    rounds = rounds_of(metrics)
+    groups = sum(line["questions"] for line in rounds)
+    if card["method"] == "ppo" or not groups or sum(line["flat"] for line in rounds) < groups:
+        return None
+    wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
+    fix = "try harder problems" if right > wrong else "try easier problems, or `sft` first"
+    counts = f"{wrong:,} questions all wrong, {right:,} all right"
+    return (
+        f"Nothing was learnt from search: all {groups:,} groups were flat ({counts}), so no response was better than"
+        f" another; {fix}, or a higher search.temperature"
+    )
+
+
+def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
+    """What training did in a sentence, and whether that is "good", "bad" or neither ("")."""
+    if not card.get("seconds"):
+        return "This run is not finished: it has no test result", ""
+    flat = nothing_learnt(card, metrics)
+    if flat is not None:
+        return flat, "bad"
+    if card.get("gain") is None:
+        return "This run was started without held-out problems: it has no test result", ""
+    gain = Interval(**card["gain"])
+    said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
+    return f"Training {said}: {gain:+} on the same {card['after']['problems']:,} held-out problems", gain.kind
+
+
+def facts(card: Card) -> list[tuple[str, str]]:
+    """Before, after and the gain, what it took and what was kept; of a run that isn't finished what there is."""
+    found = []
+    for name in ("before", "after") if card.get("gain") is not None else ():
+        part = card[name]
+        found.append((f"{name} [95%]", f"{accuracy(part)} at {part['tokens'] / part['problems']:.1f} tokens"))
+    found += [("gain, paired", f"{Interval(**card['gain']):+}")] if found else []
+    found.append(("questions", f"{card['questions']:,}"))
+    if card.get("seconds"):
+        minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
+        found += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
+        if card["after"]["too_long"]:
+            found.append(("too long for the context, counted as wrong", f"{card['after']['too_long']:,}"))
+    return found
+
+
+def result_text(card: Card, metrics: Iterable[Line]) -> str:
+    """What the terminal shows at a run's end."""
+    return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}"
+
+
+def accuracy(part: Card) -> Interval:
+    return Interval(**part["accuracy"])
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers], journal: Path) -> list[str]:
     """The sections of a run's page; a run that isn't finished has those that there is material for."""
-    rounds = [line for line in metrics if "mean_reward" in line]
-    parts = result(card)
-    if rounds:
-        parts += curves(card, rounds, metrics)
-        parts += searching(rounds)
-    parts += costs(card, rounds)
-    if journal is not None and journal.is_file():
+    under = f"{card['method']} on {card['student']}, seed {card['seed']}, {card['rounds']:,} rounds"
+    big = "finished" if card.get("seconds") else "training"
+    if card.get("gain") is not None:
+        big = f"{accuracy(card['before']).value:.3f} → {accuracy(card['after']).value:.3f}"
+    parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
+    if journal.is_file():
         parts += examples(journal)
-    text = yaml.safe_dump(
-        {key: value for key, value in card["config"].items() if key not in ("models", "teacher_tiers")}, sort_keys=False
-    )
-    return [*parts, heading("Configuration"), folded("every key", preformatted(text))]
+    found = [(line, line["before"], line["after"]) for line in answers if "before" in line and "after" in line]
+    parts += flips(found, "before", "after")[1] if found else []
+    parts += costs(card, rounds_of(metrics))
+    shown = {key: value for key, value in card["config"].items() if key not in ("models", "teacher_tiers")}
+    text = escape(yaml.safe_dump(shown, sort_keys=False))
+    return [*parts, heading("Configuration"), folded("every key", f"<pre>{text}</pre>")]
 
 
-def result(card: Card) -> list[str]:
-    """Before and after on the held-out problems, and what was kept."""
-    if card.get("after", {}).get("accuracy") is None:
-        return [
-            paragraph(
-                "This run has no test result: it is not finished, or was started without held-out problems.", "soft"
-            )
-        ]
-    named = {name: card[name] for name in ("before", "after")}
-    rows = [
-        (name, interval(spread(one)), f"{one['problems']:,}", f"{one['tokens']:,}", number(one["seconds"], 1))
-        for name, one in named.items()
-    ]
-    gain = card["gain"]
-    verdict = (
-        "helped" if gain["low"] > 0 else "hurt" if gain["high"] < 0 else "made no difference that the interval shows"
-    )
-    rows.append(("gain, paired", interval([gain["value"], gain["low"], gain["high"]], "+"), "", "", ""))
-    drawn = draw(lambda axis: bars(axis, [(name, *spread(one)) for name, one in named.items()]), width=4.2, height=3.0)
-    return [
-        heading("Held-out problems, greedy"),
-        table(("", "accuracy [95%]", "problems", "tokens", "seconds"), rows),
-        paragraph(f"Training {verdict}. Kept: {card['kept']}."),
-        figure(drawn, "Greedy accuracy on held-out problems before and after, 95% intervals"),
-    ]
+def rounds_of(metrics: Iterable[Line]) -> list[Line]:
+    return [line for line in metrics if "mean_reward" in line]
 
 
-def spread(figures: Mapping[str, Any]) -> tuple[float, float, float]:
-    found = figures["accuracy"]
-    return found["value"], found["low"], found["high"]
-
-
-def curves(card: Card, rounds: Sequence[Line], metrics: Sequence[Line]) -> list[str]:
-    """Reward and validation accuracy, zero-variance groups, and the optimiser's figures, over training questions."""
-    seen = questions_seen(rounds)
-    problems = card["config"]["train"]["validation_size"]
-    checked = []
-    if card.get("validation_before") is not None and problems:
-        checked.append(measured(0, card["validation_before"], problems))
-    for line in metrics:
-        if "validation_accuracy" in line and line["round"] in seen:
-            checked.append(measured(seen[line["round"]], line["validation_accuracy"], problems))
-
-    def paint(axes: list[Any]) -> None:
-        learning, flat = axes
-        lines(learning, {"mean reward of sampled responses": over(rounds, seen, "mean_reward")})
-        if checked:
-            with_intervals(learning, {"greedy accuracy, validation": checked}, first=1)
-        learning.legend(fontsize=8.5)
-        learning.set(xlabel="training questions", ylim=(0, 1), title="Learning")
-        shares = {"at first": "flat_at_first", "after more search": "flat"}
-        lines(flat, {k: [(seen[r["round"]], r[v] / r["questions"]) for r in rounds] for k, v in shares.items()})
-        flat.set(xlabel="training questions", ylim=(0, 1), title="Share of zero-variance groups")
-
-    panels: list[Panel] = [
-        (title, {name: over(rounds, seen, name) for name in names}, {})
-        for title, names in (
-            ("Entropy and KL (nats)", ("entropy", "kl")),
-            ("Gradient norm", ("grad_norm",)),
-            ("Loss", ("loss", "critic_loss")),
-        )
-    ]
-    return [
-        heading("Learning"),
-        figure(draw(paint, columns=2), "Reward and validation accuracy (95% intervals), and groups without a signal"),
-        *row_of(panels, "What the updates did"),
-    ]
-
-
-def row_of(panels: Sequence[Panel], caption: str) -> list[str]:
-    """One figure of the panels that have any data, over training questions."""
-    shown = [panel for panel in panels if any(panel[1].values())]
-
-    def paint(axes: Any) -> None:
-        for axis, (title, series, options) in zip(axes if len(shown) > 1 else [axes], shown, strict=True):
-            lines(axis, series)
-            axis.set(**{"xlabel": "training questions", "title": title} | options)
-
-    return [figure(draw(paint, columns=len(shown), width=4.0, height=3.1), caption)] if shown else []
-
-
-def measured(x: float, accuracy: float, problems: int) -> tuple[float, float, float, float]:
-    found = wilson(round(accuracy * problems), problems)
-    return x, found.value, found.low, found.high
-
-
-def questions_seen(rounds: Sequence[Line]) -> dict[int, int]:
+def seen(metrics: Iterable[Line]) -> dict[int, int]:
     """Training questions done at the end of each round."""
-    seen, total = {}, 0
-    for line in rounds:
-        total += line["questions"]
-        seen[line["round"]] = total
-    return seen
+    rounds = rounds_of(metrics)
+    return dict(zip((line["round"] for line in rounds), accumulate(line["questions"] for line in rounds), strict=True))
 
 
-def over(rounds: Sequence[Line], seen: Mapping[int, int], name: str) -> list[tuple[float, float]]:
-    return [(seen[line["round"]], line[name]) for line in rounds if line.get(name) is not None]
+def validation(card: Card, metrics: Sequence[Line]) -> Points:
+    """Greedy accuracy on the validation problems over training questions."""
+    problems, after = card["config"]["train"]["validation_size"], seen(metrics)
+    found = [(0, card.get("validation_before"))]
+    found += [(after[line["round"]], line.get("validation_accuracy")) for line in metrics if line["round"] in after]
+    known = [(x, share) for x, share in found if share is not None] if problems else []
+    return [(x, wilson(round(share * problems), problems)) for x, share in known]
 
 
-def searching(rounds: Sequence[Line]) -> list[str]:
-    """Outcomes of the trees, their size and the search's speed."""
-    seen = questions_seen(rounds)
+def over(metrics: Sequence[Line], name: str, share: bool = False) -> Points:
+    """A figure of the rounds over training questions, as a share of each round's questions where it counts them."""
+    after, rounds = seen(metrics), [line for line in rounds_of(metrics) if line.get(name) is not None]
+    found = [(after[line["round"]], line[name] / (line["questions"] if share else 1)) for line in rounds]
+    return [(x, Interval(y, y, y)) for x, y in found]
 
-    kinds = {"all right": "all_right", "mixed": "mixed", "all wrong": "all_wrong"}
-    shares = {name: [(seen[r["round"]], r[key] / r["questions"]) for r in rounds] for name, key in kinds.items()}
-    per_tree = {"nodes": "nodes_per_tree", "tokens": "tokens_per_tree", "depth": "depth"}
-    panels: list[Panel] = [
-        ("Outcomes of the questions", shares, {"ylim": (0, 1)}),
-        ("A tree", {name: over(rounds, seen, key) for name, key in per_tree.items()}, {"yscale": "log"}),
-        ("Search speed", {"simulations a second": over(rounds, seen, "simulations_per_second")}, {"ylim": (0, None)}),
+
+def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
+    """What was learnt, what the updates did and what the searches gave, over training questions."""
+    if not rounds_of(metrics):
+        return []
+
+    def chart(title: str, include: Sequence[float] = (0.0,), share: bool = False, **names: str) -> Chart | None:
+        return line_chart(
+            title, {n.replace("_", " "): over(metrics, key, share) for n, key in names.items()}, X, include
+        )
+
+    learning = [
+        line_chart("Greedy accuracy, validation", {"accuracy": validation(card, metrics)}, X, (0.0, 1.0)),
+        chart("Mean reward of sampled responses", (0.0, 1.0), reward="mean_reward"),
+        chart(
+            "Flat groups: nothing to learn from", (0.0, 1.0), True, at_first="flat_at_first", after_more_search="flat"
+        ),
+        chart("Entropy and KL (nats)", entropy="entropy", KL="kl"),
+        chart("Loss", (), loss="loss", critic="critic_loss"),
+        chart("Gradient norm", norm="grad_norm"),
     ]
-    return [heading("Search"), *row_of(panels, "The trees of each round")]
+    searching = [
+        chart(
+            "Outcomes of the questions", (0.0, 1.0), True, all_right="all_right", mixed="mixed", all_wrong="all_wrong"
+        ),
+        chart("Nodes and tokens a tree", nodes="nodes_per_tree", tokens="tokens_per_tree"),
+        chart("Depth of a tree", depth="depth"),
+        chart("Simulations a second", simulations="simulations_per_second"),
+    ]
+    return [heading("Learning"), figures(learning, "Bars are 95% intervals."), heading("Search"), figures(searching)]
+
+
+def examples(journal: Path) -> list[str]:
+    """A tree of each outcome: of the mixed ones the most evenly mixed, of the others the last."""
+    found: dict[str, tuple[float, Tree, str, str]] = {}
+    for record in read(journal):
+        tree = Tree.from_dict(record["tree"])
+        ended = trajectories(tree)
+        samples, right = sum(one.samples for one in ended), sum(one.samples for one in ended if one.hre == 1.0)
+        if samples:
+            kind = "hopeless" if not right else "solved" if right == samples else "mixed"
+            even = -abs(right / samples - 0.5)
+            if kind not in found or even >= found[kind][0]:
+                title = f"{kind.capitalize()}: {right:,} of {samples:,} responses right"
+                found[kind] = (even, tree, title, record["problem"]["question"])
+    drawn = [outline(*found[kind][1:]) for kind in KINDS if kind in found]
+    caption = "The steps that were visited most, with their mean reward and visits; ✓ and ✗ end a response."
+    return [heading("Search trees"), figures(drawn, caption), link(RUN_PAGE, "All questions and trees")]
+
+
+def flips(found: Iterable[tuple[Answers, Card, Card]], left: str, right: str) -> tuple[str, list[str]]:
+    """How many problems only one side answered rightly, in words, and a section with both answers to them.
+
+    `found` has (problem, the left side's answer, the right side's).
+    """
+    flipped = [each for each in found if each[1]["correct"] != each[2]["correct"]]
+    won = sum(other["correct"] for _, _, other in flipped)
+    summary = f"{len(flipped):,} problems flipped: {won:,} right only {right}, {len(flipped) - won:,} only {left}"
+    rows: list[tuple[str, ...]] = [("problem", left, right, "question")]
+    for line, *sides in sorted(flipped, key=lambda each: each[1]["correct"])[:FLIPS]:
+        answers = (f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in sides)
+        rows.append((line["id"], *answers, line["question"]))
+    return summary, [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)]
 
 
 def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
@@ -163,42 +204,18 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
         total = {key: sum(line["cost"][key] for line in rounds) for key in (rounds[0]["cost"] if rounds else {})}
     parts = [heading("Cost")]
     if total:
-        parts.append(
-            table(("search", *(key.replace("_", " ") for key in total)), [("all rounds", *map(amount, total.values()))])
-        )
-    rows = []
-    for name, one in (card.get("teachers") or {}).items():
-        spent = one.get("cost", {})
-        failures = ", ".join(f"{count} {kind}" for kind, count in one.get("failures", {}).items()) or "none"
+        head = ["search", *(key.replace("_", " ") for key in total)]
+        parts.append(table([head, ["all rounds", *map(number, total.values())]]))
+    head = ["teacher", "calls", "from the cache", "failures", "prompt tokens", "tokens", "dollars", "seconds"]
+    rows = [head]
+    for name, teacher in (card.get("teachers") or {}).items():
+        spent = teacher.get("cost", {})
+        failures = ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items()) or "none"
         rows.append(
-            (
-                name, f"{one.get('calls', 0):,}", f"{one.get('cached', 0):,}", failures,
+            [
+                name, f"{teacher.get('calls', 0):,}", f"{teacher.get('cached', 0):,}", failures,
                 f"{spent.get('prompt_tokens', 0) + spent.get('cached_tokens', 0):,}", f"{spent.get('sampled_tokens', 0):,}",
-                f"${spent.get('dollars', 0.0):.4f}", number(spent.get("seconds", 0.0), 1),
-            )
+                f"${spent.get('dollars', 0.0):.4f}", f"{spent.get('seconds', 0.0):,.1f}",
+            ]
         )  # fmt: skip
-    if rows:
-        head = ("teacher", "calls", "from the cache", "failures", "prompt tokens", "tokens", "dollars", "seconds")
-        parts.append(table(head, rows))
-    return parts
-
-
-def amount(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-
-
-def examples(journal: Path) -> list[str]:
-    """The last tree of each outcome, as text."""
-    found: dict[str, tuple[str, str]] = {}
-    for record in read(journal):
-        tree = Tree.from_dict(record["tree"])
-        right = {one.hre == 1.0 for one in trajectories(tree)}
-        if right:
-            kind = "mixed" if len(right) == 2 else "solved" if right == {True} else "hopeless"
-            found[kind] = (record["problem"]["question"], draw_tree(tree))
-    parts = [heading("Example trees"), f"<p>{link(TREES, 'All questions and trees')}</p>"]
-    for kind in KINDS:
-        if kind in found:
-            question, text = found[kind]
-            parts.append(folded(f"{kind}: {question}", preformatted(text)))
-    return parts
+    return [*parts, table(rows)] if len(rows) > 1 else parts

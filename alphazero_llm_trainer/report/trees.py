@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ..search.choose import Text, choose, most_visited
 from ..search.journal import read, read_shards, shard_paths
 from ..search.select import constant
 from ..search.tree import Tree
+from ..viewer.record import choice_of, pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -28,6 +30,16 @@ class Source:
     path: Path
     kind: str
     home: Path
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is all that its folder holds, so that its page is the folder's."""
+        return self.kind == "shards" or self.path.name == "journal.jsonl"
+
+    @property
+    def title(self) -> str:
+        """What its page is called."""
+        return f"{self.home.resolve().name}: trees" if self.is_run else self.path.name
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The records, one in memory at a time; a half-written last line is left out."""
@@ -88,7 +100,7 @@ class Reader:
         if self.settings is not None:
             rule = self.settings.rule
             found["search"] = {"rule": rule, "exploration": constant(rule, self.settings.exploration)}
-        if "chosen" not in record:
+        if not choice_of(record).keys() & {"chosen", "response"}:
             choice = choose(tree, self.choose, most_visited(tree), self._text(tree))
             if choice is not None:
                 found |= {
@@ -101,9 +113,7 @@ class Reader:
             # A record without a card may well be the embedded student's: its tokens say so.
             self.tokenizer, self.sure = _embedded_if_it_reads(tree), True
         if self.tokenizer is not None:
-            used = {token for ids in tree.token_ids for token in ids} | set(record.get("prompt_ids", ()))
-            used |= {token for rollout in tree.rollouts for token in rollout.token_ids}
-            found["pieces"] = {str(token): self.piece(token) for token in sorted(used)}
+            found["pieces"] = pieces(record, partial(self.tokenizer.decode, skip_special_tokens=False), self._pieces)
         return {**found, **record}
 
     def _text(self, tree: Tree) -> Text | None:
@@ -111,16 +121,6 @@ class Reader:
         if tokenizer is None or not tree.rollouts:
             return None
         return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def piece(self, token: int) -> str:
-        """A token's own text: what it adds after another one, so that leading spaces are kept."""
-        assert self.tokenizer is not None
-        known = self._pieces.get(token)
-        if known is None:
-            alone = self.tokenizer.decode([token], skip_special_tokens=False)
-            twice = self.tokenizer.decode([token, token], skip_special_tokens=False)
-            known = self._pieces[token] = twice[len(alone) :] if twice.startswith(alone) else alone
-        return known
 
 
 def _card(home: Path) -> dict[str, Any]:

@@ -130,8 +130,6 @@ class Fleet:
         lane.handle = handle = self.actors.start_engine(self.config, self.student_path, self.gpus)
 
         def ready(card: dict[str, Any] | AlphaZeroError) -> None:
-            if lane.handle is not handle:
-                return
             if isinstance(card, AlphaZeroError):
                 raise card
             lane.card, lane.starts = card, 0
@@ -145,48 +143,37 @@ class Fleet:
             for searcher in lane.searchers:
                 self._connect(searcher)
 
-        def died(error: BaseException) -> None:
-            if lane.handle is handle:
-                lane.dead = short(error)
-
-        self._watch(handle.begin.remote(self.weights, self.version), ready, died)
-        self._watch(handle.alive.remote(), lambda _: None, died)
+        self._watch(lane, handle.begin.remote(self.weights, self.version), ready)
+        self._watch(lane, handle.alive.remote(), lambda _: None)
 
     def _start_searcher(self, searcher: Searcher) -> None:
         searcher.starts += 1
         if searcher.starts > MOST_STARTS:
             raise EngineError(f"{searcher.name} died {MOST_STARTS} times in a row ({searcher.dead}): see Ray's logs")
         searcher.client, searcher.dead = None, None
-        searcher.handle = handle = self.actors.start_search(self.search_config, self.make_collector)
-
-        def died(error: BaseException) -> None:
-            if searcher.handle is handle:
-                searcher.dead = short(error)
-
-        self._watch(handle.alive.remote(), lambda _: None, died)
+        searcher.handle = self.actors.start_search(self.search_config, self.make_collector)
+        self._watch(searcher, searcher.handle.alive.remote(), lambda _: None)
         if searcher.lane.card is not None:
             self._connect(searcher)
 
     def _connect(self, searcher: Searcher) -> None:
-        lane, handle = searcher.lane, searcher.handle
-        engine = lane.handle
+        lane, engine = searcher.lane, searcher.lane.handle
         searcher.client = None
 
         def connected(client: str | AlphaZeroError) -> None:
             if isinstance(client, AlphaZeroError):
                 raise client
-            if searcher.handle is handle and lane.handle is engine:
+            if lane.handle is engine:
                 searcher.client, searcher.starts = client, 0
 
-        def died(error: BaseException) -> None:
-            if searcher.handle is handle:
-                searcher.dead = short(error)
+        self._watch(searcher, searcher.handle.connect.remote(engine, lane.card), connected)
 
-        self._watch(handle.connect.remote(engine, lane.card), connected, died)
-
-    def _watch(self, reference: Any, then: Callable[[Any], None], died: Callable[[BaseException], None]) -> None:
+    def _watch(self, owner: Lane | Searcher, reference: Any, then: Callable[[Any], None]) -> None:
+        """Call `then` with what a call to the owner's actor gives; nothing once another actor has taken its place."""
         import ray
         from ray.exceptions import RayError, RayTaskError
+
+        handle = owner.handle
 
         def end(ended: Any) -> None:
             try:
@@ -199,25 +186,22 @@ class Fleet:
                     raise EngineError(
                         f"an actor can't start ({reason[:200]}): is the same code on every node?"
                     ) from error
-                died(error)
+                if owner.handle is handle:
+                    owner.dead = short(error)
             else:
-                then(value)
+                if owner.handle is handle:
+                    then(value)
 
         self._pending[reference] = end
 
     def swap(self, lane: Lane) -> None:
         """Give an idle lane the weights that were pushed last."""
-        lane.swapping, version, handle = True, self.version, lane.handle
+        lane.swapping, version = True, self.version
 
         def swapped(_: Any) -> None:
-            if lane.handle is handle:
-                lane.swapping, lane.version = False, version
+            lane.swapping, lane.version = False, version
 
-        def died(error: BaseException) -> None:
-            if lane.handle is handle:
-                lane.dead = short(error)
-
-        self._watch(handle.set_policy.remote(self.weights, version), swapped, died)
+        self._watch(lane, lane.handle.set_policy.remote(self.weights, version), swapped)
 
     # -- watching ----------------------------------------------------------------------------------------------------
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..search.journal import Journal, Shards, drop_half_line, shard_paths
 from ..search.tree import COLUMNS
+from ..train.checkpoint import write_json
 from .schedule import Schedule
 from .totals import Totals
 
@@ -142,9 +144,7 @@ class SampleFolder:
             "totals": self.totals.as_dict(),
             "set_aside": len(self.put_aside.records),
         }
-        temporary = self.path / (MANIFEST + ".part")
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.path / MANIFEST)
+        write_json(self.path / MANIFEST, value)
 
 
 class Attempts:
@@ -217,16 +217,6 @@ def _event(path: Path, number: int, line: bytes) -> dict[str, Any]:
         return event
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} line {number} is not an attempt: remove that line") from error
-
-
-def flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, plain value) of nested mappings."""
-    for key, inner in value.items():
-        name = f"{path}.{key}" if path else key
-        if isinstance(inner, Mapping):
-            yield from flat(inner, name)
-        else:
-            yield name, inner
 
 
 def same(stored: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> None:

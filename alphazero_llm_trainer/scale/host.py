@@ -33,7 +33,8 @@ class Host:
 
 def load_host(config: Config, path: Path | None) -> Host:
     """The configured student, with the weights of the folder `path` where one is given. See `load_student`."""
-    student = load_student(config, path=path, system_prompt=open_source(config).system_prompt)
+    prompt, alone = open_source(config).system_prompt, config.search.value is None
+    student = load_student(config, path=path, system_prompt=prompt, inference=alone)
     frozen = None
     if config.rewards.use_student_model and config.rewards.pre_weight > 0:
         frozen = frozen_student(student, config, shared=student.spec.quantization != "none")

@@ -11,10 +11,11 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import DataError
+from ..live import Progress
 from ..types import Task
 from .folder import SampleFolder
 from .pool import MakeCollector, Pool, default_collector
-from .progress import Progress, Summary
+from .summary import Summary, tell_tree
 from .totals import Totals
 
 
@@ -50,6 +51,8 @@ def identity(job: SampleJob) -> dict[str, Any]:
         mode="json", include={"student", "problems", "dataset", "search", "rewards", "teachers", "train"}
     )
     kept["problems"] = {key: kept["problems"][key] for key in ("source", "levels")}
+    if config.problems.hold_out != "questions":  # earlier manifests have no such key
+        kept["problems"]["hold_out"] = config.problems.hold_out
     kept["search"].pop("concurrent")
     kept["train"] = {key: kept["train"][key] for key in TREE_KEYS}
     for key in ("budget", "cache", "timeout_seconds", "max_retries", "max_concurrent"):
@@ -148,7 +151,7 @@ def _sample(
     schedule = folder.schedule(list(tasks), settings.attempts)
     if folder.shards.dropped_bytes:
         progress.say(f"dropped {folder.shards.dropped_bytes:,} bytes of a half-written tree: it is searched again")
-    progress.start(len(tasks), len(tasks) - len(schedule))
+    progress.start(len(tasks), len(tasks) - len(schedule), "tree")
     searching, reported = time.perf_counter(), 0.0
 
     def put_aside() -> None:
@@ -166,7 +169,7 @@ def _sample(
             if time.perf_counter() - reported > 1.0:
                 stats, reported = pool.stats(), time.perf_counter()
             dollars = session.cost.dollars + sum(cost.dollars for cost in stats.teachers.values())
-            progress.tree(session, dollars, record)
+            tell_tree(progress, session, dollars, record)
             put_aside()
             on_record(pool, record)
         put_aside()

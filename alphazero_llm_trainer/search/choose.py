@@ -56,7 +56,7 @@ def read(tree: Tree, node: int, rest: tuple[int, ...], rest_text: str, text: Tex
     """The text of the response down to `node` and of the tokens `rest` after it."""
     if text is None:
         return tree.response(node) + rest_text
-    return text(tuple(token for i in tree.path(node) for token in tree.token_ids[i]) + rest)
+    return text(tree.sequence(node)[0] + rest)
 
 
 def most_visited(tree: Tree) -> int:

@@ -17,7 +17,7 @@ class Trajectory:
 
     `token_ids` and `logprobs` (nats, at ingest) are `[T]`; `nodes` are the steps' nodes and `lengths` their token
     counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled; `student` is False
-    when a teacher wrote one of its steps.
+    when a teacher wrote one of its steps; `text` is the response's.
     """
 
     token_ids: tuple[int, ...]
@@ -28,6 +28,7 @@ class Trajectory:
     hre: float | None
     samples: int
     student: bool
+    text: str
 
 
 def trajectories(tree: Tree) -> list[Trajectory]:
@@ -50,41 +51,39 @@ def trajectories(tree: Tree) -> list[Trajectory]:
 
 def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | None:
     nodes = tree.path(end)
-    token_ids = tuple(token for node in nodes for token in tree.token_ids[node])
-    logprobs = tuple(value for node in nodes for value in tree.logprobs[node])
+    token_ids, logprobs = tree.sequence(end)
     lengths = [len(tree.token_ids[node]) for node in nodes]
-    student = all(tree.source[node] == STUDENT for node in nodes)
+    student, text = all(tree.source[node] == STUDENT for node in nodes), tree.response(end)
     reward, hre, samples = tree.reward[end], tree.hre[end], max(tree.samples[end], 1)
     if rollout is not None:
         token_ids, logprobs = token_ids + rollout.token_ids, logprobs + rollout.logprobs
+        text += rollout.text
         reward, hre, samples = rollout.reward, rollout.hre, max(rollout.samples, 1)
         if rollout.token_ids:
             nodes, lengths = [*nodes, OUTSIDE], [*lengths, len(rollout.token_ids)]
     if not token_ids or reward is None:
         return None
-    return Trajectory(token_ids, logprobs, tuple(nodes), tuple(lengths), reward, hre, samples, student)
+    return Trajectory(token_ids, logprobs, tuple(nodes), tuple(lengths), reward, hre, samples, student, text)
 
 
 def source_of(tree: Tree, trajectory: Trajectory) -> str:
     """Who wrote a response: "student", or the teachers that wrote one of its steps, such as "teacher:a+teacher:b"."""
-    return sources(tree, [node for node in trajectory.nodes if node != OUTSIDE])
+    sources = (tree.source[node] for node in trajectory.nodes if node != OUTSIDE)
+    return "+".join(dict.fromkeys(source for source in sources if source != STUDENT)) or STUDENT
 
 
-def sources(tree: Tree, nodes: Sequence[int]) -> str:
-    """The teachers among the nodes' sources joined by "+", or "student"."""
-    others = dict.fromkeys(tree.source[node] for node in nodes if tree.source[node] != STUDENT)
-    return "+".join(others) or STUDENT
+def step_values(
+    trajectory: Trajectory, reward: float, counts: Sequence[int], sums: Sequence[float]
+) -> list[tuple[float, float]]:
+    """For each step `(Q(child), V(parent))`: what the step's node and the one before it are worth.
 
-
-def step_values(tree: Tree, trajectory: Trajectory) -> list[tuple[float, float]]:
-    """For each step `(Q(child), V(parent))`: the mean backed-up rewards of the step's node and of the one before it."""
+    A node is worth `sums[node] / counts[node]`: a tree's `W` and `N`, or `targets.outcomes`. `reward` is what the
+    response earned in the same currency: what a rollout's tokens are worth, and a node without a count.
+    """
     values, parent = [], ROOT
     for node in trajectory.nodes:
-        # A rollout's tokens are worth what its response earned; a node that was only passed by one, its parent's value.
-        before = tree.q(parent) if tree.N[parent] else trajectory.reward
-        if node == OUTSIDE or not tree.N[node]:
-            values.append((trajectory.reward, before))
-        else:
-            values.append((tree.q(node), before))
+        before = sums[parent] / counts[parent] if counts[parent] else reward
+        after = reward if node == OUTSIDE or not counts[node] else sums[node] / counts[node]
+        values.append((after, before))
         parent = parent if node == OUTSIDE else node
     return values

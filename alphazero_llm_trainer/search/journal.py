@@ -82,7 +82,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 # -- shards ------------------------------------------------------------------------------------------------------------
 
-PATTERN = "shard-*.jsonl"
+JOURNAL, PATTERN = "journal.jsonl", "shard-*.jsonl"
 
 
 class Shards:
@@ -202,6 +202,19 @@ class Shards:
 
 def _entry(path: Path, records: int, sha256: str) -> dict[str, Any]:
     return {"name": path.name, "records": records, "bytes": path.stat().st_size, "sha256": sha256}
+
+
+def journals(path: Path) -> list[Path]:
+    """The journal files of a path: the file itself, or a folder's journal, else its shards.
+
+    Raises DataError where there is none.
+    """
+    if path.is_file():
+        return [path]
+    found = [path / JOURNAL] if (path / JOURNAL).is_file() else shard_paths(path)
+    if not found:
+        raise DataError(f"--data {path} has no {JOURNAL} and no {PATTERN}: name a journal or a run's folder")
+    return found
 
 
 def shard_paths(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..types import STUDENT
-from .extract import sources
+from .extract import source_of, trajectories
 from .tree import ROOT, Tree
 
 
@@ -199,18 +199,5 @@ def sft_rows(tree: Tree) -> list[SftRow]:
     A terminal node counts its samples, not its visits: descending to it again drew nothing. Where gold was unknown
     nothing is known to be correct, whatever the reward.
     """
-    paths = prefixes(tree)
-    found: dict[tuple[int, ...], SftRow] = {}
-
-    def add(node: int, token_ids: tuple[int, ...], text: str, count: int) -> None:
-        known = found.get(token_ids)
-        source = sources(tree, tree.path(node))
-        found[token_ids] = SftRow(token_ids, text, count + (known.count if known is not None else 0), source)
-
-    for leaf in tree.leaves():
-        if tree.hre[leaf] == 1.0 and paths[leaf]:
-            add(leaf, paths[leaf], tree.response(leaf), max(tree.samples[leaf], 1))
-    for rollout in tree.rollouts:
-        if rollout.hre == 1.0 and (whole := paths[rollout.node] + rollout.token_ids):
-            add(rollout.node, whole, tree.response(rollout.node) + rollout.text, max(rollout.samples, 1))
-    return list(found.values())
+    right = (found for found in trajectories(tree) if found.hre == 1.0)
+    return [SftRow(found.token_ids, found.text, found.samples, source_of(tree, found)) for found in right]

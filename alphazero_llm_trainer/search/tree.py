@@ -220,9 +220,22 @@ class Tree:
         nodes.reverse()
         return nodes
 
+    def depths(self) -> list[int]:
+        """The number of steps down to each node; the root's is 0."""
+        depths = [0] * len(self)
+        for node in range(1, len(self)):  # parents come before their children
+            depths[node] = depths[self.parent[node]] + 1
+        return depths
+
     def steps(self, node: int) -> list[Step]:
         """The steps down to `node`."""
         return [Step(self.token_ids[i], self.logprobs[i], self.text[i]) for i in self.path(node)]
+
+    def sequence(self, node: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Token ids and log-probabilities (nats) of the response down to `node`."""
+        path = self.path(node)
+        ids = tuple(token for i in path for token in self.token_ids[i])
+        return ids, tuple(value for i in path for value in self.logprobs[i])
 
     def response(self, node: int) -> str:
         """The response's text down to `node`."""

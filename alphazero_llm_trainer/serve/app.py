@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from .failures import ApiError
 from .guard import Guard, Receive, Scope, Send
 from .metrics import NOBODY
+from .names import MCTS, STUDENT
 from .service import Answered, Service
 from .traces import Trace
 from .wanted import Wanted, chat_request, completion_request
@@ -94,12 +95,43 @@ def make_app(service: Service, keys: Sequence[str], loopback: bool) -> FastAPI:
 
     @app.get("/traces/{name}")
     async def trace_page(name: str) -> Response:
-        from ..viewer.page import tree_page
+        page = await asyncio.to_thread(page_of, kept(service, name), service)
+        return HTMLResponse(page, headers=PAGE_HEADERS)
 
-        page = await asyncio.to_thread(lambda trace: tree_page(trace.record(), title=name), kept(service, name))
+    @app.get("/")
+    async def index() -> Response:
+        page = await asyncio.to_thread(index_page, service.traces.newest(), service)
         return HTMLResponse(page, headers=PAGE_HEADERS)
 
     return app
+
+
+def page_of(trace: Trace, service: Service) -> str:
+    """The viewer's page of a trace."""
+    from ..viewer.page import tree_page
+    from ..viewer.record import pieces
+
+    record = trace.record()
+    return tree_page({**record, "pieces": pieces(record, service.student.decode, {})}, title=trace.name, home="/")
+
+
+def index_page(newest: Sequence[tuple[Trace, float]], service: Service) -> str:
+    """The list of the traces that are kept, with their ages in seconds."""
+    from ..viewer.traces import TraceLine, traces_page
+
+    settings, lines = service.settings, []
+    for trace, age in newest:
+        outcome = trace.outcome
+        tokens = outcome.cost.sampled_tokens
+        lines.append(TraceLine(trace.name, trace.question, trace.method, outcome.answer, tokens, age))
+    if not settings.traces or not settings.trace_bytes:
+        note = "This server keeps no traces: serve.traces or serve.trace_bytes is 0."
+    elif not lines:
+        note = f"No traces yet. A searched answer leaves one: ask the model {STUDENT}@{MCTS}, then reload this page."
+    else:
+        count = "1 trace" if len(lines) == 1 else f"{len(lines):,} traces, the newest first"
+        note = f"{count}. The server keeps {settings.traces:,} at most, for {settings.trace_seconds / 60:,.0f} minutes."
+    return traces_page(lines, note)
 
 
 def refusal(error: ApiError) -> JSONResponse:

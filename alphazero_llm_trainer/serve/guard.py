@@ -18,7 +18,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN = {"/health"}  # asked by machines that hold no key
-PAGES = "/traces/"  # read by browsers, which ask their user for a password
+
+
+def is_page(path: str) -> bool:
+    """Whether a browser reads it, which asks its user for a password."""
+    return path == "/" or path.startswith("/traces/")
 
 
 def is_loopback(host: str) -> bool:
@@ -83,7 +87,7 @@ class Guard:
         if origin is not None and origin.partition("://")[2].lower() != host:
             raise ApiError("requests from other web pages are refused", 403, code="wrong_origin")
         if self.keys and path not in OPEN and not self.opens(path, headers.get("authorization", "")):
-            basic = {"WWW-Authenticate": 'Basic realm="alphazero-llm-trainer"'} if path.startswith(PAGES) else {}
+            basic = {"WWW-Authenticate": 'Basic realm="alphazero-llm-trainer"'} if is_page(path) else {}
             raise ApiError(
                 "the API key is missing or wrong: send `Authorization: Bearer KEY`",
                 401,
@@ -97,7 +101,7 @@ class Guard:
     def opens(self, path: str, authorization: str) -> bool:
         """Whether a header holds one of the keys. The time it takes says nothing about them."""
         kind, _, given = authorization.partition(" ")
-        if kind.lower() == "basic" and path.startswith(PAGES):
+        if kind.lower() == "basic" and is_page(path):
             try:
                 given = base64.b64decode(given, validate=True).decode().partition(":")[2]
             except (binascii.Error, UnicodeDecodeError):

@@ -118,8 +118,7 @@ def beginning(
 ) -> Outcome:
     """The most visited path, or what was being drawn when the search was ended, whichever is longer."""
     node = most_visited(tree)
-    ids = tuple(token for one in tree.path(node) for token in tree.token_ids[one])
-    logprobs = tuple(value for one in tree.path(node) for value in tree.logprobs[one])
+    ids, logprobs = tree.sequence(node)
     if len(conversation.engine.partial) > len(ids):
         ids, logprobs = conversation.engine.partial, ()
     reader = TextReader(decode, wanted.stops)
@@ -145,9 +144,7 @@ def response_of(
     tree: Tree, choice: Choice, decode: Callable[[tuple[int, ...]], str] | None
 ) -> tuple[tuple[int, ...], tuple[float, ...], str | None]:
     """Token ids, log-probabilities and verdict of a chosen response: a path, or a rollout that goes on from one."""
-    path = tree.path(choice.node)
-    ids = tuple(token for node in path for token in tree.token_ids[node])
-    logprobs = tuple(value for node in path for value in tree.logprobs[node])
+    ids, logprobs = tree.sequence(choice.node)
     if tree.verdict[choice.node] is None:
         for rollout in tree.rollouts:
             if rollout.node == choice.node:

@@ -109,6 +109,12 @@ class TraceStore:
         self._kept.move_to_end(name)
         return self._kept[name][0]
 
+    def newest(self) -> list[tuple[Trace, float]]:
+        """All traces with their ages in seconds, the newest first. Looking at the list uses none of them."""
+        self._forget_old()
+        now = self.clock()
+        return [(self._kept[name][0], now - came) for name, came in reversed(self._ages.items())]
+
     def _remove(self, name: str) -> None:
         self.bytes -= self._kept.pop(name)[1]
         del self._ages[name]

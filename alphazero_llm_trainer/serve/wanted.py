@@ -6,13 +6,13 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config.sections import ServeConfig
+from ..config.sections import ServeConfig, Temperature
 from ..errors import RequestError
-from ..policy.chat import Chat
+from ..policy.chat import Chat, ChatMessage
 from .failures import ApiError, not_valid, shown, too_long
 from .names import MCTS, SAMPLE, Method, Names
 
@@ -50,23 +50,6 @@ Count = Annotated[int, Field(ge=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class TextPart(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def wire(self) -> dict[str, str]:
-        """The message as a chat template takes it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
@@ -80,7 +63,7 @@ class Body(BaseModel):
 
     model: str
     n: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[Temperature, Field(le=2)] | None = None
     max_tokens: Count | None = None
     seed: int | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None

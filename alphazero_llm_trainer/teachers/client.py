@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 
 from ..config.sections import TeacherModel, TeachersConfig, TeacherTier
 from ..errors import ConfigError
@@ -25,6 +24,9 @@ from ..types import Cost
 from .answer import Answer, CallError, Failure, failed, read_answer, status_error
 from .budget import Books, Spent
 from .cache import AnswerCache, request_key
+
+if TYPE_CHECKING:
+    import openai
 
 CHARACTERS_PER_TOKEN = 4  # the estimate for providers that report no usage
 TEMPLATE_TOKENS = 32  # more than any chat template adds to a message
@@ -103,6 +105,8 @@ class Endpoint:
 
     def open(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
         """The client and the concurrency gate of the running event loop."""
+        import openai  # a second of start-up, which most runs do without
+
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # Without a key of its own the SDK would send OPENAI_API_KEY, whatever the server is.
@@ -290,6 +294,8 @@ class ChatClient:
 
     async def _sent(self, sdk: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
         """The response to one request."""
+        import openai
+
         name, base_url, timeout = self.model.model, self.endpoint.base_url, self.endpoint.policy.timeout
         try:
             # The SDK's time-out is for each read, so a server that drips bytes would never end.

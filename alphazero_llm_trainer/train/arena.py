@@ -14,6 +14,7 @@ from ..errors import CheckpointError
 from ..eval.attempt import Sampler
 from ..eval.compare import Benchmark, run_cell
 from ..eval.metrics import Interval, paired_bootstrap, wilson
+from ..eval.results import triple
 from ..eval.verifiers import Product, load_parts
 from ..policy.student import Student, load_student
 from ..policy.value import policy_fingerprint
@@ -76,6 +77,7 @@ def meet(
         "problems": len(tasks),
         "data_sha256": benchmark.data_hash,
         "outcomes": cell.outcomes,
+        "groups": cell.groups,
         "sampled_tokens": cell.sampled_tokens,
         "scored_tokens": cell.scored_tokens,
         "calls": cell.calls,
@@ -85,10 +87,11 @@ def meet(
 
 def contest(cells: dict[str, dict[str, Any]], before: str, after: str, seed: int) -> dict[str, Interval]:
     """The paired gain of side `after` over side `before` on the same problems, "greedy" and in "search"."""
-    return {
-        kind: paired_bootstrap(right(cells[f"{after} {kind}"]), right(cells[f"{before} {kind}"]), seed)
-        for kind in ("greedy", "search")
-    }
+    found = {}
+    for kind in ("greedy", "search"):
+        one, other = cells[f"{after} {kind}"], cells[f"{before} {kind}"]
+        found[kind] = paired_bootstrap(right(one), right(other), seed, groups=one.get("groups"))
+    return found
 
 
 def right(cell: dict[str, Any]) -> list[float]:
@@ -100,14 +103,11 @@ def shown(cells: dict[str, dict[str, Any]], gains: dict[str, Interval]) -> dict[
     """Cells with accuracies and the paired gains, intervals as [value, low, high]."""
     result: dict[str, Any] = {}
     for name, cell in cells.items():
-        found = wilson(cell["outcomes"].count("1"), cell["problems"])
+        distinct = len(set(cell.get("groups", ()))) or None  # loops of version 0.4 have no groups
+        found = wilson(cell["outcomes"].count("1"), cell["problems"], distinct)
         tokens = (cell["sampled_tokens"] + cell["scored_tokens"]) / cell["problems"]
-        result[name] = {"accuracy": listed(found), "tokens": round(tokens, 1), **cell}
-    return result | {f"gain {kind}": listed(found) for kind, found in gains.items()}
-
-
-def listed(found: Interval) -> list[float]:
-    return [found.value, found.low, found.high]
+        result[name] = {"accuracy": triple(found), "tokens": round(tokens, 1), **cell}
+    return result | {f"gain {kind}": triple(found) for kind, found in gains.items()}
 
 
 def costs(cells: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -136,13 +136,9 @@ def gate(greedy: Interval, search: Interval, margin: float) -> Decision:
     below 0. A gain that isn't a number promotes nothing.
     """
     if not greedy.value > 0:
-        return Decision(False, f"greedy is not better: {signed(greedy)}")
+        return Decision(False, f"its greedy answers are not better than the champion's: {greedy:+}")
     if not greedy.low > -margin:
-        return Decision(False, f"greedy may be worse by more than {margin:g}: {signed(greedy)}")
+        return Decision(False, f"its greedy answers may be worse by more than {margin:g} (loop.margin): {greedy:+}")
     if not search.high >= 0:
-        return Decision(False, f"search is significantly worse: {signed(search)}")
-    return Decision(True, f"greedy {signed(greedy)}, search {signed(search)}")
-
-
-def signed(gain: Interval) -> str:
-    return f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+        return Decision(False, f"its search is significantly worse: {search:+}")
+    return Decision(True, f"greedy {greedy:+}, search {search:+} over the champion")

@@ -53,15 +53,26 @@ def newest(run: Path) -> Path | None:
 
 def fingerprint(path: Path) -> dict[str, Any]:
     """Size in bytes and SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole JSON lines of a file that a process may be writing; none where there is no file."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    try:
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except ValueError as error:
+        raise CheckpointError(f"{path} has a line that is not JSON: remove that line") from error
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    """Write JSON as `write_whole` does."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it."""
     temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,14 +18,6 @@ def normalised(question: str) -> str:
     """A question's words and numbers alone: no case, punctuation, white space or variant of a character tells it apart."""
     text = unicodedata.normalize("NFKC", question).casefold()
     return " ".join(re.findall(r"[^\W_]+|[-+*/=<>%^]", text))
-
-
-def questions_hash(tasks: Iterable[Task]) -> str:
-    """SHA-256 over ids, questions and gold answers, in order."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
-    return digest.hexdigest()
 
 
 class Contamination:

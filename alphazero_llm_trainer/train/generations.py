@@ -19,19 +19,20 @@ from transformers import set_seed
 
 from ..config.load import Config, validate
 from ..errors import CheckpointError
-from ..eval.compare import StoppedError
-from ..policy.adapters import ADAPTER_CONFIG
-from ..policy.student import load_student, resolve_name
-from ..policy.value import CARD as VALUE_CARD
+from ..eval.compare import StoppedError, questions_hash
+from ..live import Progress
+from ..policy.folders import ADAPTER_CONFIG, resolve_name
+from ..policy.student import load_student
+from ..policy.value import FOLDER as VALUE
 from ..policy.value import policy_fingerprint
-from ..problems.load import load_tasks
+from ..problems.load import tasks_of
 from ..problems.source import open_source
 from ..search.driver import derive_seed
 from ..types import Task
 from .arena import Decision, Side, contest, costs, gate, meet, shown
 from .checkpoint import write_json
-from .contamination import Contamination, questions_hash
-from .report import Progress
+from .contamination import Contamination
+from .source import demonstrations
 from .stages import (
     QUESTIONS,
     LoopStopped,
@@ -73,23 +74,20 @@ class Loop:
         config, loop = self.config, self.config.loop
         start = None if config.train.student is None else Path(config.train.student)
         self.first = Side(0, start, None, None, policy_fingerprint(load_student(config, path=start).model))
-        self.demonstrations: list[Task] = []
-        share = config.train.demonstration_share
-        count = config.train.demonstrations if (self.source.demonstration_share if share is None else share) else 0
-        if count:
-            self.demonstrations = load_tasks(self.source, "train", count)
+        self.demonstrations = demonstrations(config)
         last = config.train.first_question + loop.generations * loop.questions - 1
         if not self.source.endless:
             # Revisited questions need none of their own, but how many there will be isn't known.
-            load_tasks(self.source, "train", 1, start=len(self.demonstrations) + last)
+            tasks_of(config, "train", 1, len(self.demonstrations) + last)
         self.arena(1)
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""
         loop, trained = self.config.loop, ["policy"]
+        student = self.config.train.student or resolve_name(self.config)
         trained += [f"value ({loop.value})"] * (loop.value != "none") + ["PRM"] * loop.prm
         return (
-            f"student {resolve_name(self.config)}, {self.config.train.method}, seed {self.config.seed}\n"
+            f"student {student}, {self.config.train.method}, seed {self.config.seed}\n"
             f"{loop.generations} generations of {loop.questions:,} {self.source.name} questions; trained on the trees:"
             f" {', '.join(trained)}; arena: {loop.arena_size:,} problems, greedy and {loop.search}, at most"
             f" {loop.budget_tokens} tokens each"
@@ -99,7 +97,7 @@ class Loop:
         """A generation's arena problems: fresh ones where the problems are generated, else always the same."""
         size = self.config.loop.arena_size
         start = (number - 1) * size if self.source.endless else 0
-        return load_tasks(self.source, "arena", size, start=start)
+        return tasks_of(self.config, "arena", size, start)
 
     def folder(self, number: int) -> Path:
         return self.out / f"generation-{number:03d}"
@@ -188,10 +186,10 @@ class Loop:
         number, folder = record["generation"], self.folder(record["generation"])
         bare = self.side(number, stages)
         if config.loop.value != "none":
-            facts = stage("value", lambda: learn_value(config, folder / "value", bare, self.stop))
+            facts = stage("value", lambda: learn_value(config, folder / "value", bare, self.stop, self.progress))
             record["value"], record["costs"]["value"] = facts, {"seconds": facts["seconds"]}
         if config.loop.prm:
-            facts = stage("prm", lambda: learn_prm(config, folder / "prm", bare, self.stop))
+            facts = stage("prm", lambda: learn_prm(config, folder / "prm", bare, self.stop, self.progress))
             record["prm"], record["costs"]["prm"] = facts, {"seconds": facts["seconds"]}
         trained = self.side(number, stages)
         record["verifier"] = stage("verifier", lambda: self.verifier(trained))
@@ -232,11 +230,10 @@ class Loop:
         tasks: list[Task] = []
         if again:
             first = self.config.train.first_question
-            seen = load_tasks(self.source, "train", used - first, start=start + first)
+            seen = tasks_of(self.config, "train", used - first, start + first)
             by_id = {task.problem.id: task for task in seen}
             tasks = [by_id[name] for name in again]
-        if len(tasks) < loop.questions:
-            tasks += load_tasks(self.source, "train", loop.questions - len(tasks), start=start + used)
+        tasks += tasks_of(self.config, "train", loop.questions - len(tasks), start + used)
         rng.shuffle(tasks)
         return tasks, len(again)
 
@@ -261,10 +258,9 @@ class Loop:
 
     def contamination(self, number: int, test: Sequence[Task] = ()) -> dict[str, Any]:
         """Look for held-out problems in all training files so far."""
-        size = self.config.train.validation_size
         held_out: dict[str, Sequence[Task]] = {
             "arena": [task for one in range(1, number + 1) for task in self.arena(one)],
-            "validation": load_tasks(self.source, "validation", size) if size else [],
+            "validation": tasks_of(self.config, "validation", self.config.train.validation_size),
         }
         if test:
             held_out["test"] = test
@@ -280,13 +276,13 @@ class Loop:
         """
         size = self.config.train.validation_size
         names: list[str | None] = [None]
-        if side.value is not None and json.loads((side.value / VALUE_CARD).read_text(encoding="utf-8"))["earned"]:
+        if side.value is not None and VALUE.read_card(side.value)["earned"]:
             names.append("value")
         if side.prm is not None:
             names.append("prm")
         if not size or len(names) == 1:
             return {"chosen": names[-1], "validation": {}}
-        tasks = load_tasks(self.source, "validation", size)
+        tasks = tasks_of(self.config, "validation", size)
         cells = {name: self.met(replace(side, own=name), tasks, self.config.loop.search) for name in names}
         right = {name: cell["outcomes"].count("1") for name, cell in cells.items()}
         found = {
@@ -327,7 +323,7 @@ class Loop:
             shutil.rmtree(self.out / "champion", ignore_errors=True)
             part.rename(self.out / "champion")
         if loop.test_size:
-            tasks = load_tasks(self.source, "test", loop.test_size)
+            tasks = tasks_of(self.config, "test", loop.test_size)
             stage = self.stage(Stages(self.out / f"test-{loop.generations:03d}"), "test split: ", self.config.seed)
             self.card["contamination"] = stage("contamination", lambda: self.contamination(loop.generations, tasks))
             cells = self.duel(stage, {"first student": self.first, "champion": champion}, tasks)

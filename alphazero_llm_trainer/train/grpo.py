@@ -11,7 +11,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ..config.train import GrpoConfig
-from .models import Economy, keep_precision, restore_adapter, trained_state
+from .models import Economy, keep_precision, quiet_arguments, restore_adapter, trained_state
 from .packing import Plan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound
 
@@ -33,6 +33,10 @@ class SearchGRPOTrainer(GRPOTrainer):
     pack = "off"
     together = False
     importance = True  # the ratio to the log-probabilities at sampling; False: a ratio of 1
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None of TRL's: the student's folder gets the run's own (`train.model_card`)."""
+
     random_share = 1.0  # of the tokens that the loss is over, drawn once a round
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -225,6 +229,7 @@ def make_grpo_trainer(
         shuffle_dataset=False,
         temperature=1.0,
         beta=settings.kl_coefficient,
+        use_bias_correction_kl=settings.kl_unbiased,
         epsilon=settings.clip_low,
         epsilon_high=settings.clip_high,
         loss_type="bnpo",
@@ -241,14 +246,11 @@ def make_grpo_trainer(
         data_seed=seed,
         **economy.arguments(),
         remove_unused_columns=False,
-        dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="steps",
         save_steps=save_every_rounds * updates,
         logging_strategy="steps",
         logging_steps=updates,
-        logging_nan_inf_filter=False,
-        report_to="none",
-        disable_tqdm=True,
+        **quiet_arguments(),
     )
     before = trained_state(model) if hasattr(model, "peft_config") else {}
     trainer = trainer_class(

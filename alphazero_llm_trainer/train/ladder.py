@@ -20,10 +20,10 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import TrainingError
-from .checkpoint import write_json
+from .checkpoint import read_lines, write_json
 
 RUNGS = ("Base", "SFT", "+PPO", "+GRPO (PRM)", "+GRPO (PRM) +MCTS")
-COMMAND = (sys.executable, "-c", "from alphazero_llm_trainer.cli import main; raise SystemExit(main())")
+COMMAND = (sys.executable, "-c", "from alphazero_llm_trainer.cli.main import main; raise SystemExit(main())")
 TIMES = "times.json"  # seconds of each stage of a seed
 
 
@@ -137,10 +137,10 @@ class Seed:
         run = self.run_folder(method)
         arguments = [method, "--checkpoint-dir", str(run.parent)]
         if (run / "run.json").is_file():
-            self.stage(method, [*arguments, "--resume", str(run)], run / "report.png", configured=False)
+            self.stage(method, [*arguments, "--resume", str(run)], run / "report.html", configured=False)
         else:
             start = ["--path", str(self.path / "sft"), "--eval-size", "0", "--num-examples", str(questions)]
-            self.stage(method, [*arguments, *start, *more], run / "report.png")
+            self.stage(method, [*arguments, *start, *more], run / "report.html")
 
     def evaluated(self, name: str, rung: int, methods: list[str], budgets: list[int], verifier: str) -> None:
         out = self.evaluation(name)
@@ -202,10 +202,6 @@ class Seed:
 def read(path: Path) -> dict[str, Any]:
     """A JSON object that a stage wrote."""
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def climb(seeds: list[Seed], jobs: int) -> None:

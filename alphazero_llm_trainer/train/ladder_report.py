@@ -1,27 +1,19 @@
-"""What a ladder shows: its rungs with intervals, the methods beside MCTS at equal tokens, and what was not reached."""
+"""What a ladder found: its rungs with intervals, and the methods beside MCTS at equal tokens."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from ..eval.metrics import Interval, paired_bootstrap
-from ..eval.results import grid
+from ..eval.metrics import mean_interval, paired_bootstrap
+from ..eval.results import triple
 from .ladder import RUNGS, TIMES, Seed, read
-
-BELOW = ("greedy", "majority", "best-of-n", "adaptive-best-of-n", "early-abort")  # what MCTS has to beat
 
 
 def mean_over_seeds(outcomes: Sequence[str]) -> list[float]:
     """Each problem's mean outcome over the seeds `[n]`."""
     return [sum(map(float, one)) / len(one) for one in zip(*outcomes, strict=True)]
-
-
-def over_zero(values: Sequence[float]) -> Interval:
-    """The mean with its 95% bootstrap interval over problems."""
-    return paired_bootstrap(values, [0.0] * len(values))
 
 
 def row_of(results: dict[str, Any], method: str, budget: int) -> dict[str, Any]:
@@ -30,7 +22,7 @@ def row_of(results: dict[str, Any], method: str, budget: int) -> dict[str, Any]:
 
 
 def collect(seeds: Sequence[Seed], command: str, seconds: float) -> dict[str, Any]:
-    """Everything that the tables and the plot are made of; outcomes are kept as 0/1 strings, a character a problem."""
+    """Everything that tables and charts are made of; outcomes are kept as 0/1 strings, a character a problem."""
     ladder = seeds[0].config.ladder
     main, most = ladder.verifiers[0], max(ladder.budgets)
     names = ("base", "sft", "ppo", main, main)
@@ -57,10 +49,9 @@ def collect(seeds: Sequence[Seed], command: str, seconds: float) -> dict[str, An
 def entry(title: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A rung's or method's figures over seeds; intervals are over problems, each with its mean over the seeds."""
     outcomes = [row["outcomes"] for row in rows]
-    accuracy = over_zero(mean_over_seeds(outcomes))
     return {
         "name": title,
-        "accuracy": [accuracy.value, accuracy.low, accuracy.high],
+        "accuracy": triple(mean_interval(mean_over_seeds(outcomes))),
         "by_seed": [one.count("1") / len(one) for one in outcomes],
         "tokens": sum(row["sampled_tokens"] + row["scored_tokens"] for row in rows) / len(rows),
         "sampled_tokens": sum(row["sampled_tokens"] for row in rows) / len(rows),
@@ -70,8 +61,7 @@ def entry(title: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def gain_of(one: dict[str, Any], other: dict[str, Any]) -> list[float]:
     """Mean difference over seeds, paired by problem, with its 95% interval."""
-    gain = paired_bootstrap(mean_over_seeds(one["outcomes"]), mean_over_seeds(other["outcomes"]))
-    return [gain.value, gain.low, gain.high]
+    return triple(paired_bootstrap(mean_over_seeds(one["outcomes"]), mean_over_seeds(other["outcomes"])))
 
 
 def training_tokens(seeds: Sequence[Seed], rung: int) -> int | None:
@@ -92,96 +82,3 @@ def compared(seeds: Sequence[Seed], verifier: str, budget: int) -> list[dict[str
         if method != "mcts":
             row["mcts_gain"] = gain_of(found["mcts"], row)
     return list(found.values())
-
-
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
-def signed(gain: Sequence[float]) -> str:
-    return f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]"
-
-
-def markdown(ladder: dict[str, Any]) -> str:
-    """The ladder, the methods at equal tokens and what was not reached, as Markdown."""
-    seeds = ", ".join(map(str, ladder["seeds"]))
-    lines = [
-        f"`{ladder['command']}`: seeds {seeds}, {ladder['problems']:,} held-out problems, {ladder['seconds'] / 60:.0f} min.",
-        "Intervals are 95%, over problems (each with its mean over the seeds).",
-        "",
-    ]
-    table = [["rung", "accuracy [95%]", "by seed", "over the rung below", "tokens a problem", "training tokens"]]
-    for rung in ladder["rungs"]:
-        value, low, high = rung["accuracy"]
-        table.append(
-            [
-                rung["name"],
-                f"{value:.3f} [{low:.3f}, {high:.3f}]",
-                ", ".join(f"{one:.3f}" for one in rung["by_seed"]),
-                signed(rung["gain"]) if "gain" in rung else "",
-                f"{rung['tokens']:.0f}",
-                "" if rung["training_tokens"] is None else f"{rung['training_tokens']:,}",
-            ]
-        )
-    lines += [*grid(table), ""]
-    table = [["verifier", "budget", "method", "accuracy [95%]", "sampled", "scored", "mcts over it"]]
-    for row in ladder["methods"]:
-        value, low, high = row["accuracy"]
-        table.append(
-            [
-                row["verifier"],
-                str(row["budget"]),
-                row["name"],
-                f"{value:.3f} [{low:.3f}, {high:.3f}]",
-                f"{row['sampled_tokens']:.0f}",
-                f"{row['tokens'] - row['sampled_tokens']:.0f}",
-                signed(row["mcts_gain"]) if "mcts_gain" in row else "",
-            ]
-        )
-    lines += [*grid(table), "", *verdicts(ladder)]
-    return "\n".join(lines) + "\n"
-
-
-def verdicts(ladder: dict[str, Any]) -> list[str]:
-    """A sentence for every aim: reached or not."""
-    said = []
-    for below, rung in zip(ladder["rungs"], ladder["rungs"][1:], strict=False):
-        word = "reached" if rung["gain"][1] > 0 else "NOT reached"
-        said.append(f"- {word}: {rung['name']} above {below['name']}: {signed(rung['gain'])}")
-    for row in ladder["methods"]:
-        if row["name"] in BELOW:
-            word = "reached" if row["mcts_gain"][1] > 0 else "NOT reached"
-            said.append(
-                f"- {word}: mcts above {row['name']} with {row['verifier']} at {row['budget']} tokens:"
-                f" {signed(row['mcts_gain'])}"
-            )
-    return said
-
-
-def draw(path: Path, ladder: dict[str, Any]) -> None:
-    """The ladder's bars, and accuracy over tokens of all methods with the main verifier."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (bars, curve) = plt.subplots(1, 2, figsize=(14.5, 5), constrained_layout=True)
-    rungs = ladder["rungs"]
-    for at, rung in enumerate(rungs):
-        value, low, high = rung["accuracy"]
-        bars.bar(at, value, yerr=[[value - low], [high - value]], capsize=5, color=f"C{at}", alpha=0.85)
-        bars.text(at, max(high, *rung["by_seed"]) + 0.02, f"{value:.3f}", ha="center", fontsize=9)
-        bars.scatter([at] * len(rung["by_seed"]), rung["by_seed"], color="black", s=12, zorder=3)
-    bars.set_xticks(range(len(rungs)), [rung["name"].replace(" +MCTS", "\n+MCTS") for rung in rungs], fontsize=9)
-    bars.set(ylim=(0, 1.05), ylabel="accuracy", title=f"{ladder['problems']:,} held-out problems; dots are seeds")
-    main = ladder["methods"][0]["verifier"]
-    rows = [row for row in ladder["methods"] if row["verifier"] == main]
-    for at, name in enumerate(dict.fromkeys(row["name"] for row in rows)):
-        points = sorted((row["tokens"], *row["accuracy"]) for row in rows if row["name"] == name)
-        tokens, value = [p[0] for p in points], [p[1] for p in points]
-        error = [[p[1] - p[2] for p in points], [p[3] - p[1] for p in points]]
-        style = {"linewidth": 2.5, "zorder": 4} if name == "mcts" else {"linewidth": 1.2}
-        curve.errorbar(tokens, value, yerr=error, marker="o", capsize=2, color=f"C{at}", label=name, **style)
-    curve.set(xlabel="tokens a problem, sampled and scored", ylabel="accuracy", title=f"Verifier: {main}")
-    curve.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -15,7 +15,7 @@ from datasets import Dataset
 from trl import SFTConfig
 
 from ..config.train import LegacyConfig
-from .models import Economy, keep_precision, restore_adapter, trained_state
+from .models import Economy, keep_precision, quiet_arguments, restore_adapter, trained_state
 from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer
 
@@ -92,16 +92,13 @@ def make_legacy_trainer(
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
         **economy.arguments(),
-        dataloader_pin_memory=torch.cuda.is_available(),
+        **quiet_arguments(),
         # The loader only counts: a resumed run has nothing to skip.
         ignore_data_skip=True,
         save_strategy="steps",
         save_steps=save_every_rounds * updates,
         logging_strategy="steps",
         logging_steps=updates,
-        logging_nan_inf_filter=False,
-        report_to="none",
-        disable_tqdm=True,
     )
     trainer = RoundSFTTrainer(
         updates_per_round=updates,

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
-from ..eval.metrics import paired_bootstrap, wilson
-from ..policy.student import frozen_student, load_student, resolve_name
+from ..eval.metrics import paired_bootstrap, repeats, wilson
+from ..live import Progress
+from ..policy.folders import resolve_name
+from ..policy.student import frozen_student, load_student
 from ..policy.value import EngineValue
-from ..problems.load import load_tasks
+from ..problems.load import tasks_of
 from ..problems.source import open_source
 from ..report.folder import write_report
 from ..search.journal import Journal
@@ -32,11 +35,13 @@ from .checkpoint import newest, read_manifest, write_manifest
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
+from .model_card import write_model_card
 from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
-from .report import Progress, draw_report
+from .progress import tell_round, tell_tree
 from .run import RunFolder
-from .source import Interrupted, RoundSource, RoundStats
+from .size import RunSize
+from .source import Interrupted, RoundSource, RoundStats, demonstrations
 from .track import check_tracker, open_tracker
 
 UNTRACKED = ("models", "teacher_tiers")  # lists of what could be used, not parameters of a run
@@ -56,12 +61,7 @@ class Run:
     ) -> None:
         self.config, self.stop = on_chains(config) if config.train.method == "ppo" else config, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
-        train = config.train
-        # Rounds shrink until a whole number of them makes `save_every` questions.
-        self.save_every_rounds = math.ceil(train.save_every / train.questions_per_round)
-        size = min(math.ceil(train.save_every / self.save_every_rounds), train.num_examples)
-        self.questions_per_round = size
-        self.rounds = math.ceil(train.num_examples / size)
+        self.size = RunSize.of(self.config)
         self.train_seconds = 0.0
         self.best: tuple[float, int] | None = None
 
@@ -87,10 +87,17 @@ class Run:
         method: str = train.method
         if method == "grpo" and train.grpo.negative_weight == 0:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
+        replay = f"{len(self.demonstrations):,} demonstrations replayed"
+        if train.demonstrations and not self.demonstrations:
+            replay += " (train.demonstration_share decides)"
+        if config.problems.hold_out == "structures" and train.student is None and self.student.spec.path == "package":
+            replay += (
+                "\nthe shipped student has seen every structure: warm one up with `sft` under problems.hold_out first"
+            )
         return (
-            f"student {self.student.name} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
-            f"{len(self.tasks):,} {config.problems.source} questions in {self.rounds} rounds, {train.groups} groups,"
-            f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
+            f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
+            f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
+            f" teachers: {config.teachers.tier}, {replay}"
         )
 
     def execute(self, folder: RunFolder, resume: bool = False) -> dict[str, Any] | None:
@@ -139,27 +146,21 @@ class Run:
     def load_data(self) -> None:
         """Training questions, demonstrations and the two held-out sets, disjoint by split."""
         config, train = self.config, self.config.train
-        source, share = open_source(config), train.demonstration_share
-        count = train.demonstrations if (source.demonstration_share if share is None else share) else 0
-        self.demonstrations: list[Task] = []
-        if count:
-            self.demonstrations = load_tasks(source, "train", count)
+        self.demonstrations = demonstrations(config)
         # Demonstrations are the first tasks of the train split; questions are the ones after them.
-        first = len(self.demonstrations) + train.first_question
-        self.tasks = load_tasks(source, "train", train.num_examples, start=first)
+        self.tasks = tasks_of(config, "train", train.num_examples, len(self.demonstrations) + train.first_question)
         if len(self.tasks) < train.num_examples:
-            self.rounds = math.ceil(len(self.tasks) / self.questions_per_round)
-        self.test = load_tasks(source, "test", train.eval_size) if train.eval_size else []
-        self.validation = load_tasks(source, "validation", train.validation_size) if train.validation_size else []
+            self.size = replace(self.size, rounds=math.ceil(len(self.tasks) / self.size.questions_per_round))
+        self.test = tasks_of(config, "test", train.eval_size)
+        self.validation = tasks_of(config, "validation", train.validation_size)
 
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""
         config = self.config
         if config.train.push_to_hub is not None:
             check_hub(config.train.push_to_hub)
-        method = config.train.method
-        rows = getattr(config.train, method).batch_size
-        Economy.of(config.train, config.models[resolve_name(config)]).split(rows, f"train.{method}.batch_size")
+        economy, rows = Economy.of(config.train, config.models[resolve_name(config)]), config.train.settings.batch_size
+        economy.split(rows, f"train.{config.train.method}.batch_size")
         start = config.train.student
         prompt = open_source(config).system_prompt
         self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
@@ -199,7 +200,7 @@ class Run:
             "method": config.train.method,
             "positives_only": config.train.method == "grpo" and config.train.grpo.negative_weight == 0,
             "seed": config.seed,
-            "rounds": self.rounds,
+            "rounds": self.size.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
             "engine": self.student.engine.facts,
@@ -207,17 +208,24 @@ class Run:
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, tasks: Sequence[Task]) -> Answers:
-        """Greedy answers of the student as it is now."""
+    def evaluate(self, tasks: Sequence[Task], doing: str | None = None) -> Answers:
+        """Greedy answers of the student as it is now; the problems are counted on `progress` as what it is `doing`."""
         model = self.student.model
         training = model.training
         model.eval()
         self.student.engine.set_policy(None, self.student.engine.version)
-        answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens)
+        shown: dict[str, Any] = {} if doing is None or not tasks else {"progress": self.progress, "doing": doing}
+        answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens, **shown)
         self.student.engine.forget()
         self.student.engine.rest()
         model.train(training)
         return answers
+
+    def keep_answers(self, when: str, answers: Answers) -> None:
+        """What the held-out problems were answered, for the problems that flipped."""
+        if self.test:
+            responses = [samples[0] if samples else "" for samples in answers.responses]  # "": its prompt was too long
+            self.folder.write_answers(when, self.test, responses, answers.first)
 
     def keep(self, accuracy: float, rounds_done: int) -> None:
         """Remember the weights of now as the best so far."""
@@ -229,11 +237,11 @@ class Run:
     def before(self, card: dict[str, Any]) -> list[bool]:
         """The untrained student's results on the test problems; a resumed run reads them from its card."""
         if "before" not in card:
-            if self.test:
-                self.progress.say(f"evaluating {len(self.test)} held-out problems before training")
-            card["before"] = summary(self.evaluate(self.test))
+            answers = self.evaluate(self.test, "held-out problems before training")
+            self.keep_answers("before", answers)
+            card["before"] = summary(answers, self.test)
             if self.validation:
-                answers = self.evaluate(self.validation)
+                answers = self.evaluate(self.validation, "validation before training")
                 card["validation_before"] = sum(answers.first) / len(answers.first)
             self.folder.write_card(card)
         self.validation_before = card.get("validation_before")
@@ -269,26 +277,24 @@ class Run:
             self.tasks,
             self.demonstrations,
             journal,
-            questions_per_round=self.questions_per_round,
+            size=self.size,
             verifier=self.verifier,
             on_tree=self.on_tree,
             on_round=watch.on_round,
             stop=self.stop,
         )
         common: dict[str, Any] = {
-            "rounds": self.rounds,
+            "rounds": self.size.rounds,
             "output_dir": self.folder.path,
-            "save_every_rounds": self.save_every_rounds,
+            "save_every_rounds": self.size.save_every_rounds,
             "seed": config.seed,
             "callbacks": [watch],
             "economy": Economy.of(train, self.student.spec),
         }
-        self.progress.start(self.rounds * self.questions_per_round, start * self.questions_per_round)
-        tokenizer, rows = self.student.tokenizer, source.round_rows
+        self.progress.start(self.size.questions, start * self.size.questions_per_round)
+        tokenizer = self.student.tokenizer
         if train.method != "legacy":
-            settings = train.grpo if train.method == "grpo" else train.ppo
-            watch.updates_per_round = settings.epochs * rows // settings.batch_size
-            common |= {"rows_per_round": rows, "max_completion": config.search.max_tokens}
+            common |= {"rows_per_round": self.size.rows_per_round, "max_completion": config.search.max_tokens}
         trainer: Any
         if train.method == "grpo":
             trainer = make_grpo_trainer(self.trainable, tokenizer, train.grpo, rows_of_round=source.grpo, **common)
@@ -303,7 +309,6 @@ class Run:
                 **common,
             )
         else:
-            watch.updates_per_round = train.legacy.updates_per_round
             trainer = make_legacy_trainer(
                 self.trainable, tokenizer, train.legacy, rows_of_round=source.legacy, **common
             )
@@ -322,12 +327,12 @@ class Run:
         self.train_seconds += time.perf_counter() - began
 
     def on_tree(self, tree: GradedTree) -> None:
-        self.progress.tree(tree)
+        tell_tree(self.progress, tree)
 
     def record(self, line: dict[str, Any]) -> None:
         """Write a line of metrics, and tell the tracker."""
         self.folder.append_metrics(line)
-        self.tracker.log(line, (line["round"] + 1) * self.questions_per_round)
+        self.tracker.log(line, (line["round"] + 1) * self.size.questions_per_round)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -345,26 +350,29 @@ class Run:
             if self.best[1] == 0:
                 kept = f"the student as it was: no checkpoint beat its validation accuracy of {self.best[0]:.3f}"
         self.student.model.eval()
-        if self.test:
-            self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
-        after = self.evaluate(self.test)
+        after = self.evaluate(self.test, "held-out problems after training")
+        self.keep_answers("after", after)
         metrics = self.folder.read_metrics()
         total = Cost()
         for line in metrics:
             if "cost" in line:
                 total.add(Cost(**line["cost"]))
-        card["after"] = summary(after)
-        card["gain"] = interval(paired_bootstrap(after.first, before)) if self.test else None
+        card["after"] = summary(after, self.test)
+        gain = paired_bootstrap(after.first, before, groups=repeats(self.test)) if self.test else None
+        card["gain"] = None if gain is None else asdict(gain)
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         self.save_student()
+        base = self.config.train.student or self.student.spec.path
+        for place in (self.folder.student, self.folder.adapter):
+            if place.is_dir():
+                write_model_card(place, card, base, adapter=place == self.folder.adapter)
         self.folder.write_card(card)
-        draw_report(self.folder.report, card, metrics)
-        page = write_report(self.folder.path)
+        write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
-        self.tracker.log({"test": test, "total": card["search_cost"]}, self.rounds * self.questions_per_round)
+        self.tracker.log({"test": test, "total": card["search_cost"]}, self.size.questions)
         folder = self.folder
-        self.tracker.artifacts([folder.card, folder.metrics, folder.report, page, folder.adapter])
+        self.tracker.artifacts([folder.card, folder.metrics, folder.report, folder.adapter])
         if self.config.train.push_to_hub is not None:
             parts = {".": folder.student} | ({"adapter": folder.adapter} if self.adapter == "lora" else {})
             card["uploaded"] = upload(self.config.train.push_to_hub, parts)
@@ -385,7 +393,7 @@ class _Watch(TrainerCallback):
     """Seals checkpoints, measures validation, writes metrics, stops on request and on a loss that is not finite."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.updates_per_round = run, 1
+        self.run = run
         self.pending: dict[str, Any] = {}
         self.began = time.perf_counter()
 
@@ -414,23 +422,23 @@ class _Watch(TrainerCallback):
         line = {**self.pending, "update": state.global_step, **{k: v for k, v in keep.items() if k not in self.pending}}
         self.run.record(line)
         done = line["round"] + 1
-        if done % self.run.config.train.log_interval == 0 or done == self.run.rounds:
-            self.run.progress.round(line, self.run.rounds)
+        if done % self.run.config.train.log_interval == 0 or done == self.run.size.rounds:
+            tell_round(self.run.progress, line, self.run.size.rounds)
         self.pending = {}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         run = self.run
-        rounds_done = state.global_step // self.updates_per_round
+        rounds_done = state.global_step // run.size.updates_per_round
         accuracy = run.validate(rounds_done)
         if accuracy is not None:
             run.record({"round": rounds_done - 1, "validation_accuracy": accuracy})
-            run.progress.validated(rounds_done, accuracy)
+            run.progress.say(f"checkpoint after round {rounds_done}: validation accuracy {accuracy:.3f}")
         folder = run.folder.path / f"checkpoint-{state.global_step}"
         write_manifest(
             folder,
             {
                 "rounds_done": rounds_done,
-                "questions_done": min(rounds_done * run.questions_per_round, len(run.tasks)),
+                "questions_done": min(rounds_done * run.size.questions_per_round, len(run.tasks)),
                 "update": state.global_step,
                 "best": list(run.best) if run.best is not None else None,
                 "training_seconds": run.train_seconds + time.perf_counter() - self.began,
@@ -447,21 +455,18 @@ def on_chains(config: Config) -> Config:
     return config.model_copy(update={"train": train})
 
 
-def summary(answers: Answers) -> dict[str, Any]:
-    """Accuracy with its interval, cost, and each problem's result for paired comparisons."""
-    right, total = sum(answers.first), len(answers.first)
+def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Accuracy with its interval (over `distinct` problems), cost, and each problem's result for paired comparisons."""
+    right, total, distinct = sum(answers.first), len(answers.first), len(set(repeats(tasks)))
     return {
-        "accuracy": interval(wilson(right, total)) if total else None,
+        "accuracy": asdict(wilson(right, total, distinct)) if total else None,
         "problems": total,
+        "distinct": distinct,
         "tokens": answers.tokens,
         "seconds": round(answers.seconds, 2),
         "too_long": answers.skipped,
         "correct": answers.first,
     }
-
-
-def interval(value: Any) -> dict[str, float]:
-    return {"value": value.value, "low": value.low, "high": value.high}
 
 
 def quiet_libraries() -> None:

@@ -11,21 +11,17 @@ import math
 from dataclasses import dataclass
 
 from ..config.load import Config
-from ..config.sections import LoraConfig, ModelShape, StudentModel
+from ..config.sections import FIRST_ROWS, FIRST_TOKENS, MEMO_BYTES, PREFILL_TOKENS, LoraConfig, ModelShape, StudentModel
 
 GIB = 1 << 30
 CONTEXT = 600 << 20  # CUDA's own: kernels, cuBLAS workspaces
 FRAGMENTATION = 0.06  # of what torch allocates, reserved and unused
 PHASES = ("load", "search", "train")
 AFTER_LOAD = ("search", "train")
-MEMO_BYTES = 1 << 30  # policy.inprocess.MEMO_BYTES
-TOP_TOKENS = 32  # policy.prefix_tree.TOP_TOKENS
 NODE_BYTES = 350  # the prefix tree's links of a node: C arrays, and a dictionary with one child
-PREFILL_TOKENS = 8192  # policy.slots.PREFILL_TOKENS
 HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # TRL's tile of logits
 HEAD_COPIES = 7.25  # fp32 copies of a tile where no Triton kernel folds it in place
-# The longest prompt by problem source, in tokens of a public tokenizer, system prompt and chat template included.
-PROMPTS = {"embedded": 96, "gsm8k": 320, "math": 640, "hotpotqa": 2600}
+PROMPT = 96  # tokens of the longest prompt where nobody says: a short word problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,7 @@ class Forecast:
     `length` tokens of the longest prompt and row."""
 
     def __init__(
-        self, config: Config, spec: StudentModel, shape: ModelShape, device: str, prompt: int | None = None
+        self, config: Config, spec: StudentModel, shape: ModelShape, device: str, prompt: int = PROMPT
     ) -> None:
         self.config, self.spec, self.shape, self.cuda = config, spec, shape, device != "cpu"
         self.lora = (config.train.adapter or spec.adapter) == "lora"
@@ -119,9 +115,8 @@ class Forecast:
         self.width = 2 if spec.dtype == "bfloat16" else 4
         # peft's adapters are fp32; what flows between the layers has the precision of the base.
         self.trained = 4 if self.lora else self.width
-        known = prompt if prompt is not None else PROMPTS[config.problems.source]
         self.context = config.engine.max_context
-        self.prompt = max(min(known, self.context - 1), 1)
+        self.prompt = max(min(prompt, self.context - 1), 1)
         self.length = min(self.prompt + config.search.max_tokens, self.context)
 
     # -- weights -----------------------------------------------------------------------------------------------------
@@ -161,15 +156,9 @@ class Forecast:
             parts.append(Part("adapters", f"{what} x {self.trained} B", both * self.trained, AFTER_LOAD))
         elif critic:
             parts.append(Part("critic", f"{critic / 1e6:,.1f} M x {self.width} B", critic * self.width, AFTER_LOAD))
-        states = 2.07 if self.eight_bit else 2 * self.trained
+        states = 2.07 if self.config.train.in_eight_bits(self.cuda, self.quantised) else 2 * self.trained
         parts.append(Part("optimiser", f"two moments: {what} x {states:.3g} B", both * states, AFTER_LOAD))
         return parts
-
-    @property
-    def eight_bit(self) -> bool:
-        """train.models.Economy's choice, for the device that is planned for."""
-        chosen = self.config.train.optimizer
-        return chosen == "adamw_8bit" or (chosen == "auto" and self.cuda and self.quantised)
 
     # -- engines -----------------------------------------------------------------------------------------------------
 
@@ -214,7 +203,12 @@ class Forecast:
     def slots(self) -> tuple[int, int]:
         """Rows and tokens a row that the slots have grown to."""
         limit = self.batch
-        return doubled(min(32, limit), self.rows), doubled(min(128, self.context), self.length)
+        return doubled(min(FIRST_ROWS, limit), self.rows), doubled(min(FIRST_TOKENS, self.context), self.length)
+
+    @property
+    def first_slots(self) -> int:
+        """Bytes of the slots that the engine begins with."""
+        return min(FIRST_ROWS, self.batch) * min(FIRST_TOKENS, self.context) * self.token_bytes
 
     def engines(self, total: int) -> list[Part]:
         shape = self.shape
@@ -241,8 +235,7 @@ class Forecast:
         slots = rows * room * self.token_bytes
         formula = f"{count} x {rows} rows x {room} tokens x {self.token_bytes:,} B"
         parts.append(Part("decoding slots", formula, count * slots, AFTER_LOAD))
-        first = min(32, self.batch) * min(128, self.context) * self.token_bytes
-        parts.append(Part("decoding slots", f"{count} x the first ones", count * first, ("load",)))
+        parts.append(Part("decoding slots", f"{count} x the first ones", count * self.first_slots, ("load",)))
         if not self.lora and not self.quantised and shape.plain:
             fused = self.fused * self.width
             formula = f"{count} x joined q, k, v, gate and up matrices"
@@ -284,7 +277,7 @@ class Forecast:
         repeated = 2 * q if q != kv else 0
         decode = self.rows * (self.length * repeated * w + logits + 3 * self.token_bytes)
         growth = rows * room * self.token_bytes / 2
-        again = min(32, self.batch) * min(128, self.context) * self.token_bytes
+        again = self.first_slots
         again += self.fused * w if not self.lora and not self.quantised and shape.plain else 0
         moments = {"a prefill": prefill, "a decode step": decode, "growing slots": growth, "new weights": again}
         name = max(moments, key=lambda key: moments[key])
@@ -295,15 +288,8 @@ class Forecast:
     @property
     def micro_batch(self) -> int:
         """Rows of one forward."""
-        train = self.config.train
-        sizes = {"grpo": train.grpo.batch_size, "ppo": train.ppo.batch_size, "legacy": train.legacy.batch_size}
-        return min(train.micro_batch or sizes[train.method], sizes[train.method])
-
-    @property
-    def checkpointing(self) -> bool:
-        """train.models.Economy's choice, for the device that is planned for."""
-        chosen = self.config.train.gradient_checkpointing
-        return chosen == "on" or (chosen == "auto" and (self.cuda or self.quantised))
+        train, size = self.config.train, self.config.train.settings.batch_size
+        return size if train.micro_batch is None else min(train.micro_batch, size)
 
     def layer_bytes(self) -> float:
         """What one layer keeps of one token for its backward."""
@@ -330,7 +316,7 @@ class Forecast:
         tokens = rows * length
         policies = 2 if config.train.method == "ppo" else 1
         one = tokens * self.layer_bytes()
-        if self.checkpointing:
+        if config.train.recomputes(self.cuda, self.quantised):
             kept = shape.layers * tokens * shape.hidden * self.width + one
             what = f"{rows} rows x {length} tokens: {shape.layers} layers' inputs, one layer whole"
         else:

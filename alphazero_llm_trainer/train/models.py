@@ -19,7 +19,6 @@ from ..config.sections import LoraConfig, StudentModel
 from ..config.train import TrainConfig
 from ..errors import ConfigError
 from ..policy.adapters import (
-    ADAPTER_FILE,
     BASE,
     POLICY,
     fingerprint,
@@ -29,6 +28,7 @@ from ..policy.adapters import (
     own_parameters,
     recomputing,
 )
+from ..policy.folders import ADAPTER_FILE
 
 SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT"  # peft, on several adapters
 PREFIX = "base_model.model."  # of the names in an adapter's file
@@ -45,12 +45,12 @@ class Economy:
 
     @classmethod
     def of(cls, train: TrainConfig, spec: StudentModel) -> Economy:
-        """`auto` resolved: checkpointing on CUDA or over 4-bit weights, 8-bit AdamW where both are so."""
+        """What the configuration says on this device."""
         cuda, quantised = torch.cuda.is_available(), spec.quantization != "none"
         return cls(
             train.micro_batch,
-            train.gradient_checkpointing == "on" or (train.gradient_checkpointing == "auto" and (cuda or quantised)),
-            train.optimizer == "adamw_8bit" or (train.optimizer == "auto" and cuda and quantised),
+            train.recomputes(cuda, quantised),
+            train.in_eight_bits(cuda, quantised),
             cuda and spec.dtype == "bfloat16",
         )
 
@@ -73,6 +73,16 @@ class Economy:
 
 
 RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
+
+
+def quiet_arguments() -> dict[str, Any]:
+    """The training arguments of transformers that all our trainers have: nothing is printed, reported or smoothed over."""
+    return {
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_nan_inf_filter": False,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
 
 
 def make_trainable(
@@ -115,6 +125,30 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
             "train.adapter is 'full' but the student's folder is a LoRA adapter: use 'lora', or start from the folder"
             " that `merge` makes of it"
         )
+
+
+def deepen(backbone: Any, shape: Any, extra_layers: int) -> None:
+    """Put layers on top of a backbone in place (and into `shape`, its configuration), each an identity at first.
+
+    Raises ConfigError for a quantised backbone, or one whose layers are of different kinds.
+    """
+    if not extra_layers:
+        return
+    quantised = getattr(backbone, "is_quantized", False) or getattr(shape, "quantization_config", None)
+    kinds = getattr(shape, "layer_types", None) or []
+    if quantised or len(set(kinds)) > 1:
+        raise ConfigError("extra_layers needs a policy of plain, equal layers: use 0 for this one")
+    for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
+        layer = copy.deepcopy(backbone.layers[-1]).requires_grad_(True)
+        layer.self_attn.layer_idx = index
+        for name, parameter in layer.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                torch.nn.init.zeros_(parameter)
+        backbone.layers.append(layer)
+    for config in {id(config): config for config in (shape, backbone.config)}.values():
+        config.num_hidden_layers += extra_layers
+        if kinds:
+            config.layer_types = kinds + kinds[-1:] * extra_layers
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
@@ -164,7 +198,9 @@ def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: s
     config = peft_config(lora)
     config.inference_mode = True
     config.save_pretrained(str(folder))
-    (folder / BASE).write_text(json.dumps({"weights": fingerprint(model, None)}) + "\n", encoding="utf-8")
+    quantization = "nf4" if getattr(model, "is_loaded_in_4bit", False) else "none"
+    facts = {"weights": fingerprint(model, None), "quantization": quantization}
+    (folder / BASE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
     return [ADAPTER_FILE, "adapter_config.json", BASE]
 
 

@@ -175,20 +175,26 @@ def tensors(batch: Sequence[Trie], dtype: torch.dtype, device: torch.device) -> 
         ids[g, :size], depths[g, :size], labels[g, :size] = trie.tokens, trie.depths, trie.labels
         # The last row's tokens were never closed.
         ends[g, :size] = [end or size for end in trie.ends]
-    column = torch.arange(width, device=device)
-    close = torch.from_numpy(ends).to(device)
-    seen = (column[None, None, :] <= column[None, :, None]) & (column[None, :, None] < close[:, None, :])
-    for g, trie in enumerate(batch):
-        if trie.twins:
-            pairs = torch.tensor(trie.twins, device=device)
-            seen[g, pairs[:, 0], pairs[:, 1]] = False
-    mask = torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, torch.finfo(dtype).min)
+    twins = [trie.twins for trie in batch]
     return {
         "input_ids": torch.from_numpy(ids).to(device),
         "position_ids": torch.from_numpy(depths).to(device),
         "shift_labels": torch.from_numpy(labels).to(device),
-        "attention_mask": mask[:, None],
+        "attention_mask": ancestor_mask(torch.from_numpy(ends).to(device), dtype, twins),
     }
+
+
+def ancestor_mask(
+    ends: torch.Tensor, dtype: torch.dtype, twins: Sequence[Sequence[tuple[int, int]]] = ()
+) -> torch.Tensor:
+    """The additive mask `[G, 1, N, N]` of tries with subtree ends `[G, N]`: a token sees itself and its ancestors."""
+    column = torch.arange(ends.shape[1], device=ends.device)
+    seen = (column[None, None, :] <= column[None, :, None]) & (column[None, :, None] < ends[:, None, :])
+    for g, pairs in enumerate(twins):
+        if pairs:
+            second, first = torch.tensor(pairs, device=ends.device).unbind(1)
+            seen[g, second, first] = False
+    return torch.zeros(seen.shape, dtype=dtype, device=ends.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def together(groups: Sequence[int], batches: int) -> list[int]:

@@ -23,7 +23,7 @@ from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
 from .credit import gae
 from .grpo import SearchGRPOTrainer, make_grpo_trainer, plan_padded
-from .models import attach
+from .models import attach, deepen
 from .packing import Work, spread, tensors
 
 EXTRA_LAYERS = 1  # of the critic, where it is trained whole
@@ -50,15 +50,7 @@ class Critic(torch.nn.Module):
             attach(policy, lora, CRITIC_ADAPTER)
             bind(self, policy, CRITIC_ADAPTER)
         self.shared = lora is not None
-        for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
-            layer = copy.deepcopy(backbone.layers[-1])
-            layer.self_attn.layer_idx = index
-            for name, parameter in layer.named_parameters():
-                if "o_proj" in name or "down_proj" in name:
-                    torch.nn.init.zeros_(parameter)
-            layer.requires_grad_(True)
-            backbone.layers.append(layer)
-        shape.num_hidden_layers += extra_layers
+        deepen(backbone, shape, extra_layers)
         if backbone.config._attn_implementation != "eager":
             # It always computes packed rows: a mask of our own.
             backbone.config._attn_implementation = "sdpa"
@@ -234,17 +226,8 @@ def make_ppo_trainer(
 
     Where adapters are trained, the critic is one too: `lora`.
     """
-    shared = GrpoConfig(
-        learning_rate=settings.learning_rate,
-        batch_size=settings.batch_size,
-        epochs=settings.epochs,
-        clip_low=settings.clip,
-        clip_high=settings.clip,
-        kl_coefficient=settings.kl_coefficient,
-        warmup_rounds=settings.warmup_rounds,
-        max_grad_norm=settings.max_grad_norm,
-        weight_decay=settings.weight_decay,
-    )
+    common_settings = settings.model_dump(include=set(GrpoConfig.model_fields))
+    shared = GrpoConfig(**common_settings, clip_low=settings.clip, clip_high=settings.clip)
     extra = settings.extra_layers
     if extra is None:
         extra = EXTRA_LAYERS if lora is None else 0

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,20 +23,28 @@ from typing import Any, cast
 
 import torch
 from torch.nn import functional as F
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
 from ..config.sections import LoraConfig
 from ..config.train import PrmConfig
-from ..errors import DataError, TrainingError
 from ..policy.adapters import PRM, bind
-from .models import attach
+from ..policy.prm import FLOOR
+from .models import attach, deepen
 from .rows import ValueRow, pack_values
-from .value import LikeLengths, Score, ValueCollator, batches, cross_entropy, deepen, platt
+from .value import (
+    HeldOutWatch,
+    JudgeTrainer,
+    Score,
+    ValueCollator,
+    Watcher,
+    check,
+    cross_entropy,
+    forward_rows,
+    judge_arguments,
+    platt,
+)
 
-FLOOR = -16.0  # nats: a step less likely than this is as good as impossible, and its gradient would drown the others
-
-Watcher = Callable[[dict[str, float]], None]
 Ids = tuple[int, ...]
 
 
@@ -78,6 +85,11 @@ class StepRow(ValueRow):
     labels: tuple[float, ...]
     label_weights: tuple[float, ...]
     pairs: tuple[tuple[int, int, float], ...]
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the question has a pair of steps."""
+        return bool(self.pairs)
 
 
 def balanced(pairs: Sequence[StepPair], most: int) -> list[StepPair]:
@@ -143,6 +155,8 @@ class StepCollator:
     flattened steps, `pair_weights` `[P]`. The weights of a question's steps, and of its pairs, sum to 1.
     """
 
+    inputs = (*ValueCollator.inputs, "parents", "starts", "stops")
+
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.values = ValueCollator(dtype)
 
@@ -204,6 +218,11 @@ class StepScorer(torch.nn.Module):
         """The language model without peft's wrapping."""
         return self.lm.get_base_model() if hasattr(self.lm, "get_base_model") else self.lm
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the hidden states."""
+        return cast(torch.Tensor, self.bare.get_input_embeddings().weight).dtype
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -248,8 +267,7 @@ def new_scorer(policy: PreTrainedModel, kind: str, settings: PrmConfig, extra_la
     """A scorer of `kind` over a copy of the policy. Extra layers are for the linear layer: an implicit one has none."""
     lm = copy.deepcopy(policy)
     implicit = kind == "implicit"
-    if extra_layers and not implicit:
-        deepen(lm.base_model, lm.config, extra_layers)
+    deepen(lm.base_model, lm.config, 0 if implicit else extra_layers)
     lm.requires_grad_(True)
     return StepScorer(lm, head=not implicit, logprob=implicit or settings.logprob)
 
@@ -260,22 +278,15 @@ def pair_loss(scores: torch.Tensor, better: torch.Tensor, worse: torch.Tensor, w
     return (weights * F.softplus(flat[worse] - flat[better])).sum() / weights.sum().clamp(min=1e-8)
 
 
-@torch.inference_mode()
 def step_scores(scorer: StepScorer, rows: Sequence[StepRow], size: int) -> list[torch.Tensor]:
     """Score and log-probability of each row's steps: `[S, 2]` a row (CPU, fp32)."""
-    training = scorer.training
-    scorer.eval()
-    parameter = scorer.bare.get_input_embeddings().weight
-    collate = StepCollator(cast(torch.Tensor, parameter).dtype)
-    found: list[Any] = [None] * len(rows)
-    names = ("input_ids", "position_ids", "attention_mask", "parents", "starts", "stops")
-    for indices in batches(rows, size):
-        inputs = collate([rows[i] for i in indices])
-        both = torch.stack(scorer(**{k: inputs[k].to(scorer.bias.device) for k in names}), -1).float().cpu()
-        for i, one in zip(indices, both, strict=True):
-            found[i] = one[: len(rows[i].states)].clone()
-    scorer.train(training)
-    return found
+    return forward_rows(
+        scorer,
+        rows,
+        size,
+        StepCollator(scorer.dtype),
+        lambda output, at, row: torch.stack([figure[at, : len(row.states)] for figure in output], -1),
+    )
 
 
 def pair_accuracy(scores: Sequence[torch.Tensor], rows: Sequence[StepRow]) -> float:
@@ -296,14 +307,11 @@ def label_data(rows: Sequence[StepRow]) -> tuple[torch.Tensor, torch.Tensor]:
     return labels, torch.tensor(weights)
 
 
-class PrmTrainer(Trainer):
-    """Hugging Face's trainer with the pairs' loss, the labels' and the language model's on good steps."""
+class PrmTrainer(JudgeTrainer):
+    """The pairs' loss, the labels' and the language model's on good steps."""
 
     settings: PrmConfig
     kind: str
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return LikeLengths(cast(Sequence[ValueRow], self.train_dataset), self.args.train_batch_size, self.args.seed)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -336,51 +344,6 @@ class FittedPrm:
     seconds: float = 0.0
 
 
-class _Watch(TrainerCallback):
-    """Measures held-out questions now and then, keeps the best weights by pair accuracy, stops when patience is used up."""
-
-    def __init__(self, held_out: Sequence[StepRow], settings: PrmConfig, watch: Watcher) -> None:
-        self.held_out, self.settings, self.watch = held_out, settings, watch
-        self.curve: list[dict[str, float]] = []
-        self.best: dict[str, float] = {}
-        self.kept: dict[str, torch.Tensor] = {}
-        self.worse, self.loss, self.paused = 0, float("nan"), 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self.evaluate(0, model, control)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self.loss = float((logs or {}).get("loss", self.loss))
-        if "loss" in (logs or {}) and not math.isfinite(self.loss):
-            raise TrainingError(f"the PRM's loss is {self.loss}: lower train.prm.learning_rate")
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if state.global_step % self.settings.evaluate_every == 0 or state.global_step >= state.max_steps:
-            self.evaluate(state.global_step, model, control)
-
-    def evaluate(self, step: int, model: Any, control: Any) -> None:
-        began = time.perf_counter()
-        scores = [both[:, 0] for both in step_scores(model, self.held_out, self.settings.batch_size)]
-        loss = cross_entropy(torch.cat(scores), *label_data(self.held_out))
-        line = {
-            "step": float(step),
-            "loss": self.loss,
-            "held_out_pairs": pair_accuracy(scores, self.held_out),
-            "held_out_loss": float(loss),
-        }
-        if not math.isfinite(line["held_out_loss"]):
-            raise TrainingError("the PRM's scores are not finite: lower train.prm.learning_rate")
-        self.curve.append(line)
-        self.watch(line)
-        if not self.best or line["held_out_pairs"] > self.best["held_out_pairs"]:
-            self.best, self.worse = line, 0
-            self.kept = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
-        else:
-            self.worse += 1
-            control.should_training_stop |= self.worse >= self.settings.patience
-        self.paused += time.perf_counter() - began
-
-
 def train_scorer(
     scorer: StepScorer,
     kind: str,
@@ -391,6 +354,7 @@ def train_scorer(
     out_dir: Path,
     seed: int,
     watch: Watcher = lambda line: None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> FittedPrm:
     """Train in place; the scorer ends with its best weights by held-out pair accuracy, the untrained ones included.
 
@@ -405,50 +369,20 @@ def train_scorer(
         with torch.no_grad():
             scorer.mix.fill_(mix)
             scorer.bias.fill_(bias)
-    callback = _Watch(held_out, settings, watch)
+
+    def measure(loss: float) -> dict[str, float]:
+        scores = [both[:, 0] for both in step_scores(scorer, held_out, settings.batch_size)]
+        labels_loss = float(cross_entropy(torch.cat(scores), *label_data(held_out)))
+        return {"loss": loss, "held_out_pairs": pair_accuracy(scores, held_out), "held_out_loss": labels_loss}
+
     trainer = PrmTrainer(
         model=scorer,
-        args=Arguments(
-            output_dir=str(out_dir),
-            num_train_epochs=settings.epochs,
-            per_device_train_batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=settings.warmup_steps,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
-            seed=seed,
-            remove_unused_columns=False,
-            label_names=[],
-            dataloader_pin_memory=torch.cuda.is_available(),
-            save_strategy="no",
-            report_to="none",
-            logging_steps=settings.evaluate_every,
-            logging_nan_inf_filter=False,
-            disable_tqdm=True,
-        ),
+        args=Arguments(**judge_arguments(settings, out_dir, seed), remove_unused_columns=False, label_names=[]),
         train_dataset=list(train),
-        data_collator=StepCollator(cast(torch.Tensor, scorer.bare.get_input_embeddings().weight).dtype),
-        callbacks=[callback],
+        data_collator=StepCollator(scorer.dtype),
+        callbacks=list(callbacks),
     )
     trainer.settings, trainer.kind = settings, kind
-    trainer.remove_callback(PrinterCallback)
-    began = time.perf_counter()
-    trainer.train()
-    seconds = time.perf_counter() - began - callback.paused
-    with torch.no_grad():
-        for name, parameter in scorer.named_parameters():
-            if name in callback.kept:
-                parameter.copy_(callback.kept[name])
-    scorer.eval()
-    return FittedPrm(scorer, kind, callback.curve, callback.best, round(seconds, 1))
-
-
-def check(train: Sequence[StepRow], held_out: Sequence[StepRow]) -> None:
-    """Raise DataError unless both parts have pairs and share no question."""
-    for name, rows in (("training", train), ("held-out", held_out)):
-        if not any(row.pairs for row in rows):
-            raise DataError(f"no {name} question has a pair of steps: collect more trees, or lower train.prm.margin")
-    both = {row.question for row in train} & {row.question for row in held_out}
-    if both:
-        raise DataError(f"{len(both)} questions are both in training and held out: split by question")
+    held = HeldOutWatch(scorer, settings, measure, lambda line: line["held_out_pairs"], watch, untrained=True)
+    seconds = trainer.fit(held)
+    return FittedPrm(scorer, kind, held.curve, held.best, seconds)

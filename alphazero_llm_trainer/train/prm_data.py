@@ -14,13 +14,13 @@ from ..config.load import Config
 from ..config.train import PrmConfig
 from ..errors import ConfigError, DataError
 from ..policy.student import Student
-from ..problems.load import load_tasks
+from ..problems.load import tasks_of
 from ..problems.source import Source, open_source
 from ..search.targets import endings, prefixes, step_preferences, value_targets
-from ..search.tree import ROOT, Tree
+from ..search.tree import ROOT
 from ..types import Task
 from .prm import Ids, LabelledStep, StepPair, StepRow, balanced, pack_steps
-from .value_run import Question, journal_files, read_questions
+from .value_run import Question, read_questions
 
 SPOILED = 3  # wrong steps beside each right one of the embedded student's demonstrations
 RATINGS = {1: 1.0, 0: 0.5, -1: 0.0}  # PRM800K: good, neutral, bad
@@ -58,7 +58,7 @@ def read_sets(paths: Iterable[Path], student: Student, settings: PrmConfig) -> l
     trees: list[Path] = []
     for path in paths:
         (files if path.is_file() and is_label_file(path) else trees).append(path)
-    sets = [tree_set(question, student, settings) for question in read_questions(journal_files(trees))]
+    sets = [tree_set(question, student, settings) for question in read_questions(trees)]
     found: dict[str, StepSet] = {}
     for path in files:
         for labels in read_labels(path, student):
@@ -85,8 +85,7 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
     totals: dict[tuple[Ids, Ids], list[float]] = {}
     pairs, responses = [], []
     for tree in question.trees:
-        depths = node_depths(tree)
-        paths = prefixes(tree)
+        depths, paths = tree.depths(), prefixes(tree)
         keys = {node: (paths[tree.parent[node]], tuple(tree.token_ids[node])) for node in range(1, len(tree))}
         for state in value_targets(tree):
             if state.node != ROOT and tree.token_ids[state.node]:
@@ -120,14 +119,6 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
     draws = [count for _, count in totals.values()]
     prompt = student.prompt_ids(question.text)
     return StepSet(question.text, prompt, steps, unique(pairs), draws, responses, question.id)
-
-
-def node_depths(tree: Tree) -> list[int]:
-    """The number of steps down to each node."""
-    depths = [0] * len(tree)
-    for node in range(1, len(tree)):
-        depths[node] = depths[tree.parent[node]] + 1
-    return depths
 
 
 def unique(pairs: Iterable[StepPair]) -> list[StepPair]:
@@ -175,16 +166,19 @@ def spoiled_sets(tasks: Iterable[Task], source: Source, student: Student, count:
 def spoiled_demonstrations(student: Student, config: Config, known: set[str]) -> list[StepSet]:
     """The student's own demonstrations with `train.prm.spoiled` wrong steps beside each right one.
 
-    Questions whose text is in `known` are left out. By default those of sources that replay demonstrations are spoiled.
-    Raises ConfigError where another source's are asked for.
+    Questions whose text is in `known` are left out. By default the shipped student's are spoiled, on a source that
+    replays demonstrations. Raises ConfigError where a source without wrong steps is asked for them.
     """
     source, count = open_source(config), config.train.prm.spoiled
-    if not config.train.demonstrations or count == 0 or (count is None and not source.demonstration_share):
+    if count is None:
+        count = SPOILED if source.demonstration_share and student.spec.path == "package" else 0
+    if not (count and config.train.demonstrations):
         return []
-    tasks = load_tasks(source, "train", config.train.demonstrations)
-    sets = list(spoiled_sets(tasks, source, student, SPOILED if count is None else count, config.seed))
+    sets = list(
+        spoiled_sets(tasks_of(config, "train", config.train.demonstrations), source, student, count, config.seed)
+    )
     if not any(steps.pairs for steps in sets):
-        raise ConfigError(f"train.prm.spoiled is {count} and {source.name} knows no wrong steps: use 0")
+        raise ConfigError(f"train.prm.spoiled is {count} and source {source.name} knows no wrong steps: use 0")
     return [steps for steps in sets if steps.text not in known]
 
 

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from torch.nn import functional as F
 
 from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.prm import JudgedSteps, best_total, follows_plan, measure
-from ..policy.adapters import fingerprint as base_fingerprint
-from ..policy.prm import CARD, FLOOR, SCORE, squash
+from ..live import Progress
+from ..policy.logistic import fit_logistic
+from ..policy.prm import FLOOR, FOLDER, squash
 from ..policy.student import Student, load_student
-from ..policy.value import policy_fingerprint
-from ..problems.embedded import SOURCE, from_id
-from .checkpoint import fingerprint, write_json
+from ..problems.source import open_source
 from .models import Economy, checkpoint_layers, make_trainable
 from .prm import FittedPrm, StepRow, StepScorer, adapter_scorer, balanced, new_scorer, step_scores, train_scorer
 from .prm_data import StepSet
+from .progress import StepProgress
 from .value import platt
-from .value_run import EXTRA_LAYERS, save_network
+from .value_run import data_hash, layers_on_top, save_judge
 
 KINDS = ("implicit", "classifier", "bradley-terry")
 WHOLE_TREES = 8  # questions a forward where all their steps are scored
@@ -70,8 +65,10 @@ def train_prm(
     parts: tuple[Sequence[StepSet], Sequence[StepSet], Sequence[StepSet]],
     out: Path,
     watch: Callable[[str, dict[str, float]], None] = lambda kind, line: None,
+    progress: Progress | None = None,
 ) -> TrainedPrm:
     """Train on the first part, choose, stop and calibrate on the second, report on the third."""
+    progress = progress if progress is not None else Progress(quiet=True)
     settings = config.train.prm
     if settings.trainer == "trl" and (settings.kind != "bradley-terry" or settings.logprob):
         raise ConfigError(
@@ -83,10 +80,7 @@ def train_prm(
     rows = [row for row in rows if row.pairs or any(row.label_weights)]
     held_out = [one.lean_row(settings.pairs_per_question) for one in validation]
     reported = [one.row() for one in test]
-    adapter = config.train.adapter or student.spec.adapter
-    extra = settings.extra_layers
-    if extra is None:
-        extra = EXTRA_LAYERS if adapter == "full" else 0
+    extra = layers_on_top(student, config, settings)
     scores: dict[str, list[torch.Tensor]] = {}
     policy = StepScorer(student.model, head=False, logprob=True)
     scores[POLICY] = logprobs_of(policy, reported)
@@ -96,18 +90,23 @@ def train_prm(
     fits: dict[str, FittedPrm] = {}
     for kind in KINDS if settings.kind == "all" else (settings.kind,):
         if student.spec.quantization != "none":
-            if adapter == "full" or extra or settings.base is not None:
+            if settings.base is not None:
                 raise ConfigError(
                     f"student {student.name} is quantised: its PRM is an adapter over its own base; leave"
-                    " train.adapter=lora, train.prm.extra_layers=null and train.prm.base=null"
+                    " train.prm.base=null"
                 )
             scorer = adapter_scorer(base, kind, settings, student.spec.lora)
             if Economy.of(config.train, student.spec).checkpointing:
                 checkpoint_layers(base)
         else:
             scorer = new_scorer(base, kind, settings, extra)
-            scorer.lm = make_trainable(scorer.lm, student.spec, adapter)
-        tell = partial(watch, kind)
+            scorer.lm = make_trainable(scorer.lm, student.spec, config.train.adapter or student.spec.adapter)
+        common: dict[str, Any] = {
+            "out_dir": out,
+            "seed": config.seed,
+            "watch": partial(watch, kind),
+            "callbacks": [StepProgress(progress, kind)],
+        }
         if settings.trainer == "trl":
             from .prm_trl import pair_rows, train_reward
 
@@ -115,11 +114,9 @@ def train_prm(
                 row for one in training
                 for row in pair_rows(one.prompt_ids, balanced(one.pairs, settings.pairs_per_question))
             ]  # fmt: skip
-            fits[kind] = train_reward(
-                scorer, pairs, rows, held_out, student.tokenizer, settings, out_dir=out, seed=config.seed, watch=tell
-            )
+            fits[kind] = train_reward(scorer, pairs, rows, held_out, student.tokenizer, settings, **common)
         else:
-            fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, out_dir=out, seed=config.seed, watch=tell)
+            fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, **common)
         if scorer.adapter is not None:
             scorer.lm.requires_grad_(False)  # the next kind's adapter is trained alone
         scores[kind] = scores_of(scorer, reported, WHOLE_TREES)
@@ -132,7 +129,8 @@ def train_prm(
     if settings.policy:
         both = zip(scores[kept], scores[POLICY], strict=True)
         scores[COMBINED] = [scale * one + weight * logprob for one, logprob in both]
-    exact = all(one.id.startswith(f"{SOURCE}/") for one in test)
+    plans = [open_source(config).only_steps(one.id) for one in test]
+    exact = [plan for plan in plans if plan is not None] if None not in plans else None
     return TrainedPrm(
         fitted,
         scale,
@@ -187,29 +185,12 @@ def calibration(
         raise DataError("the validation questions' steps are all right or all wrong: give more questions")
     score, y, w = torch.cat(list(scores)), torch.tensor(label), torch.tensor(weight)
     if logprobs is not None:
-        columns = torch.stack([score, torch.cat(list(logprobs))], 1).double()
-        found = logistic(columns, y.double(), (w / w.sum()).double())
-        if min(found[:2]) > 0 and all(map(math.isfinite, found)):
-            return found[0], found[1], found[2]
+        columns = torch.stack([score, torch.cat(list(logprobs))], 1).double().numpy()
+        scale, policy, shift = fit_logistic(columns, y.double().numpy(), w.double().numpy()).plain
+        if min(scale, policy) > 0:
+            return scale, policy, shift
     scale, shift = platt(score, y, w)
     return scale, 0.0, shift
-
-
-def logistic(columns: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> list[float]:
-    """Weights of the columns `[N, F]` and a shift with the least cross-entropy; weights sum to 1."""
-    solution = torch.zeros(columns.shape[1] + 1, dtype=columns.dtype, requires_grad=True)
-    optimiser = torch.optim.LBFGS([solution], max_iter=200, line_search_fn="strong_wolfe")
-
-    def closure() -> torch.Tensor:
-        optimiser.zero_grad()
-        logits = columns @ solution[:-1] + solution[-1]
-        loss = (weights * F.binary_cross_entropy_with_logits(logits, labels, reduction="none")).sum()
-        loss = loss + 1e-6 * solution.square().sum()
-        loss.backward()
-        return loss
-
-    optimiser.step(closure)
-    return solution.detach().tolist()
 
 
 def responses_of(logits: Sequence[torch.Tensor], sets: Sequence[StepSet]) -> list[tuple[list[float], float, int]]:
@@ -230,18 +211,23 @@ def judge(
     sets: Sequence[StepSet],
     rows: Sequence[StepRow],
     student: Student,
-    exact: bool,
+    plans: Sequence[list[str]] | None,
     seed: int,
 ) -> Figures:
-    """The figures of `eval.prm.measure` on held-out questions; gold is used here, to report, and nowhere else."""
+    """The figures of `eval.prm.measure` on held-out questions; gold is used here, to report, and nowhere else.
+
+    `plans` are the only right steps of each question, where its source knows them.
+    """
     entries, chosen = [], []
     at = 0
     for number, one in enumerate(sets):
-        solution = (from_id(one.id).solution or "").split("\n") if exact else []
         for i, step in enumerate(one.steps):
             prefix = student.decode(step.prefix_ids).splitlines()
             text = student.decode(step.step_ids)
-            right = follows_plan(solution, prefix, text) if exact else (step.target >= 0.5 if step.weight > 0 else None)
+            if plans is not None:
+                right: bool | None = follows_plan(plans[number], prefix, text)
+            else:
+                right = step.target >= 0.5 if step.weight > 0 else None
             if right is not None:
                 entries.append((number, len(prefix), float(right), one.draws[i], text))
                 chosen.append(at + i)
@@ -263,38 +249,22 @@ def judge(
     )
 
 
-def data_hash(rows: Sequence[StepRow]) -> str:
-    """SHA-256 of training rows."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps(asdict(row)).encode())
-    return digest.hexdigest()
-
-
 def save_prm(folder: Path, trained: TrainedPrm, student: Student, config: Config, facts: Mapping[str, Any]) -> None:
-    """Write the PRM's files into `folder`, prm.json last: see `policy.prm`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CARD).unlink(missing_ok=True)
+    """Write the PRM's folder: see `policy.prm`."""
     scorer, scale = trained.fitted.scorer, trained.scale
-    tensors = {
+    numbers = {
         "mix": (scorer.mix.detach() * scale).reshape(1).float().cpu(),
         "policy": torch.tensor([trained.policy]),
         "bias": (scorer.bias.detach() * scale + trained.shift).reshape(1).float().cpu(),
     }
     if scorer.head is not None:
-        tensors["weight"] = (scorer.head.weight.detach()[0].float() * scale).contiguous().cpu()
-    save_file(tensors, folder / SCORE)
-    files = [SCORE, *save_network(folder, scorer.lm, student, scorer.adapter)]
+        numbers["weight"] = (scorer.head.weight.detach()[0].float() * scale).contiguous().cpu()
     card = {
         "kind": trained.fitted.kind,
-        "policy": policy_fingerprint(student.model),
-        "base": base_fingerprint(student.model, None),
-        "student": student.name,
-        "vocabulary": student.model.config.vocab_size,
         "total": trained.total,
         "totals_auc": trained.totals,
         "test": {
-            figure: {name: [i.value, i.low, i.high] for name, i in found.items()}
+            figure: {name: list(astuple(interval)) for name, interval in found.items()}
             for figure, found in trained.figures.items()
         },
         "labels": trained.labels,
@@ -304,10 +274,8 @@ def save_prm(folder: Path, trained: TrainedPrm, student: Student, config: Config
         "calibration": {"scale": scale, "policy": trained.policy, "shift": trained.shift},
         "questions": trained.questions,
         "pairs": trained.pairs,
-        "seed": config.seed,
         "data_sha256": trained.data,
         "settings": config.train.prm.model_dump(mode="json"),
         **facts,
-        "files": {name: fingerprint(folder / name)["sha256"] for name in files},
     }
-    write_json(folder / CARD, card)
+    save_judge(folder, FOLDER, numbers, scorer.lm, scorer.adapter, student, config, card)

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase, PrinterCallback
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl import RewardConfig, RewardTrainer
 
 from ..config.train import PrmConfig
 from ..errors import DataError
 from ..policy.adapters import bind
-from .prm import FittedPrm, StepPair, StepRow, StepScorer, Watcher, check, pair_accuracy, step_scores
+from .prm import FittedPrm, StepPair, StepRow, StepScorer, pair_accuracy, step_scores
+from .value import Watcher, check, judge_arguments
 
 TrlRow = dict[str, Any]
 
@@ -50,6 +51,7 @@ def train_reward(
     out_dir: Path,
     seed: int,
     watch: Watcher = lambda line: None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> FittedPrm:
     """Train a scorer's backbone and linear layer in place on `rows`, for all epochs; `held_out` is only measured on."""
     check(train, held_out)
@@ -67,28 +69,15 @@ def train_reward(
     trainer = RewardTrainer(
         model=sequence_model(scorer, tokenizer.pad_token_id),
         args=RewardConfig(
-            output_dir=str(out_dir),
-            num_train_epochs=settings.epochs,
-            per_device_train_batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=settings.warmup_steps,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
-            seed=seed,
+            **judge_arguments(settings, out_dir, seed),
             max_length=None,
             # TRL's defaults suit large models; the scorer keeps its own precision.
             bf16=False,
             gradient_checkpointing=False,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            save_strategy="no",
-            report_to="none",
-            logging_steps=settings.evaluate_every,
-            logging_nan_inf_filter=False,
-            disable_tqdm=True,
         ),
         train_dataset=Dataset.from_list(list(rows)),
         processing_class=tokenizer,
+        callbacks=list(callbacks),
     )
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()

@@ -48,6 +48,11 @@ class ValueRow:
     weights: tuple[float, ...]
     states: tuple[int, ...]
 
+    @property
+    def teaches(self) -> bool:
+        """Whether a finished response went through the question's states."""
+        return any(self.weights)
+
 
 def pack_values(
     question: str, prompt_ids: Sequence[int], targets: Sequence[tuple[Sequence[int], float, float]]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..answers import extract
 from ..config.load import Config, validate
 from ..errors import CheckpointError, ConfigError
-from .checkpoint import write_json
+from ..types import Task
+from .checkpoint import read_lines, write_json, write_whole
+
+MOST_LETTERS = 500  # of a question in test.jsonl
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,12 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        return self.path / "report.png"
+        return self.path / "report.html"
+
+    @property
+    def answers(self) -> Path:
+        """What was answered to the test problems before and after training."""
+        return self.path / "test.jsonl"
 
     @property
     def student(self) -> Path:
@@ -73,18 +83,23 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines; one that a crash cut is left out."""
-        if not self.metrics.exists():
-            return []
-        text = self.metrics.read_text(encoding="utf-8")
-        try:
-            return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        except ValueError as error:
-            raise CheckpointError(f"{self.metrics} has a line that is not JSON: remove that line") from error
+        return read_lines(self.metrics)
 
     def forget_metrics_from(self, number: int) -> None:
         """Drop the lines of rounds that will be trained again."""
         kept = [line for line in self.read_metrics() if line.get("round", -1) < number]
         self.metrics.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+    def write_answers(
+        self, when: str, tasks: Sequence[Task], responses: Sequence[str], correct: Sequence[bool]
+    ) -> None:
+        """Add the final answers of `when` ("before" or "after") to test.jsonl: one line a problem, with its question."""
+        lines = {line["id"]: line for line in read_lines(self.answers)}
+        for task, response, right in zip(tasks, responses, correct, strict=True):
+            problem = task.problem
+            line = lines.setdefault(problem.id, {"id": problem.id, "question": problem.question[:MOST_LETTERS]})
+            line[when] = {"answer": extract(response), "correct": right}
+        write_whole(self.answers, "".join(json.dumps(line) + "\n" for line in lines.values()))
 
 
 def new_run(checkpoint_dir: Path) -> RunFolder:

@@ -32,8 +32,9 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from ..errors import DataError, TrainingError
+from ..policy.student import Student
 from ..types import Task
-from .models import Economy, load_trained_state, trained_state
+from .models import Economy, load_trained_state, quiet_arguments, trained_state
 
 Row = dict[str, list[Any]]
 Evaluate = Callable[[torch.nn.Module], float]
@@ -73,17 +74,14 @@ class SftSettings:
     shape: StudentShape = field(default_factory=StudentShape)
 
 
-def sft_rows(
-    tasks: Iterable[Task], tokenizer: PreTrainedTokenizerBase, question_weight: float = 0.1, row_weight: float = 1.0
-) -> list[Row]:
-    """Rows of worked solutions: question tokens weigh `question_weight`, answer tokens 1, both times `row_weight`."""
-    rows = []
+def sft_rows(tasks: Iterable[Task], student: Student, question_weight: float = 0.1) -> list[Row]:
+    """Rows of worked solutions: question tokens weigh `question_weight`, answer tokens 1."""
+    rows: list[Row] = []
     for task in tasks:
         if task.solution is None:
             raise DataError(f"task {task.problem.id!r} has no worked solution to train on; leave it out.")
-        prompt = tokenizer(task.problem.question + "\n", add_special_tokens=False)["input_ids"]
-        answer = [*tokenizer(task.solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        weights = [question_weight * row_weight] * len(prompt) + [row_weight] * len(answer)
+        prompt, answer = student.worked(task)
+        weights = [question_weight] * len(prompt) + [1.0] * len(answer)
         rows.append({"input_ids": [*prompt, *answer], "weights": weights})
     return rows
 
@@ -128,6 +126,9 @@ class WeightedCollator:
 class WeightedSFTTrainer(SFTTrainer):
     """TRL's SFT trainer with a weight per token, for rows collated by `WeightedCollator`."""
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None of TRL's: the student's folder gets the run's own (`train.model_card`)."""
+
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
         # The sum of weights takes the place of the token count, so that accumulation and ranks divide by one total. A
         # row's first token is never predicted.
@@ -166,10 +167,16 @@ class WeightedSFTTrainer(SFTTrainer):
 class TimedSFTTrainer(WeightedSFTTrainer):
     """Adds the settings' learning-rate schedule, which also follows the clock, and the stop at `max_seconds`."""
 
-    def __init__(self, settings: SftSettings, evaluate: Evaluate | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        settings: SftSettings,
+        evaluate: Evaluate | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
+        **kwargs: Any,
+    ) -> None:
         self.settings = settings
         self.watch = _Watch(settings, evaluate)
-        super().__init__(**kwargs, callbacks=[self.watch])
+        super().__init__(**kwargs, callbacks=[self.watch, *callbacks])
         self.remove_callback(PrinterCallback)  # the caller has the losses; a library doesn't print
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -238,6 +245,7 @@ def train_student(
     out_dir: Path,
     evaluate: Evaluate | None = None,
     economy: Economy = Economy(),  # noqa: B008
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best evaluated weights.
 
@@ -249,6 +257,7 @@ def train_student(
     trainer = TimedSFTTrainer(
         settings,
         evaluate,
+        callbacks,
         model=model,
         args=_trainer_arguments(settings, out_dir, economy),
         train_dataset=Dataset.from_list(list(rows)),
@@ -282,18 +291,20 @@ def run_sft(
     tokenizer: PreTrainedTokenizerBase,
     evaluate: Evaluate | None = None,
     measure: Callable[[torch.nn.Module], Mapping[str, Any]] | None = None,
-    model: PreTrainedModel | None = None,
+    model: PreTrainedModel,
     facts: Mapping[str, Any] | None = None,
     economy: Economy = Economy(),  # noqa: B008
     save: Callable[[Any, Path], None] = lambda model, folder: model.save_pretrained(folder),
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train a student (a new one where `model` is None) and write weights, tokenizer and `manifest.json` to `out_dir`.
+    """Train a student and write weights, tokenizer and `manifest.json` to `out_dir`.
 
     `measure` is called once, on the finished model, for the test figures; `facts` are added as they are (say, which
     tasks the rows are); `save` writes the weights. Returns the manifest.
     """
-    model = new_student(tokenizer, settings.shape, settings.seed) if model is None else model
-    result = train_student(model, rows, tokenizer, settings, out_dir=out_dir, evaluate=evaluate, economy=economy)
+    result = train_student(
+        model, rows, tokenizer, settings, out_dir=out_dir, evaluate=evaluate, economy=economy, callbacks=callbacks
+    )
     evaluations = result.pop("evaluations")
     manifest = {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -340,10 +351,7 @@ def _trainer_arguments(settings: SftSettings, out_dir: Path, economy: Economy) -
         remove_unused_columns=False,
         # TRL's defaults suit large models: fp32 is faster on a CPU, and there is nothing to checkpoint in a small one.
         **economy.arguments(),
-        dataloader_pin_memory=torch.cuda.is_available(),
         save_strategy="no",
-        report_to="none",
         logging_steps=50,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
+        **quiet_arguments(),
     )

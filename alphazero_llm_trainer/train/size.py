@@ -7,18 +7,24 @@ from dataclasses import dataclass
 
 from ..config.load import Config
 from ..config.sections import StudentModel
+from ..problems.source import open_source
 
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
     """Counts of a run; what is sampled is an upper bound: trees that end early, and steps in common, make it less.
 
-    `responses` are those to a question, `teacher_calls` and `sampled_tokens` those of all rounds.
+    A checkpoint comes after every `save_every_rounds` rounds. `rows_per_round` is a multiple of the batch size, of which
+    trees fill `policy_rows` and replayed demonstrations the rest; `share` is theirs of a minibatch. `responses` are
+    those to a question, `teacher_calls` and `sampled_tokens` those of all rounds.
     """
 
     config: Config
     rounds: int
     questions_per_round: int
+    save_every_rounds: int
+    share: float
+    policy_rows: int
     rows_per_round: int
     updates_per_round: int
     responses: int
@@ -29,18 +35,19 @@ class RunSize:
     @classmethod
     def of(cls, config: Config) -> RunSize:
         train, search = config.train, config.search
+        # Rounds shrink until a whole number of them makes `save_every` questions.
         parts = math.ceil(train.save_every / train.questions_per_round)
         size = min(math.ceil(train.save_every / parts), train.num_examples)
         rounds = math.ceil(train.num_examples / size)
+        share, batch = replayed(config), train.settings.batch_size
         if train.method == "legacy":
             updates = train.legacy.updates_per_round
-            rows = updates * train.legacy.batch_size
+            rows = own = updates * batch
         else:
             settings = train.ppo if train.method == "ppo" else train.grpo
             own = train.ppo.rows_per_round if train.method == "ppo" else train.rows_per_round
-            rows = math.ceil(round(own / (1 - replayed(config)), 6) / settings.batch_size) * settings.batch_size
-            rows = max(settings.batch_size, rows)
-            updates = settings.epochs * rows // settings.batch_size
+            rows = max(batch, math.ceil(round(own / (1 - share), 6) / batch) * batch)
+            updates = settings.epochs * rows // batch
         expansions, responses = searched(config)
         tokens = responses * search.max_tokens
         if search.budget_tokens is not None:
@@ -52,6 +59,9 @@ class RunSize:
             config,
             rounds,
             size,
+            parts,
+            share,
+            own,
             rows,
             updates,
             responses,
@@ -59,6 +69,11 @@ class RunSize:
             evaluated,
             train.num_examples * asked,
         )
+
+    @property
+    def questions(self) -> int:
+        """Those of all rounds; the last one may have fewer."""
+        return self.rounds * self.questions_per_round
 
     @property
     def updates(self) -> int:
@@ -71,12 +86,21 @@ class RunSize:
 
 
 def replayed(config: Config) -> float:
-    """The share of a minibatch that replays demonstrations."""
-    train, embedded = config.train, config.problems.source == "embedded"
-    share = train.demonstration_share
-    if not train.demonstrations or (not embedded and not share):
+    """The share of a minibatch that replays demonstrations: unless set, what the source says."""
+    share = config.train.demonstration_share
+    if not config.train.demonstrations:
         return 0.0
-    return share if share is not None else 0.2
+    return open_source(config).demonstration_share if share is None else share
+
+
+def used_questions(config: Config) -> int:
+    """How many of the first training questions warm-up and a run of the configured size take: no data for what judges it.
+
+    A run's questions begin after the demonstrations that it replays, else with the first question.
+    """
+    train = config.train
+    questions = train.first_question + train.num_examples
+    return train.demonstrations + questions if replayed(config) else max(train.demonstrations, questions)
 
 
 def searched(config: Config) -> tuple[int, int]:

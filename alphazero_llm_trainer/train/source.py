@@ -15,6 +15,7 @@ from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..policy.student import Student
 from ..policy.tokens import EngineTokens
+from ..problems.load import tasks_of
 from ..search.driver import derive_seed
 from ..search.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
 from ..search.journal import Journal
@@ -31,6 +32,7 @@ from .credit import (
     visit_advantages,
 )
 from .rows import TrainRow
+from .size import RunSize, replayed
 
 
 class Interrupted(Exception):
@@ -82,12 +84,9 @@ def outcome(tree: Tree) -> str | None:
     return None if not right else "mixed" if len(right) == 2 else "solved" if right == {True} else "hopeless"
 
 
-def deepest(tree: Tree) -> int:
-    """The depth of a tree's deepest node; the root's is 0. Parents come before their children."""
-    depths = [0] * len(tree)
-    for node in range(1, len(tree)):
-        depths[node] = depths[tree.parent[node]] + 1
-    return max(depths)
+def demonstrations(config: Config) -> list[Task]:
+    """The worked solutions that a run replays: the first tasks of the train split."""
+    return tasks_of(config, "train", config.train.demonstrations if replayed(config) else 0)
 
 
 class RoundSource:
@@ -96,7 +95,7 @@ class RoundSource:
     Args:
         student: the policy under training; its engine is told about new weights at the start of each round.
         collector: searches and grades.
-        tasks: training questions in order; round k takes the k-th slice of `questions_per_round`.
+        tasks: training questions in order; round k takes the k-th slice of `size.questions_per_round`.
         demonstrations: worked solutions that are replayed, may be empty.
         journal: where finished trees go, and come from after a restart.
         verifier: scores steps for `train.grpo.credit: process`; else None.
@@ -113,7 +112,7 @@ class RoundSource:
         demonstrations: Sequence[Task],
         journal: Journal,
         *,
-        questions_per_round: int,
+        size: RunSize,
         verifier: Verifier | None = None,
         on_tree: Callable[[GradedTree], None],
         on_round: Callable[[RoundStats], None],
@@ -121,49 +120,27 @@ class RoundSource:
     ) -> None:
         self.student, self.config, self.collector = student, config, collector
         self.tasks, self.demonstrations, self.journal = tasks, demonstrations, journal
-        self.questions_per_round, self.verifier = questions_per_round, verifier
+        self.size, self.verifier = size, verifier
         self.on_tree, self.on_round, self.stop = on_tree, on_round, stop
         self._buffer: list[TrainRow] = []
         self._buffered_rounds = 0
         self._own: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self._own_rounds = 0
 
-    # -- how many rows -----------------------------------------------------------------------------------------------
-
-    @property
-    def policy_rows(self) -> int:
-        """Rows of a GRPO or PPO round that trees may fill."""
-        train = self.config.train
-        return train.ppo.rows_per_round if train.method == "ppo" else train.rows_per_round
-
     @property
     def demonstration_rows(self) -> int:
         """Replayed rows of a GRPO or PPO round."""
-        return self.round_rows - self.policy_rows if self.demonstrations else 0
-
-    @property
-    def round_rows(self) -> int:
-        """All rows of a GRPO or PPO round: a multiple of the batch size."""
-        train = self.config.train
-        share = self.share if self.demonstrations else 0.0
-        size = train.ppo.batch_size if train.method == "ppo" else train.grpo.batch_size
-        return max(size, math.ceil(round(self.policy_rows / (1 - share), 6) / size) * size)
-
-    @property
-    def share(self) -> float:
-        """The share of replayed rows; unless it is set, a fifth on the embedded problems and none elsewhere."""
-        share = self.config.train.demonstration_share
-        return share if share is not None else (0.2 if self.config.problems.source == "embedded" else 0.0)
+        return self.size.rows_per_round - self.size.policy_rows if self.demonstrations else 0
 
     # -- a round -----------------------------------------------------------------------------------------------------
 
     def grpo(self, number: int) -> list[TrainRow]:
-        """Exactly `round_rows` rows of round `number`, advantages included."""
+        """Exactly `size.rows_per_round` rows of round `number`, advantages included."""
         trees, stats = self.search(number)
         return self.filled(number, trees, self.credited(trees, stats), stats)
 
     def ppo(self, number: int) -> list[TrainRow]:
-        """Exactly `round_rows` rows of round `number`: sampled responses, as often as each was sampled, with rewards."""
+        """As `grpo`: sampled responses, as often as each was sampled, with rewards."""
         trees, stats = self.search(number)
         rows: list[TrainRow] = []
         # Whole questions, which share their prompt: the mixed ones first, as GRPO trains on; the rest in random order.
@@ -186,12 +163,12 @@ class RoundSource:
                 self._own += self.solved(self.restored(earlier))
             self._own += self.solved(trees)
             self._own_rounds = number + 1
-        wanted = self.round_rows - self.demonstration_rows
+        wanted = self.size.rows_per_round - self.demonstration_rows
         stats.rows, stats.rows_unused = min(len(rows), wanted), max(len(rows) - wanted, 0)
         rows = rows[:wanted]
         stats.rows_filled = wanted - len(rows)
         rows += self.replayed(number, self.demonstration_rows + (stats.rows_filled if self.demonstrations else 0))
-        rows += [self.silent(trees)] * (self.round_rows - len(rows))
+        rows += [self.silent(trees)] * (self.size.rows_per_round - len(rows))
         self.finish(stats)
         return rows
 
@@ -206,7 +183,7 @@ class RoundSource:
         self._buffered_rounds = number + 1
         rng = Random(derive_seed(self.config.seed, "legacy", number))
         rows: list[TrainRow] = []
-        replay = round(settings.batch_size * self.share) if self.demonstrations else 0
+        replay = round(settings.batch_size * self.size.share) if self.demonstrations else 0
         for _ in range(settings.updates_per_round):
             own = settings.batch_size - replay
             batch = self.replayed(rng.getrandbits(62), replay, scored=False)
@@ -224,7 +201,7 @@ class RoundSource:
     def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
         """The graded trees of a round, in the order of its questions."""
         began = time.perf_counter()
-        model, size = self.student.model, self.questions_per_round
+        model, size = self.student.model, self.size.questions_per_round
         training = model.training
         model.eval()
         self.student.engine.set_policy(None, number)
@@ -246,10 +223,6 @@ class RoundSource:
             stats.simulations_per_second = stats.simulations / max(stats.search_seconds, 1e-9)
         # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
         stats.cost.seconds = stats.search_seconds
-        if self.collector.perplexity is not None:
-            spent = self.collector.perplexity.frozen.engine.cost
-            stats.cost.add(spent)
-            spent.clear()
         return trees, stats
 
     async def _search(self, missing: list[tuple[str, Task]], number: int, found: dict[str, GradedTree]) -> None:
@@ -262,7 +235,7 @@ class RoundSource:
 
     def restored(self, number: int) -> list[GradedTree]:
         """The trees of a round that the journal has."""
-        size = self.questions_per_round
+        size = self.size.questions_per_round
         trees = []
         for task in self.tasks[number * size : (number + 1) * size]:
             record = self.journal.get(f"{number}/{task.problem.id}")
@@ -293,7 +266,7 @@ class RoundSource:
             stats.simulations += tree.tree.N[ROOT]
             stats.nodes_per_tree += (len(tree.tree) - 1) / len(trees)
             stats.tokens_per_tree += tree.cost.sampled_tokens / len(trees)
-            stats.depth += deepest(tree.tree) / len(trees)
+            stats.depth += max(tree.tree.depths()) / len(trees)
         stats.mean_reward = total / max(stats.samples, 1)
 
     def finish(self, stats: RoundStats) -> None:
@@ -340,10 +313,12 @@ class RoundSource:
         grpo, grown = self.config.train.grpo, tree.tree
         if grpo.credit == "step":
             return [
-                step_advantages(step_values(grown, t), t.lengths, scale=scale, clip=grpo.advantage_clip) for t in found
+                step_advantages(values, t.lengths, scale=scale, clip=grpo.advantage_clip)
+                for t, values in zip(found, self._step_values(grown, found), strict=True)
             ]
         if grpo.credit in ("tree", "visits"):
-            return [self._among_siblings(tree, t) for t in found]
+            worth = self.collector.worth(grown) if grpo.credit == "tree" else (grown.N, grown.W)
+            return [self._among_siblings(grown, t, *worth) for t in found]
         rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
         whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
         if grpo.credit == "group":
@@ -353,9 +328,19 @@ class RoundSource:
             for a, steps in zip(whole, process, strict=True)
         ]
 
-    def _among_siblings(self, tree: GradedTree, found: Trajectory) -> list[float]:
-        """Tree or visit credit of one response; tokens of a rollout have no siblings and get 0."""
-        grpo, grown, parent = self.config.train.grpo, tree.tree, ROOT
+    def _step_values(self, tree: Tree, found: list[Trajectory]) -> list[list[tuple[float, float]]]:
+        """`(Q(child), V(parent))` of each response's steps, in the currency of `train.reward`."""
+        counts, sums = self.collector.worth(tree)
+        return [step_values(t, self.collector.reward(t), counts, sums) for t in found]
+
+    def _among_siblings(
+        self, grown: Tree, found: Trajectory, counts: Sequence[int], sums: Sequence[float]
+    ) -> list[float]:
+        """Tree or visit credit of one response; tokens of a rollout have no siblings and get 0.
+
+        `counts` and `sums` are what the nodes are worth (`Collector.worth`).
+        """
+        grpo, parent = self.config.train.grpo, ROOT
         siblings, chosen, lengths, outside = [], [], [], 0
         for node, length in zip(found.nodes, found.lengths, strict=True):
             if node == OUTSIDE:
@@ -365,14 +350,15 @@ class RoundSource:
             around = [
                 child
                 for child in grown.children[parent]
-                if (grown.N[child] or child == node) and (grpo.teacher_rows or grown.source[child] == STUDENT)
+                if (counts[child] or child == node) and (grpo.teacher_rows or grown.source[child] == STUDENT)
             ]
             siblings.append(around)
             chosen.append(around.index(node))
             lengths.append(length)
             parent = node
         if grpo.credit == "tree":
-            values = [[(grown.q(n) if grown.N[n] else found.reward, max(grown.N[n], 1)) for n in s] for s in siblings]
+            reward = self.collector.reward(found)
+            values = [[(sums[n] / counts[n], counts[n]) if counts[n] else (reward, 1) for n in s] for s in siblings]
             advantages = tree_advantages(values, chosen, lengths, clip=grpo.advantage_clip)
         else:
             visits = [[(grown.N[n], math.fsum(grown.logprobs[n])) for n in s] for s in siblings]
@@ -421,7 +407,8 @@ class RoundSource:
         ]
 
     def _step_scale(self, groups: list[tuple[GradedTree, list[Trajectory]]]) -> float:
-        differences = [q - v for tree, found in groups for t in found for q, v in step_values(tree.tree, t)]
+        values = [one for tree, found in groups for one in self._step_values(tree.tree, found)]
+        differences = [q - v for of_response in values for q, v in of_response]
         if not differences:
             return 1.0
         return math.sqrt(math.fsum(d * d for d in differences) / len(differences)) or 1.0
@@ -454,10 +441,10 @@ class RoundSource:
         rng = Random(derive_seed(self.config.seed, "replay", number))
         weight = self.config.train.demonstration_weight
         if self._own:
-            pool = [self.worked(task) for task in self.demonstrations] + self._own
+            pool = [self.student.worked(task) for task in self.demonstrations] + self._own
             pairs = rng.sample(pool, count) if count <= len(pool) else rng.choices(pool, k=count)
         else:
-            pairs = [self.worked(rng.choice(self.demonstrations)) for _ in range(count)]
+            pairs = [self.student.worked(rng.choice(self.demonstrations)) for _ in range(count)]
         old = [[0.0] * len(ids) for _, ids in pairs]
         if scored:
             model = self.student.model
@@ -469,11 +456,6 @@ class RoundSource:
             TrainRow(prompt, ids, tuple(logprobs), (weight,) * len(ids), 1.0, kind="demonstration")
             for (prompt, ids), logprobs in zip(pairs, old, strict=True)
         ]
-
-    def worked(self, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A demonstration's prompt and solution as tokens."""
-        solution = (*self.student.encode(task.solution or ""), self.student.engine.eos_id)
-        return self.student.prompt_ids(task.problem.question), solution
 
     def solved(self, trees: list[GradedTree]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         """The likeliest response to each question that was answered rightly every time: no credit, but worth keeping."""

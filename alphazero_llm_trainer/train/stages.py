@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.load import Config
 from ..errors import CheckpointError, DataError, TrainingError
-from ..policy.student import load_student, resolve_name
+from ..live import Progress
+from ..policy.folders import resolve_name
+from ..policy.student import load_student
 from ..policy.value import policy_fingerprint
 from ..search.journal import read
 from ..search.tree import Tree
 from ..types import Cost, Task
 from .arena import Side
-from .checkpoint import write_json
+from .checkpoint import write_json, write_whole
 from .loop import Run
-from .report import Progress
 from .run import RunFolder
 from .source import outcome
-from .value_run import JOURNAL, Question, read_questions, save_value, split_by_question, train_value
+from .value_run import Question, read_questions, save_value, split_by_question, train_value
 
 if TYPE_CHECKING:
     from .prm_data import StepSet
@@ -122,15 +123,15 @@ def trained(run: Path, config: Config) -> Path:
     return folder.adapter if quantised else folder.student
 
 
-def learn_value(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, Any]:
+def learn_value(config: Config, out: Path, side: Side, stop: Stop, progress: Progress) -> dict[str, Any]:
     """A value network on the generation's trees, in its folder."""
     emptied(out)
     student = side.load(config)
-    questions = read_questions([out.parent / "policy" / JOURNAL])
+    questions = read_questions([out.parent / "policy"])
     settings = config.train.value
     try:
         parts = split(questions, settings.validation_share, settings.test_share, out)
-        valued = train_value(student, config, parts, out, watching(stop))
+        valued = train_value(student, config, parts, out, watching(stop), progress)
     except DataError as error:
         return untrained(error)
     save_value(out, valued, student, config, {"generation": side.generation})
@@ -143,7 +144,7 @@ def learn_value(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, 
     }
 
 
-def learn_prm(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, Any]:
+def learn_prm(config: Config, out: Path, side: Side, stop: Stop, progress: Progress) -> dict[str, Any]:
     """A process reward model on the generation's trees, in its folder."""
     from .prm_data import read_sets, spoiled_demonstrations
     from .prm_run import save_prm, train_prm
@@ -152,11 +153,11 @@ def learn_prm(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, An
     watch = watching(stop)
     student = side.load(config)
     settings = config.train.prm
-    sets = read_sets([out.parent / "policy" / JOURNAL], student, settings)
+    sets = read_sets([out.parent / "policy"], student, settings)
     try:
         parts = split(sets, settings.validation_share, settings.test_share, out)
         parts[0].extend(spoiled_demonstrations(student, config, {judged.text for judged in sets}))
-        trained = train_prm(student, config, parts, out, lambda kind, line: watch(line))
+        trained = train_prm(student, config, parts, out, lambda kind, line: watch(line), progress)
     except DataError as error:
         return untrained(error)
     save_prm(out, trained, student, config, {"generation": side.generation})
@@ -216,9 +217,7 @@ def write_questions(path: Path, found: Sequence[tuple[str, Task | Question | Ste
         else:
             line = {"problem": {"id": one.id, "question": one.text}}
         lines.append(json.dumps({"key": f"{part}/{line['problem']['id']}", "part": part} | line) + "\n")
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "".join(lines))
 
 
 def emptied(folder: Path) -> Path:

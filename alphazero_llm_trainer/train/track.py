@@ -11,14 +11,13 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
+from ..config.load import flat
 from ..errors import ConfigError
 
 PROJECT = "alphazero-llm-trainer"
@@ -46,12 +45,14 @@ class _Accelerated(Tracker):
     """A tracker of accelerate's."""
 
     def __init__(self, tracker: Any) -> None:
+        from accelerate import PartialState
+
         PartialState()  # accelerate's trackers ask it which process they are in
         self.tracker = tracker
         tracker.start()
 
     def parameters(self, values: Mapping[str, Any]) -> None:
-        self.tracker.store_init_configuration(dict(flat(values)))
+        self.tracker.store_init_configuration(plain(values))
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         self.tracker.log(numbers(values), step=step)
@@ -163,7 +164,7 @@ class _TensorBoard(_Accelerated):
         super().__init__(TensorBoardTracker("tensorboard", logging_dir=str(folder)))
 
     def parameters(self, values: Mapping[str, Any]) -> None:
-        lines = "\n".join(f"| {name} | {value} |" for name, value in flat(values))
+        lines = "\n".join(f"| {name} | {value} |" for name, value in plain(values).items())
         self.tracker.writer.add_text("parameters", f"| key | value |\n|---|---|\n{lines}")
 
     def artifacts(self, paths: Sequence[Path]) -> None:
@@ -184,13 +185,10 @@ def check_tracker(kind: str) -> None:
         raise ConfigError(MISSING.format(kind=kind))
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def plain(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Nested mappings as dotted names; lists and None become text."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value if isinstance(value, bool | int | float | str) else str(value)
+    kept = bool | int | float | str
+    return {name: value if isinstance(value, kept) else str(value) for name, value in flat(values)}
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:

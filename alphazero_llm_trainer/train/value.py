@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -23,16 +24,20 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel, Print
 from transformers import TrainingArguments as Arguments
 
 from ..config.sections import LoraConfig
-from ..config.train import ValueConfig
-from ..errors import ConfigError, DataError, TrainingError
+from ..config.train import JudgeConfig, ValueConfig
+from ..errors import DataError, TrainingError
 from ..policy.adapters import VALUE, bind
-from .models import attach
+from ..policy.logistic import fit_logistic
+from .models import attach, deepen, load_trained_state, quiet_arguments, trained_state
+from .packing import ancestor_mask
 from .rows import ValueRow
 
 Watcher = Callable[[dict[str, float]], None]
+Row = TypeVar("Row", bound=ValueRow)
 HEAD_ITERATIONS = 40  # of L-BFGS, for each strength of regularisation
 POOL = 16  # batches whose rows are sorted by length together
 STRENGTHS = (1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # L2 on the standardised features' weights
+HEAD_FITS = len(STRENGTHS) * HEAD_ITERATIONS // 10  # lines of the curve
 
 
 @dataclass(slots=True)
@@ -68,6 +73,8 @@ class ValueCollator:
     The mask is additive: a token sees itself and its ancestors in the trie, nothing beside it.
     """
 
+    inputs = ("input_ids", "position_ids", "attention_mask")
+
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
 
@@ -80,15 +87,10 @@ class ValueCollator:
             end = len(row.token_ids)
             ids[i, :end], positions[i, :end], ends[i, :end] = row.token_ids, row.positions, row.ends
             targets[i, :end], weights[i, :end] = row.targets, row.weights
-        at = np.arange(width)
-        seen = (at[None, None, :] <= at[None, :, None]) & (at[None, :, None] < ends[:, None, :])
-        mask = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(
-            ~torch.from_numpy(seen), torch.finfo(self.dtype).min
-        )
         return {
             "input_ids": torch.from_numpy(ids),
             "position_ids": torch.from_numpy(positions),
-            "attention_mask": mask[:, None],
+            "attention_mask": ancestor_mask(torch.from_numpy(ends), self.dtype),
             "targets": torch.from_numpy(targets),
             "weights": torch.from_numpy(weights),
         }
@@ -115,38 +117,42 @@ def ranking_loss(
     return (loss * share).sum() / share.sum().clamp(min=1e-8)
 
 
-def batches(rows: Sequence[ValueRow], size: int) -> Iterator[list[int]]:
+def batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
     """Indices of rows, rows of like length together."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
     return (order[i : i + size] for i in range(0, len(order), size))
 
 
 @torch.inference_mode()
-def forward_states(model: Any, rows: Sequence[ValueRow], size: int, pick: Callable[[Any], torch.Tensor]) -> list[Any]:
-    """For each row, what `pick` reads from the outputs `[B, T, ...]`, at the row's states `[S, ...]` (fp32, CPU)."""
+def forward_rows(
+    model: Any, rows: Sequence[Row], size: int, collate: Any, pick: Callable[[Any, int, Row], torch.Tensor]
+) -> list[torch.Tensor]:
+    """For each row, what `pick` reads from the outputs of its batch (fp32, CPU); `collate.inputs` are the model's."""
     training = model.training
     model.eval()
-    parameter = next(model.parameters())
-    collate = ValueCollator(parameter.dtype)
+    device = next(model.parameters()).device
     found: list[Any] = [None] * len(rows)
     for indices in batches(rows, size):
         inputs = collate([rows[i] for i in indices])
-        given = {k: inputs[k].to(parameter.device) for k in ("input_ids", "position_ids", "attention_mask")}
-        output = pick(model(**given)).float().cpu()
-        for i, one in zip(indices, output, strict=True):
-            found[i] = one[list(rows[i].states)].clone()
+        outputs = model(**{name: inputs[name].to(device) for name in collate.inputs})
+        for at, i in enumerate(indices):
+            found[i] = pick(outputs, at, rows[i]).float().cpu()
     model.train(training)
     return found
 
 
 def hidden_states(model: PreTrainedModel, rows: Sequence[ValueRow], size: int = 32) -> list[torch.Tensor]:
     """The policy's final hidden states (after the last norm) at each row's states: `[S, D]` a row."""
-    return forward_states(model.base_model, rows, size, lambda output: output.last_hidden_state)
+    collate = ValueCollator(model.dtype)
+    return forward_rows(
+        model.base_model, rows, size, collate, lambda output, at, row: output.last_hidden_state[at, list(row.states)]
+    )
 
 
 def network_logits(network: Any, rows: Sequence[ValueRow], size: int = 32) -> list[torch.Tensor]:
     """A network's logits at each row's states: `[S]` a row."""
-    return forward_states(network, rows, size, lambda output: output.logits[..., 0])
+    collate = ValueCollator(next(network.parameters()).dtype)
+    return forward_rows(network, rows, size, collate, lambda output, at, row: output.logits[at, list(row.states), 0])
 
 
 def state_data(rows: Sequence[ValueRow]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,34 +178,26 @@ def weighted(rows: Sequence[ValueRow], power: float) -> list[ValueRow]:
     return scaled
 
 
-def check(train: Sequence[ValueRow], held_out: Sequence[ValueRow]) -> None:
-    """Raise DataError unless both sets have questions and share none."""
+def check(train: Sequence[Row], held_out: Sequence[Row]) -> None:
+    """Raise DataError unless both sets have questions that teach something and share none."""
     for name, rows in (("training", train), ("held-out", held_out)):
-        if not any(weight for row in rows for weight in row.weights):
-            raise DataError(f"there is no {name} question with a finished response: collect more trees")
+        if not any(row.teaches for row in rows):
+            raise DataError(
+                f"no {name} question has anything to learn from: collect more trees, or for a PRM lower train.prm.margin"
+            )
     both = {row.question for row in train} & {row.question for row in held_out}
     if both:
         raise DataError(f"{len(both)} questions are both in training and held out: split by question")
 
 
 def platt(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> tuple[float, float]:
-    """Scale and shift with the least cross-entropy of sigmoid(scale*logit + shift) (Platt 1999), by Newton's method.
+    """Scale and shift with the least cross-entropy of sigmoid(scale*logit + shift) (Platt 1999).
 
-    Gives (1, 0) where that would not raise the order of the states: a scale that isn't positive, or no finite solution.
+    Gives (1, 0) where that would turn the order of the states round.
     """
-    x, y, w = (t.double() for t in (logits, targets, weights / weights.sum()))
-    features = torch.stack((x, torch.ones_like(x)), dim=1)
-    solution = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    for _ in range(50):
-        p = (features @ solution).sigmoid()
-        gradient = features.T @ (w * (p - y)) + 1e-6 * (solution - torch.tensor([1.0, 0.0], dtype=torch.float64))
-        curvature = (features * (w * p * (1 - p))[:, None]).T @ features + 1e-6 * torch.eye(2, dtype=torch.float64)
-        step = torch.linalg.solve(curvature, gradient)
-        solution = solution - step.clamp(-2.0, 2.0)
-        if float(step.abs().max()) < 1e-9:
-            break
-    scale, shift = solution.tolist()
-    return (scale, shift) if math.isfinite(scale) and math.isfinite(shift) and scale > 0 else (1.0, 0.0)
+    x, y, w = (t.double().numpy() for t in (logits, targets, weights))
+    scale, shift = fit_logistic(x[:, None], y, w).plain
+    return (scale, shift) if scale >= 0 else (1.0, 0.0)
 
 
 # -- the head ----------------------------------------------------------------------------------------------------------
@@ -233,7 +231,7 @@ def train_head(
             loss.backward()
             return loss
 
-        for _ in range(HEAD_ITERATIONS // 10):
+        for _ in range(HEAD_FITS // len(STRENGTHS)):
             optimiser.step(closure)
             with torch.no_grad():
                 line = evaluation(len(curve) + 1, x @ solution[:-1] + solution[-1], y, w)
@@ -289,8 +287,7 @@ def new_network(policy: PreTrainedModel, extra_layers: int = 0) -> Any:
     """
     shape = copy.deepcopy(policy.config)
     backbone: Any = copy.deepcopy(policy.base_model)
-    if extra_layers:
-        deepen(backbone, shape, extra_layers)
+    deepen(backbone, shape, extra_layers)
     return headed(policy, shape, backbone).requires_grad_(True)
 
 
@@ -307,24 +304,6 @@ def headed(policy: PreTrainedModel, shape: Any, backbone: Any) -> Any:
     weight: Any = policy.get_input_embeddings().weight
     network.score = score.to(weight.device)
     return network
-
-
-def deepen(backbone: Any, shape: Any, extra_layers: int) -> None:
-    """Put layers on top of a backbone in place (and into `shape`, its configuration), each an identity at first.
-
-    Raises ConfigError for a quantised backbone, or one whose layers are of different kinds.
-    """
-    quantised = getattr(backbone, "is_quantized", False) or getattr(shape, "quantization_config", None)
-    if quantised or getattr(shape, "layer_types", None):
-        raise ConfigError("extra_layers needs a policy of plain, equal layers: use 0 for this one")
-    for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
-        layer = copy.deepcopy(backbone.layers[-1])
-        layer.self_attn.layer_idx = index
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-        backbone.layers.append(layer)
-    shape.num_hidden_layers += extra_layers
-    backbone.config.num_hidden_layers = shape.num_hidden_layers
 
 
 def score_layer(network: Any) -> torch.nn.Linear:
@@ -357,16 +336,28 @@ class LikeLengths(torch.utils.data.Sampler):
         return (index for batch in made + last for index in batch)
 
 
-class ValueTrainer(Trainer):
-    """Hugging Face's trainer with the masked soft-target loss at the rows' states, over rows of like length.
-
-    `rank_weight` times the ranking loss between the states of a question is added.
-    """
-
-    rank_weight = 0.0
+class JudgeTrainer(Trainer):
+    """Hugging Face's trainer over rows of like length."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return LikeLengths(cast(Sequence[ValueRow], self.train_dataset), self.args.train_batch_size, self.args.seed)
+
+    def fit(self, watch: HeldOutWatch) -> float:
+        """Train; the model ends with its best held-out weights. Returns the seconds of training alone."""
+        self.add_callback(watch)
+        self.remove_callback(PrinterCallback)
+        began = time.perf_counter()
+        self.train()
+        seconds = time.perf_counter() - began - watch.paused
+        load_trained_state(watch.model, watch.kept)
+        watch.model.eval()
+        return round(seconds, 1)
+
+
+class ValueTrainer(JudgeTrainer):
+    """The masked soft-target loss at the rows' states; `rank_weight` times the ranking loss between a question's is added."""
+
+    rank_weight = 0.0
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -381,39 +372,82 @@ class ValueTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
 
-class _Watch(TrainerCallback):
-    """Measures train and held-out questions now and then, keeps the best weights, stops when patience is used up."""
+class HeldOutWatch(TrainerCallback):
+    """Measures held-out questions now and then, keeps the best weights, stops when patience is used up.
+
+    Args:
+        model: what is trained.
+        settings: `train.value` or `train.prm`.
+        measure: gives a line of the curve from the last logged training loss.
+        score: of a line; higher is better.
+        watch: told of each line.
+        untrained: whether the weights as they came are measured, and may be the best ones.
+
+    `paused` counts the seconds of measuring.
+    """
 
     def __init__(
-        self, train: Sequence[ValueRow], held_out: Sequence[ValueRow], settings: ValueConfig, watch: Watcher
+        self,
+        model: Any,
+        settings: JudgeConfig,
+        measure: Callable[[float], dict[str, float]],
+        score: Callable[[dict[str, float]], float],
+        watch: Watcher,
+        untrained: bool = False,
     ) -> None:
-        # As many training questions as held-out ones: the same figure on both, for the curve of overfitting. They come
-        # from all over the list, because journals begin with the questions that were searched fastest: the easy ones.
-        chosen = Random(0).sample(range(len(train)), min(len(train), len(held_out)))
-        self.sets = ([train[i] for i in chosen], held_out)
-        self.settings, self.watch = settings, watch
+        self.model, self.settings, self.measure, self.score = model, settings, measure, score
+        self.watch, self.untrained = watch, untrained
         self.curve: list[dict[str, float]] = []
         self.best: dict[str, float] = {}
         self.kept: dict[str, torch.Tensor] = {}
-        self.worse = 0
+        self.worse, self.loss, self.paused = 0, float("nan"), 0.0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if state.global_step % self.settings.evaluate_every and state.global_step < state.max_steps:
-            return
-        line = {"step": float(state.global_step)}
-        for name, rows in zip(("train", "held_out"), self.sets, strict=True):
-            logits = torch.cat(network_logits(model, rows, self.settings.batch_size))
-            line[f"{name}_loss"], line[f"{name}_brier"] = figures(logits, *state_data(rows))
-        if not math.isfinite(line["train_loss"]):
-            raise TrainingError(f"the value's loss is {line['train_loss']}: lower train.value.learning_rate")
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.untrained:
+            self.evaluate(0, control)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "loss" in (logs or {}):
+            self.loss = self.finite("loss", float(logs["loss"]))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.settings.evaluate_every == 0 or state.global_step >= state.max_steps:
+            self.evaluate(state.global_step, control)
+
+    def evaluate(self, step: int, control: Any) -> None:
+        began = time.perf_counter()
+        line = {"step": float(step), **self.measure(self.loss)}
+        self.finite("held-out loss", line["held_out_loss"])
         self.curve.append(line)
         self.watch(line)
-        if not self.best or line["held_out_loss"] < self.best["held_out_loss"]:
-            self.best, self.worse = line, 0
-            self.kept = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+        if not self.best or self.score(line) > self.score(self.best):
+            self.best, self.worse, self.kept = line, 0, trained_state(self.model)
         else:
             self.worse += 1
             control.should_training_stop |= self.worse >= self.settings.patience
+        self.paused += time.perf_counter() - began
+
+    def finite(self, name: str, value: float) -> float:
+        if not math.isfinite(value):
+            raise TrainingError(f"the {name} is {value}: lower train.{self.settings.section}.learning_rate")
+        return value
+
+
+def judge_arguments(settings: JudgeConfig, out_dir: Path, seed: int) -> dict[str, Any]:
+    """The training arguments of transformers for a judge."""
+    return quiet_arguments() | {
+        "output_dir": str(out_dir),
+        "num_train_epochs": settings.epochs,
+        "per_device_train_batch_size": settings.batch_size,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": settings.warmup_steps,
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "seed": seed,
+        "save_strategy": "no",
+        "logging_steps": settings.evaluate_every,
+    }
 
 
 def train_network(
@@ -426,49 +460,40 @@ def train_network(
     seed: int,
     watch: Watcher = lambda line: None,
     learning_rate: float | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> Fitted:
     """Train `network` (of `new_network`, perhaps under LoRA) in place; it ends with its best held-out weights."""
     check(train, held_out)
     train, held_out = weighted(train, settings.weight_power), weighted(held_out, settings.weight_power)
-    callback = _Watch(train, held_out, settings, watch)
+    # As many training questions as held-out ones: the same figure on both, for the curve of overfitting. They come from
+    # all over the list, because journals begin with the questions that were searched fastest: the easy ones.
+    chosen = Random(0).sample(range(len(train)), min(len(train), len(held_out)))
+    sets = {"train": [train[i] for i in chosen], "held_out": held_out}
+
+    def measure(loss: float) -> dict[str, float]:
+        line = {}
+        for name, rows in sets.items():
+            logits = torch.cat(network_logits(network, rows, settings.batch_size))
+            line[f"{name}_loss"], line[f"{name}_brier"] = figures(logits, *state_data(rows))
+        return line
+
     trainer = ValueTrainer(
         model=network,
-        args=Arguments(
-            output_dir=str(out_dir),
-            num_train_epochs=settings.epochs,
-            per_device_train_batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=settings.warmup_steps,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
-            seed=seed,
-            remove_unused_columns=False,
-            dataloader_pin_memory=torch.cuda.is_available(),
-            save_strategy="no",
-            report_to="none",
-            logging_nan_inf_filter=False,
-            disable_tqdm=True,
-        ),
+        args=Arguments(**judge_arguments(settings, out_dir, seed), remove_unused_columns=False),
         train_dataset=list(train),
         data_collator=ValueCollator(next(network.parameters()).dtype),
-        callbacks=[callback],
+        callbacks=list(callbacks),
     )
     trainer.rank_weight = settings.rank_weight
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if name in callback.kept:
-                parameter.copy_(callback.kept[name])
-    network.eval()
+    held = HeldOutWatch(network, settings, measure, lambda line: -line["held_out_loss"], watch)
+    trainer.fit(held)
     score = score_layer(network)
     fitted = Fitted(
         score.weight.detach()[0].float().cpu().clone(),
         float(score.bias.detach()),
         network,
-        callback.curve,
-        callback.best,
+        held.curve,
+        held.best,
     )
     if settings.calibrate:
         logits = torch.cat(network_logits(network, held_out, settings.batch_size))

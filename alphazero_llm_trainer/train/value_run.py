@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,25 +16,37 @@ from safetensors.torch import save_file
 
 from ..collect import Collector
 from ..config.load import Config
+from ..config.train import CollectConfig, JudgeConfig
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.value import States, Verdict, blend, measure, reliability, verdict
+from ..live import Progress
 from ..policy.adapters import VALUE, own_parameters
 from ..policy.adapters import fingerprint as base_fingerprint
+from ..policy.judges import ADAPTER, JudgeFolder
 from ..policy.student import Student
-from ..policy.value import ADAPTER, CARD, LAST_LAYER, policy_fingerprint
+from ..policy.value import FOLDER, policy_fingerprint
 from ..problems.load import check_train_split
-from ..search.journal import Journal, read, shard_paths
+from ..search.journal import Journal, journals, read
 from ..search.targets import endings, value_targets
 from ..search.tree import Tree
 from ..types import Task
 from .checkpoint import fingerprint, write_json
 from .models import Economy, checkpoint_layers, make_trainable, save_adapter
+from .progress import StepProgress, tell_tree
 from .rows import ValueRow, pack_values
-from .value import Fitted, adapter_network, hidden_states, network_logits, new_network, train_head, train_network
+from .value import (
+    HEAD_FITS,
+    Fitted,
+    adapter_network,
+    hidden_states,
+    network_logits,
+    new_network,
+    train_head,
+    train_network,
+)
 
 EXTRA_LAYERS = 2  # of a small network that is trained whole, where train.value.extra_layers is null
-JOURNAL = "journal.jsonl"
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------
@@ -58,23 +70,13 @@ class Asked(Protocol):
 Q = TypeVar("Q", bound=Asked)
 
 
-def journals(path: Path) -> list[Path]:
-    """The journal files of a path: the file itself, or a folder's journal and shards."""
-    if path.is_file():
-        return [path]
-    found = [path / JOURNAL] if (path / JOURNAL).is_file() else shard_paths(path) if path.is_dir() else []
-    if not found:
-        raise DataError(f"--data {path} has no journal.jsonl and no shard-*.jsonl: name a journal or a run's folder")
-    return found
-
-
 def read_questions(paths: Iterable[Path]) -> list[Question]:
-    """The questions of journals with at least one finished response, in the order they are met.
+    """The questions of journals, and of folders that hold some, with at least one finished response, as they are met.
 
     Raises DataError for a record of another split than train, or without a tree.
     """
     found: dict[str, Question] = {}
-    for path in paths:
+    for path in (file for folder in paths for file in journals(folder)):
         for record in read(path):
             check_train_split(record, path)
             try:
@@ -90,34 +92,28 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
 def collect_trees(
     student: Student,
     config: Config,
+    collect: CollectConfig,
     tasks: Sequence[Task],
     path: Path,
     stop: Callable[[], bool],
-    tell: Callable[[int], None],
+    progress: Progress,
 ) -> None:
     """Search `tasks` with many samples a tree into the journal `path`; what is there already is not searched again.
 
-    Trees are graded by correctness alone. `tell` is called with the number of trees that the journal holds.
+    Trees are graded by correctness alone.
     """
-    value = config.train.value
+    groups = {"groups": "tree", "iterations": collect.iterations, "samples": collect.samples, "requeue_iterations": 0}
     settings = config.model_copy(
         update={
-            "search": config.search.model_copy(update={"temperature": value.temperature}),
+            "search": config.search.model_copy(update={"temperature": collect.temperature}),
             "teachers": config.teachers.model_copy(update={"tier": "none", "terminal_checker": False}),
-            "train": config.train.model_copy(
-                update={
-                    "groups": "tree",
-                    "iterations": value.iterations,
-                    "samples": value.samples,
-                    "requeue_iterations": 0,
-                }
-            ),
+            "train": config.train.model_copy(update=groups),
         }
     )
     journal, policy = Journal(path), policy_fingerprint(student.model)
     if any(record.get("policy") != policy for record in journal.records.values()):
         raise DataError(
-            f"journal {path} was searched by another policy than student {student.name}: name another folder"
+            f"journal {path} was searched by another policy than student {student.title}: name another folder"
         )
     missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
 
@@ -125,12 +121,14 @@ def collect_trees(
         async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
             if tree.ended_by != "stopped":
                 journal.append(tree.record(policy=policy))
-                tell(len(journal.records))
+                tell_tree(progress, tree)
 
+    progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
     try:
         if missing:
             asyncio.run(search())
     finally:
+        progress.stop()
         journal.close()
 
 
@@ -170,10 +168,9 @@ def held_out_states(questions: Sequence[Question], student: Student) -> tuple[St
     for number, question in enumerate(questions):
         triples = []
         for tree in question.trees:
-            depth, length, logprob = [0], [0], [0.0]
+            depth, length, logprob = tree.depths(), [0], [0.0]
             for node in range(1, len(tree)):
                 parent = tree.parent[node]
-                depth.append(depth[parent] + 1)
                 length.append(length[parent] + len(tree.token_ids[node]))
                 logprob.append(logprob[parent] + sum(tree.logprobs[node]))
             for state in value_targets(tree):
@@ -225,31 +222,36 @@ def train_value(
     parts: tuple[Sequence[Question], Sequence[Question], Sequence[Question]],
     out: Path,
     watch: Callable[[dict[str, float]], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> Valued:
     """Train on the first part, stop, calibrate, judge and fit the blend on the second, report on the third."""
     settings = config.train.value
+    progress = progress if progress is not None else Progress(quiet=True)
     training, validation, test = parts
     rows = value_rows(training, student, settings.every_token)
     held_out = value_rows(validation, student, settings.every_token)
     if settings.kind == "head":
-        fitted = train_head(student.model, rows, held_out, settings, watch)
+        progress.start(HEAD_FITS, unit="fit", doing="head")
+
+        def fit_watch(line: dict[str, float]) -> None:
+            progress.advance()
+            watch(line)
+
+        fitted = train_head(student.model, rows, held_out, settings, fit_watch)
+        progress.stop()
     else:
-        adapter = config.train.adapter or student.spec.adapter
-        extra = settings.extra_layers
-        if extra is None:
-            extra = EXTRA_LAYERS if adapter == "full" else 0
+        extra = layers_on_top(student, config, settings)
         if student.spec.quantization != "none":
-            if adapter == "full" or extra:
-                raise ConfigError(
-                    f"student {student.name} is quantised: its value is an adapter; leave train.adapter=lora and"
-                    " train.value.extra_layers=null"
-                )
             network = adapter_network(student.model, student.spec.lora)
             if Economy.of(config.train, student.spec).checkpointing:
                 checkpoint_layers(student.model)
         else:
+            adapter = config.train.adapter or student.spec.adapter
             network = make_trainable(new_network(student.model, extra), student.spec, adapter, task="TOKEN_CLS")
-        fitted = train_network(network, rows, held_out, settings, out_dir=out, seed=config.seed, watch=watch)
+        callbacks = [StepProgress(progress, "network")]
+        fitted = train_network(
+            network, rows, held_out, settings, out_dir=out, seed=config.seed, watch=watch, callbacks=callbacks
+        )
     size, least = settings.batch_size, settings.least_outcomes
     states, packed = held_out_states(validation, student)
     base = base_rate(training)
@@ -270,6 +272,20 @@ def train_value(
     )
 
 
+def layers_on_top(student: Student, config: Config, settings: JudgeConfig) -> int:
+    """How many layers a judge has on top of the student's. Raises ConfigError for some over a quantised one."""
+    adapter = config.train.adapter or student.spec.adapter
+    extra = settings.extra_layers
+    if extra is None:
+        extra = EXTRA_LAYERS if adapter == "full" else 0
+    if student.spec.quantization != "none" and (adapter == "full" or extra):
+        raise ConfigError(
+            f"student {student.name} is quantised: what judges its steps is an adapter; leave train.adapter=lora and"
+            f" train.{settings.section}.extra_layers=null"
+        )
+    return extra
+
+
 def base_rate(questions: Iterable[Question]) -> float:
     """The mean outcome of the questions' responses, every question weighing the same."""
     rates = []
@@ -280,7 +296,7 @@ def base_rate(questions: Iterable[Question]) -> float:
     return sum(rates) / len(rates)
 
 
-def data_hash(rows: Iterable[ValueRow]) -> str:
+def data_hash(rows: Sequence[ValueRow]) -> str:
     """SHA-256 of training rows."""
     digest = hashlib.sha256()
     for row in rows:
@@ -292,38 +308,54 @@ def data_hash(rows: Iterable[ValueRow]) -> str:
 
 
 def save_value(folder: Path, valued: Valued, student: Student, config: Config, facts: Mapping[str, Any]) -> None:
-    """Write the value's files into `folder`, value.json last: see `policy.value`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CARD).unlink(missing_ok=True)
+    """Write the value's folder: see `policy.value`."""
     fitted = valued.fitted
-    save_file({"weight": fitted.weight.contiguous(), "bias": torch.tensor([fitted.bias])}, folder / LAST_LAYER)
-    files = [LAST_LAYER]
-    if fitted.network is not None:
-        shared = own_parameters(student.model, VALUE)
-        files += save_network(folder, fitted.network, student, VALUE if shared else None)
+    shared = fitted.network is not None and own_parameters(student.model, VALUE)
     card = {
         "kind": "network" if fitted.network is not None else "head",
-        "policy": policy_fingerprint(student.model),
-        "base": base_fingerprint(student.model, None),
-        "student": student.name,
         "hidden_size": int(fitted.weight.numel()),
-        "vocabulary": student.model.config.vocab_size,
         "rollout_weight": valued.verdict.rollout_weight,
         "earned": valued.verdict.earned,
         "why": valued.verdict.why,
         "base_rate": valued.base_rate,
-        "test": {name: [i.value, i.low, i.high] for name, i in valued.figures.items()},
+        "test": {name: list(astuple(figure)) for name, figure in valued.figures.items()},
         "reliability": [list(point) for point in valued.reliability],
         "best": fitted.best,
         "calibration": {"scale": fitted.scale, "shift": fitted.shift},
         "questions": valued.questions,
-        "seed": config.seed,
         "data_sha256": valued.data,
         "settings": config.train.value.model_dump(mode="json"),
         **facts,
+    }
+    numbers = {"weight": fitted.weight.contiguous(), "bias": torch.tensor([fitted.bias])}
+    save_judge(folder, FOLDER, numbers, fitted.network, VALUE if shared else None, student, config, card)
+
+
+def save_judge(
+    folder: Path,
+    form: JudgeFolder,
+    numbers: dict[str, torch.Tensor],
+    network: Any,
+    adapter: str | None,
+    student: Student,
+    config: Config,
+    facts: Mapping[str, Any],
+) -> None:
+    """Write a judge's files into `folder`, the card with `facts` last: see `policy.judges`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / form.card).unlink(missing_ok=True)
+    save_file(numbers, folder / form.numbers)
+    files = [form.numbers, *([] if network is None else save_network(folder, network, student, adapter))]
+    card = {
+        "policy": policy_fingerprint(student.model),
+        "base": base_fingerprint(student.model, None),
+        "student": student.name,
+        "vocabulary": student.model.config.vocab_size,
+        "seed": config.seed,
+        **facts,
         "files": {name: fingerprint(folder / name)["sha256"] for name in files},
     }
-    write_json(folder / CARD, card)
+    write_json(folder / form.card, card)
 
 
 def save_network(folder: Path, network: Any, student: Student, adapter: str | None) -> list[str]:
@@ -339,9 +371,3 @@ def save_network(folder: Path, network: Any, student: Student, adapter: str | No
     network.save_pretrained(folder, save_original_format=False)
     student.tokenizer.save_pretrained(folder)
     return ["config.json", "model.safetensors"]
-
-
-def journal_files(paths: Iterable[Path]) -> Iterator[Path]:
-    """All journals of files and folders."""
-    for path in paths:
-        yield from journals(path)

@@ -1,12 +1,13 @@
 """The `sft` command: supervised training on worked solutions, selected on validation, reported on test.
 
-The embedded student is trained from scratch; a named folder, and every other student, goes on from its weights.
+Students without a folder that are small (embedded, small) are trained from scratch, with the words of their problems as
+vocabulary; a named folder, and every other student, goes on from its weights.
 """
 
 from __future__ import annotations
 
 import math
-import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from ..config.load import Config
 from ..errors import DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
-from ..policy.student import Student, limit_threads, load_student, make_student
-from ..problems.load import load_tasks
+from ..live import Progress
+from ..policy.student import hush_transformers, limit_threads, load_student, make_student
+from ..problems.load import tasks_of
 from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Task
 from .models import Economy, make_trainable, merged, save_adapter
-from .sft import Row, SftSettings, run_sft, sft_rows
+from .progress import StepProgress
+from .sft import SftSettings, new_student, run_sft, sft_rows
 
 SAMPLES = 8
 # Where train.sft leaves them open: updates from scratch, passes for a student that goes on, and both learning rates.
@@ -33,85 +36,46 @@ def settings_of(config: Config, rows: int | None = None) -> SftSettings:
     """`train.sft` as the trainer's settings: from scratch, or for a student that goes on with `rows` demonstrations."""
     sft = config.train.sft
     steps, rate = (STEPS, RATE) if rows is None else (math.ceil(PASSES * rows / sft.batch_size), GENTLE_RATE)
+    shared = sft.model_dump(exclude={"steps", "learning_rate", "validation_size"})
     return SftSettings(
         steps=steps if sft.steps is None else sft.steps,
-        batch_size=sft.batch_size,
         learning_rate=rate if sft.learning_rate is None else sft.learning_rate,
-        warmup_steps=sft.warmup_steps,
-        weight_decay=sft.weight_decay,
-        max_grad_norm=sft.max_grad_norm,
-        question_weight=sft.question_weight,
-        evaluate_every=sft.evaluate_every,
         seed=config.seed,
+        **shared,
     )
 
 
-def warm_up(config: Config, out: Path, eval_size: int) -> dict[str, Any]:
-    """Train, write the student's folder and return its manifest. The test split is read once, at the end."""
-    limit_threads()
-    source = open_source(config)
-    tokenizer = build_tokenizer(source)
-    demonstrations, validation, test = three_sets(config, source, eval_size)
-    limit = config.search.max_tokens
+def supervise(
+    config: Config, path: Path | None, out: Path, eval_size: int, scratch: bool, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Train on worked solutions of `problems.source`, write the student's folder and return its manifest.
 
-    def accuracy(model: Any) -> float:
-        student = make_student("embedded", model, tokenizer, config.models["embedded"], config, None)
-        correct = answer(student, validation, max_tokens=limit).first
-        sys.stderr.write(f"validation accuracy {sum(correct) / len(correct):.3f}\n")
-        return sum(correct) / len(correct)
-
-    def measure(model: Any) -> dict[str, Any]:
-        student = make_student("embedded", model, tokenizer, config.models["embedded"], config, None)
-        return measure_test(student, test, limit, config.seed)
-
-    return run_sft(
-        settings_of(config),
-        out,
-        rows=sft_rows(demonstrations, tokenizer, config.train.sft.question_weight),
-        tokenizer=tokenizer,
-        evaluate=accuracy,
-        measure=measure,
-        economy=Economy.of(config.train, config.models["embedded"]),
-        facts={
-            "demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}",
-            "levels": sorted({task.problem.level for task in demonstrations}),
-        },
-    )
-
-
-def go_on(config: Config, path: Path | None, out: Path, eval_size: int) -> dict[str, Any]:
-    """Train the student in `path` (None: the configured one) on worked solutions of `problems.source`, as `warm_up` does.
-
-    What is trained is its adapter or all of it (`train.adapter`); `out` is a plain folder, with `adapter/` in it where
-    there is one. Returns the manifest, with the test accuracy before.
+    From scratch it is the embedded or the small student. Else the one in `path` (None: the configured one) goes on: its
+    adapter or all of it is trained (`train.adapter`), `out` is a plain folder with `adapter/` in it where there is one, and
+    the manifest has the test accuracy before. The test split is read once otherwise, at the end.
     """
-    source, limit = open_source(config), config.search.max_tokens
-    demonstrations, validation, test = three_sets(config, source, eval_size)
-    student = load_student(config, path=path, system_prompt=source.system_prompt)
-    adapter = config.train.adapter or student.spec.adapter
-    set_seed(config.seed)
-    trainable = make_trainable(student.model, student.spec, adapter)
-    rows: list[Row] = []
-    for task in demonstrations:
-        prompt, solution = worked(student, task)
-        weights = [config.train.sft.question_weight] * len(prompt) + [1.0] * len(solution)
-        rows.append({"input_ids": [*prompt, *solution], "weights": weights})
+    limit, progress = config.search.max_tokens, progress if progress is not None else Progress(quiet=True)
+    source = open_source(config)
+    tokenizer = build_tokenizer(source) if scratch else None
+    demonstrations = worked_solutions(config, source)
+    validation = tasks_of(config, "validation", config.train.sft.validation_size)
+    test = tasks_of(config, "test", eval_size)
+    facts: dict[str, Any] = {"demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}"}
+
+    def answers(tasks: list[Task], **shown: Any) -> list[bool]:
+        student.model.eval()
+        student.engine.set_policy(None, student.engine.version + 1)
+        return answer(student, tasks, max_tokens=limit, **shown).first
 
     def accuracy(model: Any) -> float:
         right = answers(validation)
-        sys.stderr.write(f"validation accuracy {sum(right) / len(right):.3f}\n")
+        progress.say(f"validation accuracy {sum(right) / len(right):.3f} after {progress.done:,} steps")
         return sum(right) / len(right)
-
-    def answers(tasks: list[Task]) -> list[bool]:
-        student.model.eval()
-        student.engine.set_policy(None, student.engine.version + 1)
-        return answer(student, tasks, max_tokens=limit).first
 
     def measure(model: Any) -> dict[str, Any]:
         student.engine.set_policy(None, student.engine.version + 1)
-        found = measure_test(student, test, limit, config.seed)
-        gain = paired_bootstrap(answers(test), before)
-        return found | {"gain": {"value": gain.value, "low": gain.low, "high": gain.high}}
+        found, right = measure_test(student, test, limit, config.seed, progress)
+        return found if scratch else found | {"gain": asdict(paired_bootstrap(right, before))}
 
     def save(model: Any, folder: Path) -> None:
         if adapter == "lora":
@@ -120,56 +84,76 @@ def go_on(config: Config, path: Path | None, out: Path, eval_size: int) -> dict[
         else:
             student.model.save_pretrained(folder)
 
-    before = answers(test)
-    interval = wilson(sum(before), len(before))
-    return run_sft(
-        settings_of(config, len(rows)),
-        out,
-        rows=rows,
-        tokenizer=student.tokenizer,
-        evaluate=accuracy,
-        measure=measure,
-        model=trainable,  # type: ignore[arg-type]
-        facts={
+    trainable: Any
+    if tokenizer is not None:
+        limit_threads()
+        hush_transformers()
+        settings, adapter = settings_of(config), "full"
+        trainable = new_student(tokenizer, settings.shape, settings.seed)
+        name = "embedded" if config.student == "auto" else config.student
+        student = make_student(name, trainable, tokenizer, config.models[name], config, None)
+        facts["student"] = name
+        facts["levels"] = sorted({task.problem.level for task in demonstrations})
+        facts["hold_out"] = config.problems.hold_out
+    else:
+        student = load_student(config, path=path, system_prompt=source.system_prompt)
+        settings, adapter = settings_of(config, len(demonstrations)), config.train.adapter or student.spec.adapter
+        set_seed(config.seed)
+        trainable = make_trainable(student.model, student.spec, adapter)
+        before = answers(test, progress=progress, doing="test problems before training")
+        facts |= {
             "student": student.name,
             "started_from": None if path is None else str(path),
             "adapter": adapter,
-            "demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}",
-            "test_before": {"problems": len(test), "value": interval.value, "low": interval.low, "high": interval.high},
-        },
+            "test_before": {"problems": len(test), **asdict(wilson(sum(before), len(before)))},
+        }
+    return run_sft(
+        settings,
+        out,
+        rows=sft_rows(demonstrations, student, config.train.sft.question_weight),
+        tokenizer=student.tokenizer,
+        evaluate=accuracy,
+        measure=measure,
+        model=trainable,
+        facts=facts,
         economy=Economy.of(config.train, student.spec),
         save=save,
+        callbacks=[StepProgress(progress)],
     )
 
 
-def three_sets(config: Config, source: Source, eval_size: int) -> tuple[list[Task], list[Task], list[Task]]:
-    """Worked solutions to learn from, validation and test problems. Raises DataError where a task has no solution."""
-    demonstrations = load_tasks(source, "train", max(config.train.demonstrations, 1))
+def worked_solutions(config: Config, source: Source) -> list[Task]:
+    """The demonstrations. Raises DataError where a task has no worked solution."""
+    demonstrations = tasks_of(config, "train", max(config.train.demonstrations, 1))
     without = next((task.problem.id for task in demonstrations if not task.solution), None)
     if without is not None:
         raise DataError(
-            f"source {source.name} has no worked solution for {without!r}: sft learns from them; name another"
+            f"source {source.name} has no worked solution for {without!r} and sft learns from them: give every training"
+            " task one, or name another source"
         )
-    validation = load_tasks(source, "validation", config.train.sft.validation_size)
-    return demonstrations, validation, load_tasks(source, "test", eval_size)
+    return demonstrations
 
 
-def worked(student: Student, task: Task) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A demonstration as the student's own chat: its prompt and the solution with the end token."""
-    solution = (*student.encode(task.solution or ""), student.engine.eos_id)
-    return student.prompt_ids(task.problem.question), solution
-
-
-def measure_test(student: Any, test: Any, limit: int, seed: int) -> dict[str, Any]:
-    """Greedy accuracy and pass@8 at temperature 1, with 95% intervals."""
-    greedy = answer(student, test, max_tokens=limit).first
-    sampled = answer(student, test, max_tokens=limit, n=SAMPLES, temperature=1.0, seed=seed).correct
+def measure_test(
+    student: Any, test: list[Task], limit: int, seed: int, progress: Progress
+) -> tuple[dict[str, Any], list[bool]]:
+    """Greedy accuracy and pass@8 at temperature 1 with 95% intervals; and which greedy answers are right."""
+    shown: dict[str, Any] = {"max_tokens": limit, "progress": progress}
+    greedy = answer(student, test, doing="test problems, greedy", **shown).first
+    sampling: dict[str, Any] = {
+        "n": SAMPLES,
+        "temperature": 1.0,
+        "seed": seed,
+        "doing": f"test problems, {SAMPLES} samples each",
+    }
+    sampled = answer(student, test, **shown, **sampling).correct
     interval = wilson(sum(greedy), len(greedy))
     solved = sum(any(row) for row in sampled)
     passed = wilson(solved, len(sampled))
     mean = sum(pass_at_k(SAMPLES, sum(row), 1) for row in sampled) / len(sampled)
-    return {
-        "test_greedy": {"problems": len(test), "value": interval.value, "low": interval.low, "high": interval.high},
-        "test_pass_at_8": {"problems": len(test), "value": passed.value, "low": passed.low, "high": passed.high},
+    facts = {
+        "test_greedy": {"problems": len(test), **asdict(interval)},
+        "test_pass_at_8": {"problems": len(test), **asdict(passed)},
         "test_mean_at_temperature_1": mean,
     }
+    return facts, greedy

@@ -18,21 +18,23 @@ from typing import Any
 
 from .record import Row, payload, row
 
-SCRIPTS = ("model.js", "layout.js", "canvas.js", "panel.js", "steps.js", "tree.js", "list.js", "app.js")
+ASSETS = Path(__file__).parent / "assets"
+SCRIPTS = (
+    "model.js", "layout.js", "minimap.js", "canvas.js", "panel.js", "steps.js", "legend.js", "tree.js", "list.js", "app.js",
+)  # fmt: skip
 MOST_BYTES = 30_000_000  # of embedded trees in one file; a browser opens that in seconds
 OUTCOMES = ("mixed", "wrong", "ungraded", "right", "none", "failed")  # most interesting first
+RUN_PAGE = "trees.html"  # the page of a run's folder
+MOST_TREES = 200  # embedded in it
 
 
-def tree_page(record: Mapping[str, Any], *, title: str) -> str:
-    """The page of one search tree (see `viewer.record` for what a record holds).
+def tree_page(record: Mapping[str, Any], *, title: str, home: str | None = None) -> str:
+    """The page of one search tree (see `viewer.record` for what a record holds); `home`: a path that it leads back to.
 
     Raises DataError where the record holds no tree.
     """
-    return _page(
-        title,
-        {"title": title, "rows": [asdict(row(record))], "left_out": 0, "single": True},
-        {0: _json(payload(record))},
-    )
+    facts = {"title": title, "rows": [asdict(row(record))], "left_out": 0, "single": True, "home": home}
+    return _page(title, facts, {0: _json(payload(record))})
 
 
 def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) -> str:
@@ -61,26 +63,41 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
 
 
 def _page(title: str, facts: dict[str, Any], trees: Mapping[int, str]) -> str:
-    folder = Path(__file__).parent / "assets"
     # One function around all scripts: they share names with each other and nothing with the page.
-    parts = [(folder / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    parts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
     script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
-    style = (folder / "page.css").read_text(encoding="utf-8")
+    css, style_policy = style()
     data = [f'<script type="application/json" id="facts">{_json(facts)}</script>']
     data += [f'<script type="application/json" id="tree-{n}">{text}</script>' for n, text in trees.items()]
     filled = {
-        "title": html.escape(title.encode(errors="replace").decode()),  # half a character can't be written
+        "title": escape(title),
         "policy": (
-            f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; base-uri 'none';"
+            f"default-src 'none'; script-src {_hash(script)}; style-src {style_policy}; img-src data:; base-uri 'none';"
             " form-action 'none'"
         ),
-        "style": style,
+        "style": css,
         "data": "\n".join(data),
         "script": script,
     }
-    template = (folder / "page.html").read_text(encoding="utf-8")
+    return fill("page.html", filled)
+
+
+def fill(name: str, values: Mapping[str, str]) -> str:
+    """An asset with the values in place of its %%marks%%; a value is HTML already."""
+    template = (ASSETS / name).read_text(encoding="utf-8")
     # In one pass, so that what is filled in is never looked through for marks.
-    return re.sub(r"%%(\w+)%%", lambda mark: filled[mark[1]], template)
+    return re.sub(r"%%(\w+)%%", lambda mark: values[mark[1]], template)
+
+
+def escape(text: str) -> str:
+    """Text as HTML; half a character, which can't be written, becomes a question mark."""
+    return html.escape(text.encode(errors="replace").decode())
+
+
+def style() -> tuple[str, str]:
+    """The viewer's style sheet, and its hash for a content-security policy."""
+    css = (ASSETS / "page.css").read_text(encoding="utf-8")
+    return css, _hash(css)
 
 
 def _json(value: Any) -> str:

@@ -2,13 +2,13 @@
 
 A record is a mapping with `tree` (`search.tree.Tree.to_dict`) and whatever else is known: `key`, `problem` (`id`,
 `question`, `source`) or `question`, `ended_by`, `cost`, `prompt_ids`, `policy_version`; of the choice `chosen` (its last
-node), `answer`, `why` and `response`; `search` (`rule`: ucb1, puct or open_puct; `exploration`: its constant); `pieces`
-(token id -> its text).
+node), `answer`, `why` and `response`, or `served`, a server's answer with `node` for `chosen`; `search` (`rule`: ucb1, puct
+or open_puct; `exploration`: its constant); `pieces` (token id -> its text).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,32 @@ def problem_of(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def choice_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """`chosen`, `answer`, `why` and `response` as far as the record has them: the search's own, or what was served."""
+    served = record.get("served") or {}
+    names = {"chosen": "node", "answer": "answer", "why": "why", "response": "response"}
+    found = {name: record.get(name, served.get(as_served)) for name, as_served in names.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def pieces(record: Mapping[str, Any], decode: Callable[[Sequence[int]], str], known: dict[int, str]) -> dict[str, str]:
+    """The text of every token of the record, as `pieces` of a record; `known` is filled, for use with further records.
+
+    A token's text is what it adds after another one, so that leading spaces are kept.
+    """
+    tree = tree_of(record)
+    columns = (
+        tree["token_ids"],
+        [rollout["token_ids"] for rollout in rollouts(tree)],
+        [record.get("prompt_ids") or ()],
+    )
+    used = {token for column in columns for ids in column for token in ids}
+    for token in used - known.keys():
+        alone, twice = decode([token]), decode([token, token])
+        known[token] = twice[len(alone) :] if twice.startswith(alone) else alone
+    return {str(token): known[token] for token in sorted(used)}
+
+
 def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(text, grade) of every finished response: visited terminal nodes that no verifier rejected, then rollouts."""
     parent, text = tree["parent"], tree["text"]
@@ -136,9 +162,10 @@ def row(record: Mapping[str, Any]) -> Row:
             if reward is not None:
                 said.rewards.append((max(grade["samples"], 1), reward))
     answer = max(answers, key=lambda a: (answers[a].samples, answers[a].visits), default=None)
-    if not graded and record.get("answer") is not None:
+    choice = choice_of(record)
+    if not graded and "answer" in choice:
         # A graded tree's rewards know the gold answer, and so does what they chose.
-        answer = normalize(str(record["answer"]))
+        answer = normalize(str(choice["answer"]))
     said = answers.get(answer or "", _Said())
     weight = sum(count for count, _ in said.rewards)
     ended_by = str(record.get("ended_by", ""))
@@ -184,20 +211,9 @@ def payload(record: Mapping[str, Any]) -> dict[str, Any]:
     drawn["logprobs"] = [_rounded(values) for values in tree["logprobs"]]
     drawn["rollouts"] = [{**one, "logprobs": _rounded(one["logprobs"])} for one in rollouts(tree)]
     drawn["history"] = tree.get("history") or {"simulations": [], "backups": []}
-    more = (
-        "chosen",
-        "answer",
-        "why",
-        "response",
-        "ended_by",
-        "cost",
-        "search",
-        "policy_version",
-        "pieces",
-        "prompt_ids",
-    )
+    more = ("ended_by", "cost", "search", "policy_version", "pieces", "prompt_ids")
     known = {name: record[name] for name in more if record.get(name) is not None}
-    return {"key": name_of(record), **problem_of(record), **known, "tree": drawn}
+    return {"key": name_of(record), **problem_of(record), **choice_of(record), **known, "tree": drawn}
 
 
 def _rounded(logprobs: list[float]) -> list[float]:

@@ -3,14 +3,14 @@
 const facts = JSON.parse(element("facts").textContent);
 const page = { view: null, list: null, index: -1 };
 
-function show(index) {
+function show(index, node) {
   const holder = element(`tree-${index}`);
   page.index = index;
   page.view?.close();
   page.view = null;
   element("list").hidden = holder !== null;
   element("view").hidden = holder === null;
-  element("back").hidden = holder === null || facts.single;
+  element("back").hidden = holder === null || (facts.single && !facts.home);
   const row = facts.rows[index], chip = element("outcome");
   chip.hidden = holder === null;
   element("title").textContent = holder === null ? facts.title : row.question || facts.title;
@@ -18,14 +18,14 @@ function show(index) {
   document.title = holder === null || facts.single ? facts.title : `${row.id} · ${facts.title}`;
   if (holder === null) return;
   chip.className = `chip ${row.outcome}`;
-  chip.textContent = row.outcome === "ungraded" ? "not graded" : row.outcome;
-  page.view = new TreeView(new Model(JSON.parse(holder.textContent), row));
-  element("canvas").focus({ preventScroll: true });
+  chip.textContent = OUTCOMES[row.outcome];
+  page.view = new TreeView(new Model(JSON.parse(holder.textContent), row), node);
 }
 
+// #tree-3 is a question's tree, #tree-3/node-17 one of its nodes; a page of one tree needs no more than #node-17.
 function route() {
-  const named = /^#tree-(\d+)$/.exec(location.hash);
-  show(facts.single ? 0 : named ? Number(named[1]) : -1);
+  const [, tree = -1, node = 0] = /^#(?:tree-(\d+))?\/?(?:node-(\d+))?$/.exec(location.hash) ?? [];
+  show(facts.single ? 0 : Number(tree), Number(node));
 }
 
 function theme(name) {
@@ -46,8 +46,9 @@ prefersDark.addEventListener("change", () => theme(prefersDark.matches ? "dark" 
 theme(prefersDark.matches ? "dark" : "light");
 element("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 element("help").onclick = keys;
-element("back").onclick = () => { location.hash = ""; };
-addEventListener("hashchange", route);
+element("back").onclick = () => { if (facts.home) location.href = facts.home; else location.hash = ""; };
+if (facts.home) element("back-to").textContent = "All traces";
+addEventListener("hashchange", () => { route(); if (page.view !== null) element("canvas").focus({ preventScroll: true }); });
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || element("keys").open) return;
   const target = event.target;
@@ -57,7 +58,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key.startsWith("Arrow") && target !== element("canvas") && target !== document.body) return;
   if (event.key === "t") element("theme").click();
   else if (event.key === "?") keys();
-  else if (event.key === "Escape" && page.view !== null && !facts.single) element("back").click();
+  else if (event.key === "Escape" && !element("view").hidden && !element("back").hidden) element("back").click();
   else if (page.view === null || !page.view.key(event)) return;
   event.preventDefault();
 });

@@ -1,9 +1,11 @@
-// Drawing: what is on the screen and nothing else, in as much detail as the zoom leaves room for.
+// Drawing: what is on the screen and nothing else, in as much detail as the zoom leaves room for. Positions belong to cards
+// (see layout.js); a card is named by its last node.
 
 const SANS = '13px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const SMALL = SANS.replace("13px", "11.5px");
 const TEXT_ZOOM = 0.58; // below it, text is too small to read and nodes are bars
-const LEAST_ZOOM = 0.004; // a screen of some thousand rows
+const LEAST_ZOOM = 0.001; // a screen of some ten thousand rows
+const BELOW = 38; // pixels that the legend takes of a canvas' end
 const FULL_TURN = 2 * Math.PI;
 
 // Orange to blue through grey: told apart with any colour vision. Teachers' outlines: Tol's muted scheme.
@@ -37,25 +39,42 @@ class Painter {
     this.model = model;
     this.layout = layout;
     this.camera = { x: 0, y: 0, zoom: 1 }; // the world's point at the canvas' corner, pixels a unit
-    this.selected = 0;
-    this.matches = new Set();
+    this.selected = 0; // a node
+    this.matches = new Set(); // nodes
     this.now = null; // where the simulation that is shown ended, or the folded node above it
     this.labels = new Array(model.count);
     this.dirty = false;
+    this.moved = false; // by hand, since the last overview
     this.teachers = model.sources().filter((source) => source !== "student");
     this.pen.font = SANS;
-    layout.measure(this.pen);
+    layout.pen = document.createElement("canvas").getContext("2d");
+    layout.pen.font = SANS;
+    this.minimap = new Minimap(element("minimap"), this);
     this.theme();
   }
 
   theme() {
     this.colours = PALETTES[document.documentElement.dataset.theme === "dark" ? "dark" : "light"];
     this.values = ramp(this.colours.value);
-    this.ask();
+    this.repaint();
   }
 
+  // The colour of a value within the tree's own range.
   value(q) {
-    return this.values[Math.round(Math.max(0, Math.min(1, q)) * 64)];
+    return this.values[Math.round(this.model.rank(q) * 64)];
+  }
+
+  // A card's colour: of its value, or of what has none.
+  colour(card) {
+    const { model, colours } = this, face = this.face(card), q = model.q(face);
+    return !model.exists(face) ? colours.raised : q === null ? colours.line : this.value(q);
+  }
+
+  // The node whose numbers a card shows: its last one, or while the simulations are replayed the last there is.
+  face(card) {
+    let node = card;
+    while (node !== this.layout.first[card] && !this.model.exists(node)) node = this.model.parent[node];
+    return node;
   }
 
   outline(source) {
@@ -70,12 +89,18 @@ class Painter {
     this.canvas.width = Math.max(1, Math.round(box.width * ratio));
     this.canvas.height = Math.max(1, Math.round(box.height * ratio));
     this.ratio = ratio;
-    this.ask();
+    if (this.layout.order) this.draw(); // at once: a canvas that changed its size is black
   }
 
   // Columns are few and rows many: zoomed out, the tree keeps its width as long as no text is drawn.
   get across() {
     return Math.max(this.camera.zoom, Math.min(this.wide / this.layout.wide, TEXT_ZOOM * 0.95));
+  }
+
+  // The minimap too: colours or places changed.
+  repaint() {
+    this.minimap.stale = true;
+    this.ask();
   }
 
   // One frame at most for whatever changed.
@@ -94,13 +119,17 @@ class Painter {
     this.view = {
       left: camera.x, top: camera.y, right: camera.x + this.wide / this.across, bottom: camera.y + this.tall / camera.zoom,
     };
-    const cards = this.collect();
-    this.drawEdges(cards.edges);
+    const { cards, edges } = this.collect();
+    this.selectedCard = layout.card[this.selected];
+    this.nowCard = this.now === null ? -1 : layout.card[this.now];
+    this.matchCards = new Set(Array.from(this.matches, (node) => (layout.shown[node] ? layout.card[node] : -1)));
+    this.drawEdges(edges);
     if (camera.zoom >= TEXT_ZOOM) {
       this.enter();
-      for (const node of cards.nodes) this.card(node);
-    } else this.blocks(cards.nodes);
-    this.drawn = cards.nodes.length;
+      for (const card of cards) this.card(card);
+    } else this.blocks(cards);
+    this.drawn = cards.length;
+    this.minimap.draw();
   }
 
   // The tree's coordinates, and the screen's.
@@ -113,18 +142,17 @@ class Painter {
     this.pen.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
   }
 
-  // Nodes and edges that reach into the view; whole subtrees outside it are never looked at.
+  // Cards and edges that reach into the view; whole subtrees outside it are never looked at.
   collect() {
-    const { layout, view } = this, nodes = [], edges = new Map(), stack = [0];
+    const { layout, view } = this, cards = [], edges = new Map(), stack = [0];
     const half = ROW / 2;
     while (stack.length) {
-      const node = stack.pop(), x = layout.x[node], y = layout.y[node];
-      const right = x + layout.width[node];
-      if (y + half >= view.top && y - half <= view.bottom && right + 40 >= view.left && x <= view.right) nodes.push(node);
-      if (right > view.right) continue;
-      for (const child of layout.kids[node]) {
+      const card = stack.pop(), x = layout.x[card], y = layout.y[card];
+      if (x > view.right) continue; // and so does all below it
+      if (y + half >= view.top && y - half <= view.bottom && x + layout.width[card] + 40 >= view.left) cards.push(card);
+      for (const child of layout.kids[card]) {
         const to = layout.y[child];
-        const seen = Math.max(y, to) >= view.top && Math.min(y, to) <= view.bottom && layout.x[child] >= view.left;
+        const seen = Math.max(y, to) >= view.top && Math.min(y, to) <= view.bottom && layout.x[child] + half >= view.left;
         if (seen) {
           const key = this.edgeStyle(child);
           if (!edges.has(key)) edges.set(key, []);
@@ -133,35 +161,28 @@ class Painter {
         if (layout.bottom[child] + half >= view.top && layout.top[child] - half <= view.bottom) stack.push(child);
       }
     }
-    return { nodes, edges };
+    return { cards, edges };
   }
 
   // "layer width": layers are drawn in order; widths are rounded, so that a frame has few strokes.
-  edgeStyle(child) {
-    const { model } = this;
-    if (!model.exists(child)) return "0 0.5";
-    const share = model.N[0] > 0 ? model.N[child] / model.N[0] : 0;
-    const width = model.N[child] > 0 ? 1 + Math.round(12 * Math.sqrt(Math.min(share, 1))) / 2 : 0.75;
-    const layer = model.current.has(child) ? 3 : model.chosen.has(child) && model.done ? 2 : 1;
+  edgeStyle(card) {
+    const { model } = this, node = this.layout.first[card]; // where the edge arrives
+    if (!model.exists(node)) return "0 0.5";
+    const share = model.N[0] > 0 ? model.N[node] / model.N[0] : 0;
+    const width = model.N[node] > 0 ? 1 + Math.round(12 * Math.sqrt(Math.min(share, 1))) / 2 : 0.75;
+    const layer = model.current.has(node) ? 3 : model.chosen.has(node) && model.done ? 2 : 1;
     return `${layer} ${layer > 1 ? Math.max(width, 2.5) : width}`;
   }
 
   drawEdges(edges) {
-    const { pen, layout, model, colours, camera } = this;
+    const { pen, colours, camera } = this;
     const styles = [colours.line, colours.line, colours.ink, colours.now];
+    const path = this.layout.outline ? this.elbow : this.curve;
     for (const key of [...edges.keys()].sort()) {
       const [layer, width] = key.split(" ").map(Number);
       this.enter();
       pen.beginPath();
-      for (const child of edges.get(key)) {
-        const up = model.parent[child];
-        const fromX = layout.x[up] + layout.width[up], fromY = layout.y[up], toX = layout.x[child], toY = layout.y[child];
-        pen.moveTo(fromX, fromY);
-        const bend = toX - Math.min(GAP, toX - fromX) / 2;
-        pen.lineTo(toX - GAP, fromY);
-        if (camera.zoom < 0.15) pen.lineTo(toX, toY);
-        else pen.bezierCurveTo(bend, fromY, bend, toY, toX, toY);
-      }
+      for (const child of edges.get(key)) path.call(this, this.layout.up[child], child);
       // A line's width is the screen's, or wide lines would be wider across than along.
       this.leave();
       pen.strokeStyle = styles[layer];
@@ -172,39 +193,58 @@ class Painter {
     pen.globalAlpha = 1;
   }
 
-  // Nodes without text: bars of their value's colour, framed where something is said of them.
-  blocks(nodes) {
+  curve(up, child) {
+    const { pen, layout } = this;
+    const fromX = layout.x[up] + layout.width[up], fromY = layout.y[up], toX = layout.x[child], toY = layout.y[child];
+    pen.moveTo(fromX, fromY);
+    const bend = toX - Math.min(layout.gap, toX - fromX) / 2;
+    pen.lineTo(toX - layout.gap, fromY);
+    if (this.camera.zoom < 0.15) pen.lineTo(toX, toY);
+    else pen.bezierCurveTo(bend, fromY, bend, toY, toX, toY);
+  }
+
+  elbow(up, child) {
+    const { pen, layout } = this, x = layout.x[up] + 7;
+    pen.moveTo(x, layout.y[up] + CARD / 2);
+    if (layout.x[child] < x) pen.lineTo(x, layout.y[child] - CARD / 2);
+    else {
+      pen.lineTo(x, layout.y[child]);
+      pen.lineTo(layout.x[child], layout.y[child]);
+    }
+  }
+
+  // Cards without text: bars of their value's colour, framed where something is said of them.
+  blocks(cards) {
     const { pen, layout, model, colours, camera, across } = this;
     const tall = Math.max(CARD * camera.zoom, 1);
-    const bar = (node) => [
-      (layout.x[node] - camera.x) * across, (layout.y[node] - camera.y) * camera.zoom - tall / 2, layout.width[node] * across,
+    const bar = (card) => [
+      (layout.x[card] - camera.x) * across, (layout.y[card] - camera.y) * camera.zoom - tall / 2, layout.width[card] * across,
     ];
     const byColour = new Map();
-    for (const node of nodes) {
-      const q = model.exists(node) ? model.q(node) : null;
-      const colour = model.exists(node) ? (q === null ? colours.line : this.value(q)) : colours.raised;
+    for (const card of cards) {
+      const colour = this.colour(card);
       if (!byColour.has(colour)) byColour.set(colour, []);
-      byColour.get(colour).push(node);
+      byColour.get(colour).push(card);
     }
     for (const [colour, same] of byColour) {
       pen.fillStyle = colour;
-      for (const node of same) {
-        const [x, y, width] = bar(node);
+      for (const card of same) {
+        const [x, y, width] = bar(card);
         pen.fillRect(x, y, width, tall);
       }
     }
-    const frame = (node, colour, thick, room) => {
-      const [x, y, width] = bar(node);
+    const frame = (card, colour, thick, room) => {
+      const [x, y, width] = bar(card);
       pen.strokeStyle = colour;
       pen.lineWidth = thick;
       pen.strokeRect(x - room, y - room, width + 2 * room, tall + 2 * room);
     };
-    for (const node of nodes) {
-      if (tall >= 4 && !this.isStudent(node) && model.exists(node)) frame(node, this.outline(model.source[node]), 1.25, 0);
-      if (model.done && model.chosen.has(node)) frame(node, colours.ink, 1.5, 0.5);
-      if (this.matches.has(node)) frame(node, colours.accent, 2, 1);
-      if (node === this.now) frame(node, colours.now, 2.5, 2);
-      if (node === this.selected) frame(node, colours.accent, 2.5, 2);
+    for (const card of cards) {
+      if (tall >= 4 && !this.isStudent(card) && model.exists(card)) frame(card, this.outline(model.source[card]), 1.25, 0);
+      if (model.done && model.chosen.has(card)) frame(card, colours.ink, 1.5, 0.5);
+      if (this.matchCards.has(card)) frame(card, colours.accent, 2, 1);
+      if (card === this.nowCard) frame(card, colours.now, 2.5, 2);
+      if (card === this.selectedCard) frame(card, colours.accent, 2.5, 2);
     }
   }
 
@@ -217,61 +257,78 @@ class Painter {
     this.pen.roundRect(x, y, width, height, radius);
   }
 
-  card(node) {
+  card(card) {
     const { pen, layout, model, colours } = this;
-    const x = layout.x[node], middle = layout.y[node], y = middle - CARD / 2, width = layout.width[node];
-    const there = model.exists(node), q = there ? model.q(node) : null;
+    const x = layout.x[card], middle = layout.y[card], y = middle - CARD / 2, width = layout.width[card];
+    const face = this.face(card), there = model.exists(face), q = there ? model.q(face) : null;
     pen.globalAlpha = there ? 1 : 0.3;
-    if (node === this.selected || node === this.now) {
+    if (card === this.selectedCard || card === this.nowCard) {
       this.box(x - 4, y - 4, width + 8, CARD + 8, 9);
-      pen.strokeStyle = node === this.selected ? colours.accent : colours.now;
+      pen.strokeStyle = card === this.selectedCard ? colours.accent : colours.now;
       pen.lineWidth = 3;
       pen.stroke();
     }
     this.box(x, y, width, CARD, 6);
-    pen.fillStyle = this.matches.has(node) ? colours.match : colours.card;
+    pen.fillStyle = this.matchCards.has(card) ? colours.match : colours.card;
     pen.fill();
     pen.save();
     pen.clip();
     if (q !== null) {
       pen.fillStyle = this.value(q);
       pen.fillRect(x, y, 14, CARD);
-      pen.globalAlpha = 0.13;
+      pen.globalAlpha = 0.16;
       pen.fillRect(x, y, width, CARD);
       pen.globalAlpha = 1;
     }
     pen.restore();
     this.box(x, y, width, CARD, 6);
-    pen.strokeStyle = this.outline(model.source[node]);
-    pen.lineWidth = this.isStudent(node) ? 1 : 2.25;
-    if (model.rollout[node]) pen.setLineDash([4, 3]);
+    pen.strokeStyle = this.outline(model.source[card]);
+    pen.lineWidth = this.isStudent(card) ? 1 : 2.25;
+    if (model.rollout[card]) pen.setLineDash([4, 3]);
     pen.stroke();
     pen.setLineDash([]);
-    if (there) this.contents(node, x, middle, width, q);
-    this.chip(node, x + width + 6, middle);
+    if (there) this.contents(card, face, x, middle, width, q);
+    this.chip(card, x + width + 6, middle);
     pen.globalAlpha = 1;
   }
 
-  contents(node, x, middle, width, q) {
+  contents(card, face, x, middle, width, q) {
     const { pen, layout, model, colours } = this;
     pen.textBaseline = "middle";
     pen.textAlign = "left";
     let at = x + LEFT;
-    if (model.direction[node] !== "none") {
-      this.direction(model.direction[node], at + 4, middle);
+    if (model.direction[card] !== "none") {
+      this.direction(model.direction[card], at + 4, middle);
       at += BADGE;
     }
-    const onPath = model.chosen.has(node) && model.done;
+    const onPath = model.chosen.has(face) && model.done;
     pen.font = onPath ? `600 ${SANS}` : SANS;
-    pen.fillStyle = q === null && node > 0 ? colours.muted : colours.ink;
-    const room = x + width - layout.after(node) - at;
-    pen.fillText(this.short(node, room, onPath), at, middle + 0.5);
+    pen.fillStyle = q === null && card > 0 ? colours.muted : colours.ink;
+    const right = x + width;
+    pen.fillText(this.short(card, face, right - layout.after(card) - at, onPath), at, middle + 0.5);
     pen.font = SMALL;
     pen.fillStyle = colours.muted;
     pen.textAlign = "right";
-    const mark = model.mark[node];
-    pen.fillText(q === null ? "–" : `${model.N[node]} · ${q.toFixed(2)}`, x + width - (mark ? MARK + 2 : 7), middle + 0.5);
-    if (mark) this.mark(mark, x + width - 12, middle);
+    const mark = face === card ? model.mark[card] : null;
+    pen.fillText(q === null ? "–" : `${model.N[face]} · ${q.toFixed(2)}`, right - (model.mark[card] ? MARK + 2 : 7), middle + 0.5);
+    if (mark) this.mark(mark, right - 12, middle);
+    if (layout.phrase(card)) this.badge(layout.length(card), right - layout.after(card), middle, layout.badge(card) - 4);
+  }
+
+  // How many tokens a phrase has; a click there shows them one by one.
+  badge(length, x, middle, width) {
+    const { pen, colours } = this;
+    this.box(x, middle - 7.5, width, 15, 4);
+    pen.fillStyle = colours.raised;
+    pen.fill();
+    pen.strokeStyle = colours.line;
+    pen.lineWidth = 0.75;
+    pen.stroke();
+    pen.fillStyle = colours.accent;
+    pen.font = SMALL;
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    pen.fillText(`${length}`, x + width / 2, middle + 0.5);
   }
 
   direction(direction, x, middle) {
@@ -298,11 +355,11 @@ class Painter {
     pen.fillText((VERDICTS[mark] || ["?"])[0], x, middle + 0.5);
   }
 
-  // How many nodes a folded node hides.
-  chip(node, x, middle) {
+  // How many nodes a folded card hides.
+  chip(card, x, middle) {
     const { pen, layout, colours } = this;
-    if (!layout.folded.has(node) || !layout.under[node]) return;
-    const text = `+${layout.under[node]}`;
+    if (!layout.folds(card)) return;
+    const text = `+${layout.under[card]}`;
     pen.font = `600 ${SMALL}`;
     const wide = pen.measureText(text).width + 10;
     this.box(x, middle - 8, wide, 16, 8);
@@ -313,14 +370,16 @@ class Painter {
     pen.stroke();
     pen.fillStyle = colours.accent;
     pen.textAlign = "left";
+    pen.textBaseline = "middle";
     pen.fillText(text, x + 5, middle + 0.5);
   }
 
-  short(node, room, bold) {
-    const key = bold ? -room : room, known = this.labels[node];
+  // The card's text as far as there is room for it.
+  short(card, face, room, bold) {
+    const key = `${face} ${room} ${bold}`, known = this.labels[card];
     if (known && known[0] === key) return known[1];
     const { pen } = this;
-    let text = this.model.label(node);
+    let text = this.model.label(face, this.layout.first[card]);
     if (pen.measureText(text).width > room) {
       let [low, high] = [0, text.length];
       while (low < high) {
@@ -330,25 +389,30 @@ class Painter {
       }
       text = `${text.slice(0, low)}…`;
     }
-    this.labels[node] = [key, text];
+    this.labels[card] = [key, text];
     return text;
   }
 
-  // [node, on its fold chip] at a point of the canvas, or null.
+  // [card, "card", "phrase" or "fold": what is there] at a point of the canvas, or null.
   hit(px, py) {
     const { layout, camera } = this, x = camera.x + px / this.across, y = camera.y + py / camera.zoom;
-    const half = Math.max(CARD / 2, 4 / camera.zoom);
-    for (const node of layout.order) {
-      if (Math.abs(layout.y[node] - y) > half) continue;
-      const from = layout.x[node], to = from + layout.width[node];
-      if (x >= from && x <= to) return [node, false];
-      if (layout.folded.has(node) && layout.under[node] && x > to && x < to + 44) return [node, true];
+    const half = Math.max(CARD / 2 + 2, 4 / camera.zoom);
+    for (const card of layout.order) {
+      if (Math.abs(layout.y[card] - y) > half) continue;
+      const from = layout.x[card], to = from + layout.width[card];
+      if (x >= from && x <= to) {
+        const badge = to - layout.after(card);
+        const phrase = camera.zoom >= TEXT_ZOOM && layout.phrase(card) && x >= badge - 4 && x <= badge + layout.badge(card);
+        return [card, phrase ? "phrase" : "card"];
+      }
+      if (layout.folds(card) && x > to && x < to + FOLD) return [card, "fold"];
     }
     return null;
   }
 
   zoomBy(factor, px = this.wide / 2, py = this.tall / 2) {
     const { camera } = this, x = camera.x + px / this.across, y = camera.y + py / camera.zoom;
+    this.moved = true;
     camera.zoom = Math.max(LEAST_ZOOM, Math.min(3, camera.zoom * factor));
     camera.x = x - px / this.across;
     camera.y = y - py / camera.zoom;
@@ -356,34 +420,34 @@ class Painter {
   }
 
   panBy(dx, dy) {
+    this.moved = true;
     this.camera.x += dx / this.across;
     this.camera.y += dy / this.camera.zoom;
     this.ask();
   }
 
-  // The whole tree; with a zoom not to go below, its height if that will do, from the root on.
+  // The whole tree; with a zoom not to go below, as much of it as there is room for, from its start on.
   fit(least = LEAST_ZOOM) {
     const { layout, camera } = this;
-    const reading = least >= TEXT_ZOOM, high = this.tall / layout.tall;
-    camera.zoom = Math.max(least, Math.min(high, reading ? 1 : Math.min(this.wide / layout.wide, 1.15)));
-    const [wide, tall] = [this.wide / this.across, this.tall / camera.zoom];
-    camera.x = layout.wide <= wide + 1 ? (layout.wide - wide) / 2 : 0;
-    if (reading && camera.x < 0) camera.x = Math.max(camera.x, -40 / camera.zoom);
+    const room = this.tall - BELOW, high = room / layout.tall, along = this.wide / layout.wide;
+    camera.zoom = Math.max(least, Math.min(high, along, layout.outline ? 0.95 : 1.15));
+    const [wide, tall] = [this.wide / this.across, room / camera.zoom];
+    camera.x = layout.wide <= wide + 1 && !layout.outline ? (layout.wide - wide) / 2 : 0;
     // The most visited branches are on top: as much of them as the root leaves room for.
-    camera.y = layout.tall <= tall ? (layout.tall - tall) / 2 : Math.max(0, layout.y[0] - tall * 0.8);
+    camera.y = layout.outline ? 0 : layout.tall <= tall + 1 ? (layout.tall - tall) / 2 : Math.max(0, layout.y[0] - tall * 0.8);
     this.ask();
   }
 
-  // Move as little as brings the node into view.
+  // Move as little as brings the node's card into view.
   bring(node) {
-    const { layout, camera } = this, [wide, tall] = [this.wide / this.across, this.tall / camera.zoom];
+    const { layout, camera } = this, card = layout.card[node], [wide, tall] = [this.wide / this.across, this.tall / camera.zoom];
     const edge = 40 / camera.zoom;
-    const left = layout.x[node] - edge, right = layout.x[node] + layout.width[node] + edge;
-    const top = layout.y[node] - ROW - edge, bottom = layout.y[node] + ROW + edge / 2;
+    const left = layout.x[card] - edge, right = layout.x[card] + layout.width[card] + edge;
+    const top = layout.y[card] - ROW - edge, bottom = layout.y[card] + ROW + edge / 2;
     if (right > camera.x + wide) camera.x = right - wide;
-    if (left < camera.x) camera.x = left;
+    if (left < camera.x) camera.x = Math.max(left, Math.min(0, camera.x));
     if (bottom > camera.y + tall) camera.y = bottom - tall;
-    if (top < camera.y) camera.y = top;
+    if (top < camera.y) camera.y = Math.max(top, Math.min(0, camera.y));
     this.ask();
   }
 }

@@ -64,6 +64,8 @@ class Model {
     }
     this.logLikelihood = this.logprobs.map((values) => values.reduce((sum, value) => sum + value, 0));
     this.totals = new Map(); // node -> its children's probabilities, summed
+    this.tokens = this.ids.every((ids, node) => ids.length < 2 || this.rollout[node]); // nodes are tokens, not steps
+    this.range = this.valueRange();
     this.chosen = this.chosenPath();
     this.readHistory(tree.history);
     this.go(this.steps);
@@ -98,6 +100,28 @@ class Model {
     if (mark !== null) return mark;
     const ending = (this.endings.get(node) || [])[0];
     return ending ? verdictOf(ending.verdict, ending.hre) : null;
+  }
+
+  // The least and the greatest Q of a visited node: what the colours span. `flat`: the numbers on the nodes are all alike.
+  valueRange() {
+    let [low, high] = [Infinity, -Infinity];
+    for (let node = 0; node < this.count; node++) {
+      if (this.finalN[node] === 0) continue;
+      const q = this.finalW[node] / this.finalN[node];
+      [low, high] = [Math.min(low, q), Math.max(high, q)];
+    }
+    return high < low ? null : { low, high, flat: high - low < 0.005 };
+  }
+
+  // Where a value stands in the tree's range, 0 to 1.
+  rank(q) {
+    if (this.range === null || this.range.flat) return 0.5;
+    return Math.max(0, Math.min(1, (q - this.range.low) / (this.range.high - this.range.low)));
+  }
+
+  // A proposal that no simulation went to, and of which nothing else is known.
+  unvisited(node) {
+    return this.finalN[node] === 0 && this.mark[node] === null && !this.chosen.has(node);
   }
 
   // The chosen response's nodes; without a choice in the record, the most visited path.
@@ -230,14 +254,35 @@ class Model {
   }
 
   response(node) {
-    return this.path(node).map((one) => this.text[one]).join("");
+    return this.path(node).map((step) => this.text[step]).join("");
   }
 
-  label(node) {
+  // At least so many last characters of a response, where it has them.
+  tail(node, characters) {
+    let text = "";
+    for (let up = node; up > 0 && text.length < characters; up = this.parent[up]) text = this.text[up] + text;
+    return text;
+  }
+
+  // The text of the nodes from `first` down to `last`.
+  phrase(first, last) {
+    let text = this.text[last];
+    for (let node = last; node !== first; ) {
+      node = this.parent[node];
+      text = this.text[node] + text;
+    }
+    return text;
+  }
+
+  // One line for a node, or for a phrase that begins at `first`. What can't be seen gets a sign that can.
+  label(node, first = node) {
     if (node === 0) return "question";
-    if (!this.text[node]) return this.ids[node].length ? "⟨end⟩" : "⟨empty⟩";
-    const text = this.text[node].slice(0, LETTERS).replace(/\n+$/, "");
-    return text === "" ? "⏎" : text.replace(/\n/g, " ⏎ ");
+    const text = this.phrase(first, node);
+    if (!text) return this.ids[node].length ? "⟨end⟩" : "⟨empty⟩";
+    if (!/[^\s\p{Cc}\p{Cf}]/u.test(text)) {
+      return Array.from(text.slice(0, 8), (letter) => ({ "\n": "⏎", "\t": "⇥" })[letter] ?? "␣").join(" ");
+    }
+    return text.slice(0, LETTERS).replace(/\n+$/, "").replace(/\s*\n\s*/g, " ⏎ ").replace(/\p{Cc}/gu, "·");
   }
 
   sources() {

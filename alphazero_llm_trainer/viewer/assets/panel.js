@@ -52,16 +52,20 @@ function sortable(caption, columns, rows, decorate, sort) {
 }
 
 class Panel {
-  constructor(holder, model, painter, select) {
-    Object.assign(this, { holder, model, painter, select });
+  // actions: select(node), split(card), close().
+  constructor(holder, model, painter, actions) {
+    Object.assign(this, { holder, model, painter, layout: painter.layout, actions });
     this.sort = { by: "N", down: true };
     this.open = { children: false, response: false, search: true };
   }
 
   show(node) {
-    const { model } = this;
-    const parts = [this.heading(node), this.textOf(node), this.numbers(node)];
-    if (model.ids[node].length) parts.push(this.tokens(node));
+    const { model, layout } = this;
+    const card = layout.shown[node] ? layout.card[node] : node;
+    const phrase = layout.shown[node] && layout.phrase(card);
+    const parts = [this.heading(node), this.textOf(...(phrase ? [layout.first[card], card] : [node, node])), this.numbers(node)];
+    if (phrase) parts.push(this.phrase(card, node));
+    else if (model.ids[node].length) parts.push(this.tokens(node));
     if (node > 0) parts.push(this.family("Siblings", model.children[model.parent[node]], node));
     if (model.children[node].length) {
       parts.push(this.folding("children", `Children (${model.children[node].length})`, () => this.family("Children", model.children[node], -1)));
@@ -95,13 +99,14 @@ class Panel {
     const mark = model.mark[node];
     if (mark) chips.push(make("span", { class: `chip ${mark === "right" || mark === "wrong" ? mark : ""}` }, `${VERDICTS[mark]?.[0] ?? ""} ${VERDICTS[mark]?.[1] ?? mark}`));
     if (!model.exists(node)) chips.push(make("span", { class: "chip" }, "not made yet"));
-    return make("section", {}, make("h2", { id: "panel-title" }, title), make("div", { class: "chips" }, ...chips));
+    const close = make("button", { id: "panel-close", type: "button", "aria-label": "Close the details", on: { click: this.actions.close } }, "✕");
+    return make("section", {}, make("div", { class: "title" }, make("h2", { id: "panel-title" }, title), close), make("div", { class: "chips" }, ...chips));
   }
 
-  textOf(node) {
-    const { model } = this;
-    const text = node === 0 ? model.record.question || "(the record has no question)" : model.text[node] || "(no text)";
-    return make("section", {}, make("p", { class: "text", id: "panel-text" }, text));
+  // The text of a node, or of a phrase from `first` to `last`.
+  textOf(first, last) {
+    const text = last === 0 ? this.model.record.question || "(the record has no question)" : this.model.phrase(first, last) || "(no text)";
+    return make("section", {}, make("p", { class: "text", id: "panel-text", tabindex: "0" }, text));
   }
 
   numbers(node) {
@@ -139,27 +144,51 @@ class Panel {
     return text === undefined ? `⟨${id}⟩` : text === "" ? "⟨end⟩" : text.replace(/\n/g, "⏎");
   }
 
+  // One token as a button; a press does `press`, or says its probability.
+  token(id, nats, readout, press = null) {
+    const said = `${JSON.stringify(this.piece(id))}  ${number(nats)} nats, p = ${number(Math.exp(nats), 4)}, id ${id}`;
+    const tell = () => { readout.textContent = said; };
+    const chip = make("button", { type: "button", class: "token", title: said, on: { mouseenter: tell, focus: tell, click: press ?? tell } }, this.piece(id).replace(/^ | $/g, "␣"));
+    // The less likely, the stronger: certain tokens stay plain.
+    const strength = Math.round(Math.min(1, -nats / 3) * 62);
+    chip.style.background = `color-mix(in srgb, ${this.painter.colours.bad} ${strength}%, transparent)`;
+    return chip;
+  }
+
   tokens(node) {
-    const { model } = this;
+    const { model, layout } = this, ids = model.ids[node];
     const readout = make("p", { class: "readout muted", id: "readout" }, "Point at a token for its probability.");
-    const chips = model.ids[node].map((id, i) => {
-      const nats = model.logprobs[node][i], probability = Math.exp(nats);
-      const said = `${JSON.stringify(this.piece(id))}  ${number(nats)} nats, p = ${number(probability, 4)}, id ${id}`;
-      const tell = () => { readout.textContent = said; };
-      const chip = make("button", { type: "button", class: "token", title: said, on: { mouseenter: tell, focus: tell, click: tell } }, this.piece(id).replace(/^ | $/g, "␣"));
-      // The less likely, the stronger: certain tokens stay plain.
-      const strength = Math.round(Math.min(1, -nats / 3) * 62);
-      chip.style.background = `color-mix(in srgb, ${this.painter.colours.bad} ${strength}%, transparent)`;
+    const chips = ids.map((id, i) => this.token(id, model.logprobs[node][i], readout));
+    const title = `${ids.length} ${ids.length === 1 ? "token" : "tokens"}, ${number(model.logLikelihood[node])} nats`;
+    const parts = [make("h2", {}, title), make("div", { class: "tokens", id: "tokens" }, ...chips), readout];
+    if (layout.expanded.has(node)) parts.push(this.splitter(node, "Merge into a phrase again (e)"));
+    return make("section", {}, ...parts);
+  }
+
+  // A phrase's tokens, each of which is a node to go to, but those of a rollout at its end.
+  phrase(card, current) {
+    const { model, layout } = this, rest = model.rollout[card] ? "; the rest is a rollout" : "";
+    const readout = make("p", { class: "readout muted", id: "readout" }, `Each token is a node${rest}: click one for its numbers.`);
+    const members = [];
+    for (let node = card; members.push(node) && node !== layout.first[card]; ) node = model.parent[node];
+    const chips = members.reverse().flatMap((node) => model.ids[node].map((id, i) => {
+      const own = !model.rollout[node];
+      const chip = this.token(id, model.logprobs[node][i], readout, own ? () => this.actions.select(node) : null);
+      if (own && node === current) chip.setAttribute("aria-current", "true");
       return chip;
-    });
-    const sum = model.logLikelihood[node];
-    const title = `${model.ids[node].length} ${model.ids[node].length === 1 ? "token" : "tokens"}, ${number(sum)} nats`;
-    return make("section", {}, make("h2", {}, title), make("div", { class: "tokens", id: "tokens" }, ...chips), readout);
+    }));
+    const sum = members.reduce((total, node) => total + model.logLikelihood[node], 0);
+    return make("section", {}, make("h2", {}, `Phrase of ${layout.length(card)} tokens, ${number(sum)} nats`),
+      make("div", { class: "tokens", id: "tokens" }, ...chips), readout, this.splitter(card, "Show them one by one in the tree (e)"));
+  }
+
+  splitter(card, text) {
+    return make("button", { type: "button", id: "split", on: { click: () => this.actions.split(card) } }, text);
   }
 
   family(title, members, current) {
     const { model } = this;
-    const cell = (node) => make("button", { type: "button", title: model.text[node], on: { click: () => this.select(node) } }, model.label(node));
+    const cell = (node) => make("button", { type: "button", title: model.text[node], on: { click: () => this.actions.select(node) } }, model.label(node));
     const U = (node) => model.exploration(node);
     const columns = [
       { name: "Step", title: "text", words: true, of: (node) => model.label(node), cell },

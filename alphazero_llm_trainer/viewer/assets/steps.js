@@ -59,10 +59,10 @@ class Steps {
       text += ` · leaf ${model.leaf} · backed up ${rewards.slice(0, 4).map((reward) => reward.toFixed(2)).join(", ")}`;
       if (rewards.length > 4) text += `, … (${rewards.length})`;
     }
-    if (!model.replays) text += " · no history in this journal: order of creation, final numbers";
+    if (!model.replays) text += " · no history in this journal";
     this.slider.setAttribute("aria-valuetext", text);
     element("step-said").textContent = text;
-    element("step-said").title = text;
+    element("step-said").title = model.replays ? text : "The journal has no history of the simulations: nodes appear in the order they were made, with their final numbers.";
     element("previous").disabled = element("first").disabled = model.at === 0;
     element("next").disabled = element("last").disabled = model.done;
   }

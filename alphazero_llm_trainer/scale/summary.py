@@ -1,65 +1,26 @@
-"""What a sample run tells its user: progress while it goes, a table at the end."""
+"""What a sample run tells its user: each tree while it goes, a table at the end."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
-from ..live import Bar, last_tree
+from ..live import Progress, last_tree
 from ..types import Cost
 from .pool import PoolStats
 from .totals import Totals
 
-LINE_SECONDS = 5.0  # between two lines where there is no terminal
 
-
-class Progress:
-    """A bar on a terminal, a line every few seconds elsewhere; silent when `quiet`. All of it goes to standard error."""
-
-    def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
-        self.out = out if out is not None else sys.stderr
-        self.quiet = quiet
-        self.bar: Bar | None = None
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            self.bar.write(text) if self.bar is not None else print(text, file=self.out, flush=True)
-
-    def start(self, total: int, done: int) -> None:
-        """`done` of `total` questions have their tree already."""
-        self.total, self.done, self.first = total, done, done
-        self.began = self.said = time.perf_counter()
-        if not self.quiet and self.out.isatty():
-            self.bar = Bar(total, done, "tree", self.out)
-
-    def tree(self, session: Totals, dollars: float, record: Mapping[str, Any]) -> None:
-        """One more question has its tree, `record`; `session` is the sum of this session's."""
-        self.done += 1
-        now = time.perf_counter()
-        seconds = max(now - self.began, 1e-9)
-        cost = f", ${dollars:.2f}" if dollars else ""
-        tokens = f"{session.cost.sampled_tokens / seconds:,.0f} tokens/s{cost}"
-        if self.bar is not None:
-            alone = Totals()
-            alone.add(record)
-            last = (record["key"], len(record["tree"]["N"]), alone.simulations, alone.right, alone.responses)
-            solved = f", {session.solved:,} of {session.trees:,} questions solved"
-            self.bar.note("search", f"{session.cost.sampled_tokens:,} sampled tokens, {tokens}{solved}")
-            self.bar.note("last tree", last_tree(*last, record["ended_by"]))
-            self.bar.advance()
-        elif not self.quiet and (now - self.said >= LINE_SECONDS or self.done == self.total):
-            self.said = now
-            rate = (self.done - self.first) / seconds
-            left = (self.total - self.done) / rate
-            self.say(f"{self.done:,}/{self.total:,} questions, {rate:.1f} trees/s, {tokens}, ETA {left:.0f} s")
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
+def tell_tree(progress: Progress, session: Totals, dollars: float, record: Mapping[str, Any]) -> None:
+    """One more question has its tree, `record`; `session` is the sum of this session's."""
+    alone = Totals()
+    alone.add(record)
+    last = (record["key"], len(record["tree"]["N"]), alone.simulations, alone.right, alone.responses)
+    progress.note("solved", f"{session.solved:,} of {session.trees:,} questions")
+    progress.note("last tree", last_tree(*last, record["ended_by"]))
+    progress.dollars = lambda: dollars
+    progress.advance(tokens=session.cost.sampled_tokens - progress.tokens)
 
 
 @dataclass(slots=True)

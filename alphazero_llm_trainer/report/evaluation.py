@@ -1,0 +1,171 @@
+"""An evaluation: the best method in a sentence, sorted tables for terminal and Markdown, and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from ..eval.metrics import Interval
+from ..eval.results import BASELINES, CONTROLS, KS, UNGRADED
+from .charts import Chart, Row, line_chart, row_chart
+from .page import figures, heading, hero, paragraph, table
+from .tables import columns, markdown
+
+Results = Mapping[str, Any]
+Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head first
+COLOURS = {"greedy": "plain", "mcts": "c1"}  # of methods; c0 of the others
+NOTE = "A budget is sampled plus scored tokens a problem. The best one's interval doesn't allow for its being picked."
+
+
+def sorted_rows(results: Results, benchmark: str) -> dict[int, list[Results]]:
+    """A benchmark's rows by budget, the most accurate first; the cheaper one where two are level."""
+    found: dict[int, list[Results]] = {}
+    rows = [row for row in results["rows"] if row["benchmark"] == benchmark]
+    for row in sorted(rows, key=lambda row: (row["budget"], -row["accuracy"][0], tokens(row))):
+        found.setdefault(row["budget"], []).append(row)
+    return found
+
+
+def tokens(row: Results) -> float:
+    """Sampled and scored tokens a problem; a ladder's rows have their sum."""
+    return row["tokens"] if "tokens" in row else row["sampled_tokens"] + row["scored_tokens"]
+
+
+def gains(results: Results, row: Results) -> dict[str, Interval]:
+    """The paired gains of a row at its budget, such as "over greedy"."""
+    key = ("benchmark", "budget", "method")
+    pairs = [pair for pair in results["pairs"] if all(pair[name] == row[name] for name in key)]
+    return {f"over {pair['over']}": Interval(*pair["gain"]) for pair in pairs}
+
+
+def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
+    """The most accurate method of a budget and whether it is clearly above greedy, in words; and if so "good"."""
+    best = rows[0]
+    over = gains(results, best).get("over greedy")
+    sure = "" if over is None else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
+    where, value = f"{best['benchmark']} at {best['budget']:,} tokens", Interval(*best["accuracy"])
+    said = f"{where}: {best['method']} is best, {value} with {tokens(best):.0f} tokens a problem{sure}"
+    return said, "" if over is None else over.kind
+
+
+def blocks(results: Results, benchmark: str) -> list[Block]:
+    """A headline and a short sorted table for each budget, then pass@k and maj@k."""
+    found: list[Block] = []
+    for rows in sorted_rows(results, benchmark).values():
+        lines = [["method", "accuracy [95%]", "over greedy", "tokens", "calls"]]
+        for row in rows:
+            over = gains(results, row).get("over greedy")
+            figures = ["" if over is None else f"{over:+}", f"{tokens(row):.1f}", f"{row['calls']:.1f}"]
+            lines.append([row["method"], str(Interval(*row["accuracy"])), *figures])
+        found.append((headline(results, rows)[0], lines))
+    return found + at_k(results, benchmark)
+
+
+def at_k(results: Results, benchmark: str) -> list[Block]:
+    """pass@k and maj@k."""
+    found = []
+    for row in (row for row in results["at_k"] if row["benchmark"] == benchmark):
+        ks = [k for k in KS if k <= row["samples"]]
+        lines = [["", *(f"k = {k}" for k in ks)]]
+        lines += [[f"{name}@k", *(str(Interval(*row[f"{name}@{k}"])) for k in ks)] for name in ("pass", "maj")]
+        found.append((f"{row['samples']} samples at T = 1, {row['sampled_tokens']:.1f} tokens a problem", lines))
+    return found
+
+
+def result_text(results: Results) -> str:
+    """What the terminal shows."""
+    found = [block for name in results["benchmarks"] for block in blocks(results, name)]
+    return "\n\n".join(f"{said}\n{columns(rows)}" for said, rows in found)
+
+
+def results_markdown(results: Results) -> str:
+    """results.md: the same, then every figure and the fitted combination."""
+    parts = [f"# Evaluation at equal tokens: {results['student']}, verifier {results['verifier']}"]
+    parts += [
+        f"`{results['command']}`",
+        f"{NOTE} Accuracies have Wilson 95% intervals, differences paired bootstrap ones.",
+    ]
+    for name, facts in results["benchmarks"].items():
+        parts.append(f"## {name}: {facts['problems']:,} problems")
+        parts += [part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))]
+        parts += [*combination(facts), "Every figure, as means a problem:", markdown(full_table(results, name))]
+    return "\n\n".join(parts) + "\n"
+
+
+def full_table(results: Results, benchmark: str) -> list[list[str]]:
+    """Every figure of a benchmark's rows, with the gains over the baselines and controls; the head first."""
+    rows = list(chain(*sorted_rows(results, benchmark).values()))
+    compared = {base for row in rows for base in gains(results, row)}
+    bases = [base for base in (f"over {name}" for name in (*BASELINES, *CONTROLS)) if base in compared]
+    ungraded = [name for name in UNGRADED if any(row[name] for row in rows)]
+    f1 = ["F1"] * any(row["f1"] is not None for row in rows)
+    head = ["budget", "method", "accuracy [95%]", "sampled", "scored", "cached", "calls", "ms", *ungraded]
+    found = [[*head, *bases, *f1]]
+    for row in rows:
+        over = gains(results, row)
+        line = [f"{row['budget']:,}", row["method"], str(Interval(*row["accuracy"]))]
+        line += [f"{row[name]:.1f}" for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls")]
+        line += [f"{1000 * row['seconds']:.1f}", *(f"{row[name]}" for name in ungraded)]
+        line += [f"{over[base]:+}" if base in over else "" for base in bases]
+        found.append([*line, *(f"{row['f1'] or 0:.3f}" for _ in f1)])
+    return found
+
+
+def combination(facts: Results) -> list[str]:
+    """What the fitted combination of verifiers is made of; nothing where there was none."""
+    fitted = facts.get("combination")
+    if fitted is None:
+        return []
+    aucs = ", ".join(f"{name} {value:.3f}" for name, value in fitted["held_out_auc"].items())
+    lines = [
+        f"The combination was fitted on {fitted['responses']:,} responses to {fitted['problems']:,} validation problems"
+        f" ({fitted['right']:.0%} right). AUC on a held-out fifth of them: {aucs}."
+    ]
+    for part in ("response", "step"):
+        weights = ", ".join(f"{name} {value:+.2f}" for name, value in fitted[part].items())
+        lines.append(f"Weights of a {part} (standardised): {weights}.")
+    return lines
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def evaluation_parts(results: Results) -> list[str]:
+    """An `eval` folder's results: for each benchmark the methods in order at each budget, then every figure."""
+    parts = []
+    for name, facts in results["benchmarks"].items():
+        by_budget = sorted_rows(results, name)
+        drawn: list[Chart | None] = [
+            method_chart(
+                f"At most {budget:,} tokens a problem", rows, {row["method"]: gains(results, row) for row in rows}
+            )
+            for budget, rows in by_budget.items()
+        ]
+        drawn += [over_tokens("Accuracy over tokens", list(chain(*by_budget.values())))] if len(by_budget) > 1 else []
+        top = by_budget[max(by_budget)]
+        big = f"{top[0]['method']} {top[0]['accuracy'][0]:.3f}"
+        known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
+        parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
+        parts += [figures(drawn, NOTE), *map(paragraph, combination(facts))]
+        parts += [part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))]
+        parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
+    return parts
+
+
+def method_chart(title: str, rows: Sequence[Results], gains: Mapping[str, Mapping[str, Interval]]) -> Chart:
+    """Methods in order; `gains` has the differences that a method's note names."""
+    shown = []
+    for row in rows:
+        name = row.get("method") or row["name"]
+        notes = [f"{tokens(row):.1f} tokens a problem", *(f"{k}: {gain:+}" for k, gain in gains.get(name, {}).items())]
+        shown.append(Row(name, Interval(*row["accuracy"]), COLOURS.get(name, "c0"), notes))
+    return row_chart(title, shown, "accuracy [95%]")
+
+
+def over_tokens(title: str, rows: Sequence[Results]) -> Chart | None:
+    """Accuracy over the tokens that were really spent, a line a method."""
+    series: dict[str, list[tuple[float, Interval]]] = {}
+    for row in sorted(rows, key=tokens):
+        series.setdefault(row.get("method") or row["name"], []).append((tokens(row), Interval(*row["accuracy"])))
+    return line_chart(title, series, "tokens a problem")

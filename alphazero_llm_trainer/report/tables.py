@@ -1,0 +1,23 @@
+"""Tables as text: aligned for a terminal, and as Markdown. The first row is the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Rows = Sequence[Sequence[str]]
+
+
+def columns(rows: Rows, left: int = 1) -> str:
+    """Aligned columns: the first `left` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:{'<' if at < left else '>'}{widths[at]}}" for at, cell in enumerate(row)).rstrip()
+        for row in rows
+    )
+
+
+def markdown(rows: Rows) -> str:
+    """A Markdown table, aligned too."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"| {' | '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True))} |" for row in rows]
+    return "\n".join([lines[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *lines[1:]])

@@ -1,0 +1,53 @@
+"""What training tells its user while it goes: trees, rounds and optimiser steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ..collect import GradedTree
+from ..live import Progress, last_tree
+from ..search.extract import trajectories
+from ..search.tree import ROOT
+
+
+def tell_tree(progress: Progress, tree: GradedTree) -> None:
+    """One more question has its tree."""
+    found, grown = trajectories(tree.tree), tree.tree
+    right = sum(one.samples for one in found if one.hre == 1.0)
+    count = sum(one.samples for one in found)
+    progress.note("last tree", last_tree(tree.key, len(grown.N), grown.N[ROOT], right, count, tree.ended_by))
+    progress.advance(tokens=tree.cost.sampled_tokens)
+
+
+def tell_round(progress: Progress, line: dict[str, Any], rounds: int) -> None:
+    """One round's figures: below the bar, or as a line with the pace."""
+    loss = f", loss {line['loss']:.4f}" if "loss" in line else ""
+    figures = (
+        f"{line['round'] + 1}/{rounds}: reward {line['mean_reward']:.3f}, flat {line['flat']}/{line['questions']},"
+        f" solved {line['solved']}, rows {line['rows']}{loss}"
+    )
+    if progress.bar is None:
+        progress.say(f"round {figures}, {progress.pace}")
+    progress.note("round", figures)
+
+
+class StepProgress(TrainerCallback):
+    """Shows the optimiser steps of a trainer, with its loss."""
+
+    def __init__(self, progress: Progress, doing: str = "training") -> None:
+        self.progress, self.doing = progress, doing
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.start(state.max_steps, unit="step", doing=self.doing)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.at(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "loss" in (logs or {}):
+            self.progress.now(f"loss {float(logs['loss']):.4f}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.progress.stop()

@@ -1,0 +1,1183 @@
+"""The pages of docs/results, and README's table of results, from the JSON files of the benchmarks.
+
+    uv run python scripts/results_pages.py            # write them
+    uv run python scripts/results_pages.py --check    # exit 1 where a page and its JSON differ
+
+A page is one function here, registered under the stem of its JSON file. Every figure is read from the JSON or computed
+from it, and so is every "better" or "no difference shown" beside one, so that no sentence outlives a new measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "benchmarks" / "results"
+PAGES = ROOT / "docs" / "results"
+README = ROOT / "README.md"
+STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student" / "manifest.json"
+BEGIN, END = "<!-- results: begin (scripts/results_pages.py) -->", "<!-- results: end -->"
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+
+EMBEDDED = "embedded test problems, levels 1 and 2 (2 and 3 steps)"
+HARDER = "embedded test problems, levels 3 and 4 (4 to 6 steps)"
+FIXED = "fixed in the benchmark"
+TINY = "The student has 0.66 million parameters and the problems come from a generator. It says nothing about larger models."
+RATIOS = "Ratios carry over to another machine, absolute times do not."
+
+Triple = Sequence[float]  # a value with its 95% interval: value, low, high
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page: `headline` is its line in the index, `facts` say how it was measured, `limits` what it doesn't show."""
+
+    title: str
+    headline: str
+    intro: str
+    facts: Mapping[str, str]
+    body: Sequence[str]
+    limits: Sequence[str]
+
+
+# -- Markdown and figures ----------------------------------------------------------------------------------------------
+
+
+def table(rows: Iterable[Row], columns: Mapping[str, str]) -> list[str]:
+    """A Markdown table. `columns` has a head and a `str.format` template a column; all but the first are right-aligned."""
+    rule = "|".join(["---", *["---:"] * (len(columns) - 1)])
+    body = (" | ".join(template.format_map(row) for template in columns.values()) for row in rows)
+    return ["", f"| {' | '.join(columns)} |", f"|{rule}|", *(f"| {line} |" for line in body), ""]
+
+
+def share(found: Triple) -> str:
+    return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
+
+
+def gain(found: Triple) -> str:
+    return f"{found[0]:+.3f} [{found[1]:+.3f}, {found[2]:+.3f}]"
+
+
+def verdict(found: Triple) -> str:
+    """What a paired difference says: its interval lies above zero, below it, or holds it."""
+    return "better" if found[1] > 0 else "worse" if found[2] < 0 else "no difference shown"
+
+
+def judged(found: Triple | None) -> str:
+    """A paired difference with its verdict, for a cell; nothing for None."""
+    return f"{gain(found)}<br>{verdict(found)}" if found else ""
+
+
+def listed(names: Iterable[Any]) -> str:
+    *first, last = [str(name) for name in names] or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def bits(text: str) -> list[float]:
+    """Outcomes that are stored as a character a problem."""
+    return [float(one) for one in text]
+
+
+def over_seeds(runs: Iterable[Row]) -> list[float]:
+    """Each problem's mean outcome over the seeds' runs."""
+    return [sum(one) / len(one) for one in zip(*(bits(run["correct"]) for run in runs), strict=True)]
+
+
+def mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)
+
+
+def difference(after: Sequence[float], before: Sequence[float]) -> Triple:
+    found = paired_bootstrap(after, before)
+    return found.value, found.low, found.high
+
+
+def proportion(successes: int, trials: int) -> Triple:
+    found = wilson(successes, trials)
+    return found.value, found.low, found.high
+
+
+def dots(rows: Sequence[tuple[str, Triple]], what: str) -> list[str]:
+    """A dot plot with intervals as inline SVG: a row has its label, its figure, and a line below them."""
+    low, high = min(found[1] for _, found in rows), max(found[2] for _, found in rows)
+    width, height, edge = 420, 38, 8
+
+    def x(value: float) -> str:
+        return f"{2 * edge + (width - 4 * edge) * (value - low) / (high - low):.1f}"
+
+    parts = [
+        f'<svg class="dots" viewBox="0 0 {width} {height * len(rows) + 22}" role="img" aria-label="{html.escape(what)}">'
+    ]
+    for i, (label, found) in enumerate(rows):
+        parts.append(
+            f'<g transform="translate(0 {height * i})"><text x="{edge}" y="14">{html.escape(label)}</text>'
+            f'<text class="figure" x="{width - edge}" y="14">{share(found)}</text>'
+            f'<line class="axis" x1="{edge}" x2="{width - edge}" y1="26" y2="26"/>'
+            f'<line class="interval" x1="{x(found[1])}" x2="{x(found[2])}" y1="26" y2="26"/>'
+            f'<circle cx="{x(found[0])}" cy="26" r="4.5"/></g>'
+        )
+    parts.append(
+        f'<text class="note" x="{edge}" y="{height * len(rows) + 16}">{html.escape(what)}, 95% intervals</text></svg>'
+    )
+    return ["", "".join(parts), ""]
+
+
+def command(data: Row, otherwise: str = "") -> str:
+    """The command that wrote a JSON file, as a person types it; `otherwise` where the file doesn't say."""
+    words = " ".join(str(data.get("command") or otherwise).split())
+    return f"`{words}`" if words.startswith("uv run ") else f"`uv run {words}`"
+
+
+def seeds_of(data: Row) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {seed}" for name, seed in data["seeds"].items())
+
+
+def note_of(data: Row) -> list[str]:
+    return [f"Note of the run: {data['note']}."] if data.get("note") else []
+
+
+def version_of(data: Row) -> list[str]:
+    """Which version wrote a file; the files that don't say so are of the first one."""
+    return [f"Measured with version {data.get('version', '0.1.0')}."]
+
+
+def load(stem: str) -> dict[str, Any]:
+    path = STUDENT if stem == "student" else DATA / f"{stem}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def twins() -> str:
+    """What every accuracy on levels 1 and 2 has to be read with."""
+    row = load("overlap")["rows"][0]
+    return (
+        f"{row['share'][0]:.0%} of the test problems of levels 1 and 2 have a training problem that differs in names, things"
+        f" and numbers only ([overlap](overlap.md)). {row['test_problems']:,} of them have {row['distinct_solutions']:,}"
+        " distinct worked solutions, so intervals over problems are a little too narrow."
+    )
+
+
+# -- learning and answering --------------------------------------------------------------------------------------------
+
+
+def student(data: Row) -> Page:
+    greedy, eight = (
+        [data[key][part] for part in ("value", "low", "high")] for key in ("test_greedy", "test_pass_at_8")
+    )
+    rows = [
+        {"figure": "greedy accuracy", "value": share(greedy)},
+        {"figure": "pass@8", "value": share(eight)},
+        {"figure": "validation accuracy of the kept weights", "value": f"{data['validation_accuracy']:.3f}"},
+    ]
+    return Page(
+        "The student that ships with the package",
+        f"greedy {share(greedy)}, pass@8 {eight[0]:.3f}",
+        "A Llama with 3 layers and a vocabulary of words and digits, trained from scratch on worked solutions.",
+        {
+            "Problems": f"{data['test_greedy']['problems']:,} {EMBEDDED}",
+            "Seeds": str(data["seed"]),
+            "Size": f"{data['parameters']:,} parameters",
+            "Training": f"{data['rows']:,} demonstrations, {data['steps']:,} updates, {data['seconds']:,.0f} seconds",
+            "Command": command(data),
+        },
+        table(rows, {"figure": "{figure}", "value": "{value}"}),
+        [
+            TINY,
+            twins(),
+            "It knows about 170 words. On real GSM8K it is close to zero: `uv run vf-eval alphazero-llm-trainer"
+            " --env.taskset.source gsm8k` prints the figure.",
+        ],
+    )
+
+
+def improvement(data: Row) -> Page:
+    arms: dict[str, list[Row]] = {}
+    for run in data["runs"]:
+        arms.setdefault(run["arm"], []).append(run)
+    before = bits(data["runs"][0]["before"])
+    rows = []
+    for summary in data["summary"]:
+        after = over_seeds(arms[summary["arm"]])
+        over_control = summary["gain_over_control"]
+        rows.append(
+            {
+                "arm": summary["arm"],
+                "accuracy": difference(after, [0.0] * len(after)),
+                "seeds": ", ".join(f"{one:.3f}" for one in summary["by_seed"].values()),
+                "gain": gain(list(summary["gain"].values())),
+                "control": judged(over_control and list(over_control.values())),
+                "tokens": summary["sampled_tokens"],
+                "seconds": summary["training_seconds"],
+            }
+        )
+    tree, chain = (over_seeds(arms[f"grpo, {kind} groups"]) for kind in ("tree", "chain"))
+    chains = difference(chain, tree)
+    plotted = [("before training", proportion(round(sum(before)), len(before)))]
+    plotted += [(row["arm"], row["accuracy"]) for row in rows]
+    return Page(
+        "Does training from search teach?",
+        f"GRPO on trees: {mean(before):.3f} -> {mean(tree):.3f}, {rows[0]['gain']}",
+        "Each arm starts from the student that ships with the package and sees 5,760 new questions with their final answers"
+        " only. The control spends the same seconds on more supervised training over the same demonstrations. No teacher"
+        " takes part.",
+        {
+            "Problems": f"{len(before):,} {EMBEDDED}",
+            "Seeds": listed(data["summary"][0]["by_seed"]),
+            "Tokens": "sampled in training, mean over the seeds, in the table",
+            "Command": command(data),
+        },
+        [
+            *dots(plotted, "accuracy on the test problems"),
+            *table(
+                (row | {"after": share(row["accuracy"])} for row in rows),
+                {
+                    "arm": "{arm}",
+                    "after": "{after}",
+                    "by seed": "{seeds}",
+                    "over before": "{gain}",
+                    "over the control": "{control}",
+                    "sampled tokens": "{tokens:,.0f}",
+                    "training seconds": "{seconds:,.0f}",
+                },
+            ),
+            "Intervals are over problems, each with its mean over the seeds; seconds are of one core.",
+            "",
+            f"Chain groups (plain samples from the root) against tree groups, both under GRPO: {gain(chains)},"
+            f" {verdict(chains)}. Rows below their group's average count with weight 0.3.",
+        ],
+        [
+            TINY,
+            twins(),
+            "Two choices were made with test figures in view: the number of demonstrations (for a student between 0.50 and"
+            " 0.65) and the weight 0.3 of below-average rows.",
+            *version_of(data),
+        ],
+    )
+
+
+def ladder(data: Row) -> Page:
+    rungs = {rung["name"]: rung for rung in data["rungs"]}
+    rows = [
+        rung
+        | {
+            "share": share(rung["accuracy"]),
+            "seeds": ", ".join(f"{one:.3f}" for one in rung["by_seed"]),
+            "over": judged(rung.get("gain")),
+            "training": "" if rung["training_tokens"] is None else f"{rung['training_tokens']:,}",
+        }
+        for rung in data["rungs"]
+    ]
+    body = [
+        *dots([(rung["name"], rung["accuracy"]) for rung in data["rungs"]], "accuracy on the test problems"),
+        *table(
+            rows,
+            {
+                "rung": "{name}",
+                "accuracy": "{share}",
+                "by seed": "{seeds}",
+                "over the rung below": "{over}",
+                "tokens a problem": "{tokens:.0f}",
+                "training tokens": "{training}",
+            },
+        ),
+        "Every seed trains its own students from 2,000 demonstrations. PPO samples as many tokens as GRPO and its PRM"
+        " together; both replay the same demonstrations and the student's own right responses. GRPO is one generation:"
+        " trees of the SFT student, a PRM on 1,000 other questions that starts from the next seed's SFT student, then"
+        " four passes over the right responses of 4,800 questions with process credit and a ratio of 1"
+        " (`train.grpo.importance: false`). PPO is on-policy in rounds of 96 questions.",
+        "",
+        "Why one generation and a ratio of 1: a student that has memorised few demonstrations first loses and then regains"
+        " accuracy under any useful learning rate. On-policy rounds sample from that dip; one generation's trees do not."
+        " An importance ratio also silences just those right responses that the dip forgot.",
+        "",
+        "## Methods at equal tokens",
+        "",
+        "All on the GRPO student. A budget is a cap on sampled and scored tokens a problem; adaptive methods spend less."
+        " The last column is MCTS against that method, paired by problem.",
+        *(line for setting in settings(data) for line in compared(data, *setting)),
+        "## The process reward model",
+        "",
+        "Measured on held-out questions that no training saw, beside the policy's own step log-probability. The labels of"
+        " the step AUC are exact. Intervals are over questions.",
+        *prm_table(data["prm"]),
+        "Most of a PRM's gain is independence: it starts from another seed's student, which errs elsewhere. One that starts"
+        " from the policy itself only ties with the log-probability at small learning rates.",
+    ]
+    return Page(
+        "The ladder: Base, SFT, PPO, GRPO, GRPO with MCTS",
+        f"SFT {rungs['SFT']['accuracy'][0]:.3f}, PPO {rungs['+PPO']['accuracy'][0]:.3f},"
+        f" GRPO {rungs['+GRPO (PRM)']['accuracy'][0]:.3f}, with MCTS {share(rungs['+GRPO (PRM) +MCTS']['accuracy'])}",
+        "Five students, each built on the one before it, and nine methods of answering on the best of them.",
+        {
+            "Problems": f"{data['problems']:,} {HARDER}",
+            "Seeds": listed(data["seeds"]),
+            "Tokens": "sampled and scored a problem, and sampled in training, in the tables",
+            "Time": f"{data['seconds'] / 60:.0f} minutes on 2 cores",
+            "Command": f"{command(data)} (recipe: `config/ladder.yaml`)",
+        },
+        body,
+        [
+            TINY,
+            "Recipes were chosen on one earlier student (validation and some of the test problems). Read GRPO over PPO as"
+            " recipe against recipe, not as loss against loss.",
+            "`calculator-tool` writes results into the response itself. Its token count is of the model's own tokens alone;"
+            " the results that were inserted are left out.",
+            "The PRM's tokens count as scored, its prompt included.",
+            *note_of(data),
+        ],
+    )
+
+
+def settings(data: Row) -> list[tuple[str, int]]:
+    """The verifiers and budgets of a ladder's comparison, in its order."""
+    return list(dict.fromkeys((row["verifier"], row["budget"]) for row in data["methods"]))
+
+
+def compared(data: Row, verifier: str, budget: int) -> list[str]:
+    """The methods of a ladder under one verifier and budget."""
+    rows = [row for row in data["methods"] if (row["verifier"], row["budget"]) == (verifier, budget)]
+    words = {"better": "is above", "no difference shown": "is level with", "worse": "is below"}
+    told = [
+        f"MCTS {text}: {listed(row['name'] for row in rows if 'mcts_gain' in row and verdict(row['mcts_gain']) == word)}"
+        for word, text in words.items()
+    ]
+    shown = (
+        row
+        | {
+            "share": share(row["accuracy"]),
+            "scored": row["tokens"] - row["sampled_tokens"],
+            "over": judged(row.get("mcts_gain")),
+        }
+        for row in rows
+    )
+    columns = {
+        "method": "{name}",
+        "accuracy": "{share}",
+        "sampled": "{sampled_tokens:.0f}",
+        "scored": "{scored:.0f}",
+        "MCTS over it": "{over}",
+    }
+    return ["", f"### Verifier {verifier}, {budget} tokens", *table(shown, columns), f"{'; '.join(told)}.", ""]
+
+
+def prm_table(by_seed: Mapping[str, Row]) -> list[str]:
+    kinds = {"pairs": "pair accuracy", "step AUC": "step AUC"}
+    models = {"log-probability": "policy log-probability", "PRM": "implicit", "both": "kept + policy log-probability"}
+    columns = {f"{kind}: {name}": (key, model) for kind, key in kinds.items() for name, model in models.items()}
+    rows = [
+        {"seed": seed, "cells": [share(test[key][model]) for key, model in columns.values()]}
+        for seed, test in by_seed.items()
+    ]
+    return table(rows, {"seed": "{seed}"} | {name: f"{{cells[{i}]}}" for i, name in enumerate(columns)})
+
+
+def loop(data: Row) -> Page:
+    rows = []
+    for one in data["generations"]:
+        arena, kinds = one["arena"], ("greedy", "search")
+        told = {
+            kind: f"{arena[f'champion {kind}']['accuracy'][0]:.3f} -> {arena[f'candidate {kind}']['accuracy'][0]:.3f}"
+            f"<br>{gain(arena[f'gain {kind}'])}"
+            for kind in kinds
+        }
+        tokens = sum(part.get("sampled_tokens", 0) + part.get("scored_tokens", 0) for part in one["costs"].values())
+        rows.append(one | told | {"tokens": tokens})
+    test, first = data["test"], data["generations"][0]["arena"]["champion search"]
+    tested = [
+        {
+            "method": test[f"champion {kind}"]["method"],
+            "first": share(test[f"first student {kind}"]["accuracy"]),
+            "last": share(test[f"champion {kind}"]["accuracy"]),
+            "gain": judged(test[f"gain {kind}"]),
+            "tokens": f"{test[f'first student {kind}']['tokens']:.0f} -> {test[f'champion {kind}']['tokens']:.0f}",
+        }
+        for kind in ("greedy", "search")
+    ]
+    helped = [one["generation"] for one in data["generations"] if one["value"]["earned"] or one["verifier"]["chosen"]]
+    return Page(
+        "Generations with a gate",
+        f"greedy {test['first student greedy']['accuracy'][0]:.3f} -> {test['champion greedy']['accuracy'][0]:.3f},"
+        f" {gain(test['gain greedy'])}",
+        "Each generation searches with the champion, trains a candidate on those trees, and lets both meet on fresh problems"
+        " at equal tokens. Only a better candidate is promoted.",
+        {
+            "Problems": f"{first['problems']:,} fresh arena problems a generation;"
+            f" {test['champion greedy']['problems']:,} {EMBEDDED}, read once at the end",
+            "Seeds": str(data["seed"]),
+            "Tokens": "sampled and scored, in the tables",
+            "Command": command(data),
+        },
+        [
+            *table(
+                rows,
+                {
+                    "generation": "{generation}",
+                    "greedy": "{greedy}",
+                    f"{first['method']}, {first['verifier']}": "{search}",
+                    "training and arena tokens": "{tokens:,}",
+                    "decision": "{decision}",
+                },
+            ),
+            "The columns in the middle read champion -> candidate, then the paired gain.",
+            "",
+            "## Test problems",
+            *table(
+                tested,
+                {
+                    "method": "{method}",
+                    "first student": "{first}",
+                    "last champion": "{last}",
+                    "gain": "{gain}",
+                    "tokens a problem": "{tokens}",
+                },
+            ),
+            f"Generations in which the trained value or PRM was chosen beside the calculator: {listed(helped)}.",
+        ],
+        [TINY, twins(), "One seed."],
+    )
+
+
+def search_vs_greedy(data: Row) -> Page:
+    rows = data["rows"]
+    best = max((row for row in rows if row["method"].startswith("mcts")), key=lambda row: row["accuracy"][0])
+    shown = (row | {"share": share(row["accuracy"]), "over": judged(row["gain"])} for row in rows)
+    columns = {
+        "method": "{method}",
+        "accuracy": "{share}",
+        "sampled tokens a problem": "{tokens:.0f}",
+        "over greedy": "{over}",
+    }
+    return Page(
+        "Search at answering time, judged by perplexity alone",
+        f"greedy {rows[0]['accuracy'][0]:.3f}; best MCTS setting {best['accuracy'][0]:.3f}, {gain(best['gain'])}"
+        f" ({verdict(best['gain'])})",
+        "Step-level MCTS values responses by PRE, their perplexity under the student. No method sees the gold answer and"
+        " none uses a teacher. The student is the one that `uv run vf-eval alphazero-llm-trainer -s -- --use-grpo` trains.",
+        {
+            "Problems": f"{data['num']:,} {EMBEDDED}",
+            "Seeds": "7, the command's default",
+            "Tokens": "sampled a problem, in the table; tokens that the perplexity computes are not in it",
+            "Command": command(data),
+        },
+        [
+            *table(shown, columns),
+            f"Above greedy by its interval: {listed(row['method'] for row in rows if row['gain'] and row['gain'][1] > 0)}."
+            " The student is sure of its mistakes, and perplexity cannot tell them apart. See what a"
+            " [value network](value.md) and an exact check of each step ([ladder](ladder.md)) can do.",
+        ],
+        [TINY, twins(), "One seed. The gains are not corrected for the number of settings.", *version_of(data)],
+    )
+
+
+VALUE_FIGURES = {
+    "brier": "Brier score (lower is better)",
+    "brier of the base rate": "Brier score of the base rate",
+    "calibration error": "calibration error",
+    "AUC": "AUC",
+    "AUC, deeper is better": "AUC of depth",
+    "AUC, log-probability": "AUC of the log-probability",
+    "sibling ranking": "siblings ranked rightly",
+    "sibling ranking, longer is better": "siblings ranked by length",
+    "sibling ranking, log-probability": "siblings ranked by log-probability",
+}
+
+
+def value(data: Row) -> Page:
+    kinds = data["kinds"]
+    figures = [
+        {"figure": text} | {name: share(kind["test"][key]) for name, kind in kinds.items()}
+        for key, text in VALUE_FIGURES.items()
+    ]
+    figures.append(
+        {"figure": "weight of rollouts, fitted"}
+        | {name: f"{kind['rollout_weight']:.2f}" for name, kind in kinds.items()}
+    )
+    figures.append({"figure": "training seconds"} | {name: f"{kind['seconds']:,.0f}" for name, kind in kinds.items()})
+    rows, winners = [], []
+    for row in data["rows"]:
+        if ", head" in row["method"]:
+            continue
+        equal = row.get("at_all_tokens")
+        over = (
+            f"{gain(equal['gain'])} ({equal['method'].removeprefix('majority of ')})<br>{verdict(equal['gain'])}"
+            if equal
+            else "none measured"
+        )
+        greedy = gain(row["gain"]["greedy"]) if "greedy" in row["gain"] else ""
+        rows.append(row | {"share": share(row["accuracy"]), "greedy": greedy, "over": over})
+        plain = row["method"] == "greedy" or (
+            row["method"].startswith("majority of") and "weighted" not in row["method"]
+        )
+        if equal and equal["gain"][1] > 0 and not plain:
+            winners.append(row["method"])
+    network = kinds["network"]
+    questions = network["questions"]
+    return Page(
+        "Value functions, and search with them",
+        f"AUC {share(network['test']['AUC'])}; {len(winners)} of {len(rows)} methods beat a majority that spends as much",
+        "A value function predicts whether a partial response will end right. `head` is a linear probe of the policy's own"
+        " hidden states, `network` a model of its own. Then the methods that can use one, against sampling.",
+        {
+            "Problems": f"{questions['test']:,} {EMBEDDED}, numbers 1,000 and up, which nothing was tuned on",
+            "Seeds": str(network["seed"]),
+            "Tokens": "sampled by the student and scored by a network of its own, a problem, in the table",
+            "Training": f"trees of {questions['training']:,} questions; {questions['validation']:,} validation questions for"
+            " stopping, calibration and the weights",
+            "Command": command(data),
+        },
+        [
+            "",
+            "## On held-out questions",
+            *table(figures, {"figure": "{figure}"} | {name: f"{{{name}}}" for name in kinds}),
+            *(
+                f"- `{name}` {'gets weight' if kind['earned'] else 'gets no weight'}: {kind['why']}."
+                for name, kind in kinds.items()
+            ),
+            "",
+            "## Search with the network",
+            "",
+            "A budget of n samples is the tokens of n whole responses. The last column compares with the smallest majority that"
+            " spends at least as many tokens, scored ones included.",
+            *table(
+                rows,
+                {
+                    "method": "{method}",
+                    "accuracy": "{share}",
+                    "sampled": "{tokens:.0f}",
+                    "scored": "{scored_tokens:.0f}",
+                    "over greedy": "{greedy}",
+                    "over a majority (of n)": "{over}",
+                },
+            ),
+            f"Better than such a majority: {listed(winners)}.",
+            "",
+            "Where the network alone judges finished responses, more candidates are more of its mistakes to pick from.",
+        ],
+        [
+            TINY,
+            twins(),
+            f"{len(data['rows'])} methods were measured and the intervals are not corrected for so many looks. All of them,"
+            " those with the head included, are in the JSON file.",
+            "The search arms were measured on these problems a second time, after a review made them keep to their budget.",
+        ],
+    )
+
+
+def overlap(data: Row) -> Page:
+    rows = [row | {"level": listed(row["levels"]), "part": share(row["share"])} for row in data["rows"]]
+    columns = {
+        "levels": "{level}",
+        "training problems": "{training_problems:,}",
+        "test problems with a twin": "{twins:,} of {test_problems:,}",
+        "share": "{part}",
+        "distinct solutions": "{distinct_solutions:,}",
+    }
+    return Page(
+        "How much the test problems repeat the training problems",
+        f"{rows[0]['part']} of the default test problems have a twin in training",
+        "The splits of the embedded problems share no worked solution. Their sentences come from few patterns, though. A"
+        " test problem has a twin when a training problem reads the same once people, pronouns, things, containers and"
+        " numbers are masked.",
+        {
+            "Problems": f"{rows[0]['test_problems']:,} test problems a row",
+            "Seeds": "none: the problems are numbered",
+            "Tokens": "none: no model is asked",
+            "Command": command(data),
+        },
+        table(rows, columns),
+        [
+            "Accuracy on levels 1 and 2 is to a large part accuracy on known story patterns with new names and numbers. On"
+            " levels 3 and 4 it is mostly accuracy on new ones.",
+            "The training problems are those of a default run, demonstrations included. Longer runs see more.",
+        ],
+    )
+
+
+# -- machinery ---------------------------------------------------------------------------------------------------------
+
+
+def engine(data: Row) -> Page:
+    found = data["search"]
+    best = next(row for row in data["decode"] if row["batch"] == 32)
+    rows = (
+        row | {"name": row["model"] + (f", {row['samples_a_prompt']} a prompt" if row["samples_a_prompt"] > 1 else "")}
+        for row in data["decode"]
+    )
+    columns = {
+        "model": "{name}",
+        "batch": "{batch}",
+        "engine": "{ours_tokens_per_second:,.0f}",
+        "`generate`": "{hf_generate_tokens_per_second:,.0f}",
+        "ratio": "{over_hf_generate:.1f}x",
+        "decoding only: ratio": "{decode_over_hf_generate:.1f}x",
+        "of the floor": "{share_of_floor:.0%}",
+        "over re-prefill": "{over_reprefill:.0f}x",
+    }
+    return Page(
+        "The in-process engine against `generate`",
+        f"{best['over_hf_generate']:.1f} times Hugging Face `generate` at batch 32, on one CPU thread",
+        "Tokens a second of CPU time for 48 new tokens a row, prompts included. The floor is the time of the linear layers'"
+        " matrix products alone, as PyTorch computes them at that batch; a share above 100% means that the engine's own"
+        " kernels are faster than those.",
+        {
+            "Problems": "embedded prompts, or random tokens for the random Llama",
+            "Seeds": FIXED,
+            "Tokens": "48 new tokens a row",
+            "Threads": "1",
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            f"A step-level search of {found['trees']} trees runs {found['simulations_per_second']:,.0f} simulations a second,"
+            f" samples {found['sampled_tokens_per_second']:,.0f} tokens a second and computes"
+            f" {found['computed_per_unique_token']:.2f} tokens a distinct tree token"
+            f" ({found['without_reuse_per_unique_token']:.1f} without reuse).",
+        ],
+        ["Measured on a CPU. On CUDA the engine runs PyTorch's forward; nothing was measured there.", RATIOS],
+    )
+
+
+def search(data: Row) -> Page:
+    columns = {
+        "search": "{label}",
+        "trees": "{trees}",
+        "at once": "{together}",
+        "simulations/s": "{simulations_per_second:,.1f}",
+        "CPU ms a simulation": "{cpu_ms_per_simulation:.2f}",
+        "over (a)": "{cpu_gain:.0f}x",
+        "tokens a simulation": "{tokens_per_simulation:.1f}",
+        "tokens a unique token": "{tokens_per_unique_token:.2f}",
+        "in the forward": "{forward_share:.0%}",
+        "identical trees": "{same}",
+    }
+    body = []
+    for part, title in (("feasibility", "A random Llama of 3 M parameters"), ("student", "The embedded student")):
+        rows = (
+            row
+            | {
+                "together": row["at_once"] or row["trees"],
+                "same": f"{row['identical_trees']} of {row['compared_trees']}" if "compared_trees" in row else "",
+            }
+            for row in data[part]["rows"]
+        )
+        body += ["", f"## {title}", *table(rows, columns)]
+    work = {
+        "work": "{label}",
+        "CPU ms a simulation": "{cpu_ms_per_simulation:.2f}",
+        "CPU time": "{cpu_growth:.1f}x",
+        "computed tokens": "{token_growth:.1f}x",
+    }
+    base = {"cpu_growth": 1.0, "token_growth": 1.0}
+    body += [
+        "## Cost against work",
+        *table((base | row for row in data["work"]), work),
+        "Time grows with trees and simulations as the work does, and with length faster than tokens: attention.",
+    ]
+    best = max(
+        (row for row in data["feasibility"]["rows"] if row["label"].startswith("(c)")), key=lambda row: row["cpu_gain"]
+    )
+    return Page(
+        "Token-level search against the plain way",
+        f"{best['cpu_gain']:.0f} times less CPU time a simulation than the plain way with {best['at_once']} trees at once",
+        f"24 simulations a tree, {data['top_k']} children a node, c = {data['exploration']:.0f}. (a) and (b) are the plain way"
+        " (`benchmarks/plain_search.py`): the prefix is computed again for every call, one tree at a time. The feasibility"
+        " setting has prompts of 160 tokens, a horizon of 96 and a reward that is a hash of the response.",
+        {
+            "Problems": "trees as the table says",
+            "Seeds": seeds_of(data),
+            "Tokens": "computed a simulation, in the table",
+            "Device": data["device"],
+            "Command": command(data),
+        },
+        body,
+        [
+            "The aim was 100 times less CPU time at 64 trees. It depends on what else the machine does: repeated runs of this"
+            " command came out on both sides of it.",
+            "How often trees branch decides a lot: see the rows with other rewards. Beam rollouts gain far less.",
+            RATIOS,
+        ],
+    )
+
+
+def vllm_cpu(data: Row) -> Page:
+    ratios = [row["ratio_tokens_per_second"] for row in data["rows"]]
+    columns = {
+        "model": "{model}",
+        "requests": "{batch}",
+        "engine, tokens/s": "{ours_tokens_per_second:,.0f}",
+        "vLLM": "{vllm_tokens_per_second:,.0f}",
+        "vLLM with log-probabilities": "{vllm_logprobs_tokens_per_second:,.0f}",
+        "ratio": "{ratio_tokens_per_second:.1f}x",
+        "ratio by CPU time": "{ratio_tokens_per_cpu_second:.1f}x",
+    }
+    return Page(
+        "The engine against vLLM's CPU build",
+        f"{min(ratios):.1f} to {max(ratios):.1f} times vLLM {data['theirs']['vllm']} on one thread",
+        "Same prompts, one thread, fp32, temperature 1, best of several repeats. The engine always returns log-probabilities;"
+        " vLLM was timed without and with them.",
+        {
+            "Problems": "random or embedded prompts, as many as the requests",
+            "Seeds": seeds_of(data),
+            "Tokens": f"{data['rows'][0]['new_tokens']} new tokens a request",
+            "Device": data["device"],
+            "Command": command(data),
+        },
+        table(data["rows"], columns),
+        ["Tiny models on a CPU, which is not what vLLM is made for. Nothing was measured on a GPU.", RATIOS],
+    )
+
+
+def vllm_contract(data: Row) -> Page:
+    def cell(found: Any) -> str:
+        if isinstance(found, list):
+            return ", ".join(map(str, found))
+        return "" if found is None else f"{found:.1e}" if 0 < abs(found) < 0.01 else f"{found:,}"
+
+    rows = (row | {key: cell(row[key]) for key in ("inprocess", "vllm", "difference")} for row in data["rows"])
+    columns = {
+        "check": "{what}",
+        "backend": "{backend}",
+        "in-process engine": "{inprocess}",
+        "vLLM": "{vllm}",
+        "difference": "{difference}",
+    }
+    return Page(
+        "vLLM gives what the in-process engine gives",
+        f"log-probabilities within {max(row['difference'] for row in data['rows'] if 'nats' in row['what']):.0e} nats on every"
+        " check",
+        "The same requests go to the in-process engine and to vLLM's CPU build, in process and as a server on loopback.",
+        {
+            "Problems": "prompts and trees as the rows say, embedded student",
+            "Seeds": "fixed in the script",
+            "Tokens": "as the rows say",
+            "Device": data["device"],
+            "Versions": ", ".join(f"{name} {version}" for name, version in data["versions"].items()),
+            "Command": "`VLLM_CPU_ENV=ENV scripts/vllm_cpu.sh`",
+        },
+        table(rows, columns),
+        ["Sleep and wake, 4-bit loading in vLLM and CUDA graphs need a GPU and were not run."],
+    )
+
+
+def tree_training(data: Row) -> Page:
+    most = max(row["ratio"] for row in data["rows"])
+    rows = [row for row in data["rows"] if "all trees" in row["batch"] or "together" in row["batch"]]
+    rows += [row | {"batch": "the largest tree"} for row in data["rows"] if row["ratio"] == most]
+    usual = next(row for row in rows if row["batch"].startswith("default mix, all trees"))
+    columns = {
+        "model": "{model}",
+        "batch": "{batch}",
+        "rows": "{rows}",
+        "flat / unique tokens": "{ratio:.2f}",
+        "flat tokens": "{flat_tokens:,}",
+        "unique tokens": "{unique_tokens:,}",
+        "speed-up": "{speedup:.2f}x",
+    }
+    return Page(
+        "Shared prefixes trained once",
+        f"{usual['speedup']:.1f} times less CPU time a step on the default problems, same gradient",
+        "CPU seconds of forward and backward: one row a response (flat) against all responses of a question in one sequence"
+        " (packed), on real trees of 60 simulations.",
+        {
+            "Problems": "trees of embedded training problems",
+            "Seeds": FIXED,
+            "Tokens": "flat and unique tokens of a batch, in the table",
+            "Threads": "1",
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            f"Gradients of the two ways differ by at most {max(row['gradient_difference'] for row in data['rows']):.0e}"
+            " (relative). Masked attention is about a third of the packed time, so the gain is smaller than the ratio of"
+            " tokens.",
+        ],
+        [RATIOS],
+    )
+
+
+def memory(data: Row) -> Page:
+    over = max(abs(one - 1) for row in data["rows"] for one in row["ratio_over_load"].values())
+    shared = load("shared_base")
+    rows = (
+        {
+            "model": row["size"],
+            "arm": row["arm"].replace("again", "activations computed again"),
+            "phase": phase,
+            "forecast": row["forecast"][phase] / 2**20,
+            "peak": row["allocated"][phase] / 2**20,
+            "ratio": row["ratio"][phase],
+        }
+        for row in data["rows"]
+        for phase in ("load", "search", "train")
+    )
+    columns = {
+        "model": "{model}",
+        "arm": "{arm}",
+        "phase": "{phase}",
+        "forecast, MiB": "{forecast:,.0f}",
+        "peak, MiB": "{peak:,.0f}",
+        "forecast / peak": "{ratio:.3f}",
+    }
+    return Page(
+        "The memory plan against real peaks",
+        f"within {data['worst']:.0%} of the peak of every phase",
+        "`info --plan` and `train --dry-run` forecast memory before anything is loaded. Here it stands beside the most that"
+        " PyTorch's allocator had handed out at once.",
+        {
+            "Problems": "random Llamas of 20 and 60 million parameters, whole and as NF4 with LoRA",
+            "Seeds": FIXED,
+            "Tokens": f"prompts of {data['rows'][0]['prompt']}, rows of {data['rows'][0]['length']}",
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            f"Of what a phase adds to the loaded weights the forecast is off by at most {over:.0%}.",
+            "",
+            "## One base, many adapters",
+            "",
+            f"A random Llama of {shared['parameters'] / 1e6:.0f} million parameters in 4 bits takes {shared['base_mb']:.0f} MB."
+            f" With {shared['adapters']} adapters over it (policy, value, PRM, critic) and a reference that is the base itself"
+            f" it takes {shared['shared_mb']:.0f} MB; copies would take {shared['copies_mb']:.0f} MB"
+            " (`uv run python benchmarks/shared_base.py`).",
+        ],
+        ["Random weights on a CPU. The plan for CUDA uses the same sums and was not checked on a GPU.", *note_of(data)],
+    )
+
+
+def serve(data: Row) -> Page:
+    rows = []
+    for key, row in data["http"].items():
+        method, _, clients = key.rpartition("/")
+        rows.append(row | {"method": method, "clients": clients, "bare": data["bare"][key]["requests_per_second"]})
+    columns = {
+        "method": "{method}",
+        "clients": "{clients}",
+        "p50, ms": "{p50_ms:.1f}",
+        "p95, ms": "{p95_ms:.1f}",
+        "p99, ms": "{p99_ms:.1f}",
+        "requests/s": "{requests_per_second:.0f}",
+        "sampled tokens/s": "{sampled_tokens_per_second:,.0f}",
+        "bare: requests/s": "{bare:.0f}",
+    }
+    soak = data["soak"]
+    one, sixteen = (data["http"][f"sample/{clients}"]["requests_per_second"] for clients in (1, 16))
+    return Page(
+        "Serving",
+        f"{one:.0f} plain answers a second to one client, {sixteen:.0f} to sixteen",
+        "The embedded student behind the OpenAI-compatible server on loopback, clients on the same cores. `bare` is the same"
+        " work without HTTP.",
+        {
+            "Problems": "embedded questions",
+            "Seeds": FIXED,
+            "Tokens": "sampled a second, in the table",
+            "Cores": str(data["cores"]),
+            "Command": command(data, "python benchmarks/serve.py"),
+        },
+        [
+            *table(rows, columns),
+            "## A minute of 64 clients",
+            "",
+            f"All methods mixed, each request with a deadline of 2 s or 500 ms, {soak['seconds']:.0f} seconds:"
+            f" {soak['requests']:,} requests ({soak['requests_per_second']:.0f} a second),"
+            f" {sum(soak['errors'].values())} errors, memory {soak['before']['rss_mib']:,.1f} to"
+            f" {soak['after']['rss_mib']:,.1f} MiB, and {soak['after']['live_searches']:.0f} searches alive afterwards. The"
+            f" deadline ended {soak['deadlines_hit']:,} answers. {soak['over_100_ms_late']} of them came more than 100 ms"
+            f" late, the worst {soak['late_max_ms']:.0f} ms: one event loop computes and answers.",
+        ],
+        ["A tiny model on a CPU: this measures the server, not a useful model.", RATIOS],
+    )
+
+
+def kill_test(data: Row) -> Page:
+    figures = {
+        "processes killed": ", ".join(f"{kind} {count}" for kind, count in data["kills"].items()),
+        "trees at the end": f"{data['trees']} of {data['questions']}",
+        "lost, twice, half written": f"{data['lost']}, {data['duplicate']}, {data['half_written']}",
+        "equal to an undisturbed run's": f"{data['same_as_undisturbed']} of {data['questions']}",
+        "sessions": data["sessions"],
+        "seconds": f"{data['seconds']:.0f}",
+    }
+    rows = ({"figure": name, "value": found} for name, found in figures.items())
+    return Page(
+        "Nothing is lost when processes die",
+        f"{data['kills_in_all']} kills, {data['lost']} trees lost, {data['duplicate']} twice",
+        "A sampling run under Ray whose processes are killed with SIGKILL at random moments. After each death of the driver it"
+        " is started again with `--resume`.",
+        {
+            "Problems": f"{data['questions']} embedded training questions",
+            "Seeds": str(data["seed"]),
+            "Tokens": "not counted",
+            "Command": command(data),
+        },
+        table(rows, {"figure": "{figure}", "value": "{value}"}),
+        [
+            "Equal means the same tree, costs aside and log-probabilities to three digits.",
+            "One machine with two cores.",
+        ],
+    )
+
+
+def teacher_faults(data: Row) -> Page:
+    rows = []
+    for name, found in data["scenarios"].items():
+        if "trees" not in found:
+            continue
+        limits = (f"{limit:,} {key}" for key, limit in found["budget"]["limits"].items() if limit is not None)
+        rows.append(
+            found
+            | {
+                "name": name,
+                "ended": f"{sum(found['trees']['ended'].values())} of {found['trees']['asked']}",
+                "limit": ", ".join(limits) or "none",
+                "held": "all" if all(found["verdicts"].values()) else "NOT all",
+            }
+        )
+    columns = {
+        "scenario": "{name}",
+        "requests": "{requests:,}",
+        "trees ended": "{ended}",
+        "most attempts": "{most_attempts_of_a_request}",
+        "charged": "${charged_by_server[dollars]:.3f}, {charged_by_server[tokens]:,} tokens",
+        "limit": "{limit}",
+        "checks held": "{held}",
+    }
+    good, poor = (rows[0]["ledgers"][f"bench/{name}"] for name in ("good", "poor"))
+    return Page(
+        "Teachers that misbehave",
+        f"{data['requests']:,} requests to a faulty server, {'every' if data['held'] else 'NOT every'} check held",
+        "Real searches ask four remote teachers on a loopback server that injects more than 20 kinds of faults and keeps its"
+        " own books. Checks: no tree is lost, attempts are bounded, the ledgers equal the server's books where answers arrived,"
+        " budgets hold, no connection or task is left, the key is on no disk.",
+        {
+            "Problems": "embedded training questions, as many as the trees",
+            "Seeds": FIXED,
+            "Tokens": "charged by the server, in the table",
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            "Reservations are careful: an answer that never arrived is booked at the most it could have cost.",
+            "",
+            f"In the first scenario the good teacher's steps were worth {good['mean_value']:.3f} to the student and the poor"
+            f" one's {poor['mean_value']:.3f}; the bandit asked them {good['calls']} and {poor['calls']} times. The value of a"
+            " step to the student is all that the bandit sees.",
+        ],
+        ["No real provider was called: the model ids of `config/teacher_models.yaml` are untested."],
+    )
+
+
+def grade_agreement(data: Row) -> Page:
+    names = {"ours": "this package", "math-verify": "math-verify", "string": "string match"}
+    rows = []
+    for source in ("gsm8k", "math", "hotpotqa"):
+        found = data[source]
+        marks = [(mark, count) for marks in found["patterns"].values() for mark, count in marks.items()]
+        pairs = sum(count for _, count in marks)
+        right = {
+            name: share(proportion(sum(count for mark, count in marks if mark[i] == "+"), pairs))
+            for i, name in enumerate(found["graders"])
+        }
+        rows.append(
+            {
+                "source": source,
+                "good": found["rows"] - len(found["self_failures"]),
+                "all": found["rows"],
+                "pairs": pairs,
+            }
+            | right
+        )
+    columns = {"rows": "{source}", "gold equals itself": "{good:,} of {all:,}", "pairs": "{pairs:,}"}
+    return Page(
+        "The graders on real rows",
+        f"{sum(row['good'] for row in rows):,} of {sum(row['all'] for row in rows):,} gold answers equal themselves",
+        "Every gold answer is graded against itself. Then pairs are made from the rows (other spellings of the gold answer, and"
+        " wrong answers) and three graders say correct or wrong: this package's, math-verify alone, and plain string match.",
+        {
+            "Problems": "GSM8K train and test, MATH-500, part of HotpotQA's validation split",
+            "Seeds": "fixed in the command",
+            "Tokens": "none: no model is asked",
+            "Command": command(data),
+        },
+        table(rows, columns | {text: f"{{{name}}}" for name, text in names.items()}),
+        [
+            "Most pairs are easy, pairs of one row are not independent, and one guard was added after seeing them.",
+            "A verdict of this table is about spellings. It does not show that every wrong answer is found.",
+        ],
+    )
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+# Stem of the JSON file -> its page, in the order of the index.
+LEARNING: dict[str, Callable[[Row], Page]] = {
+    "student": student,
+    "improvement": improvement,
+    "ladder": ladder,
+    "search_vs_greedy": search_vs_greedy,
+    "value": value,
+    "loop": loop,
+    "overlap": overlap,
+}
+MACHINERY: dict[str, Callable[[Row], Page]] = {
+    "engine": engine,
+    "search": search,
+    "vllm_cpu": vllm_cpu,
+    "vllm_contract": vllm_contract,
+    "tree_training": tree_training,
+    "memory": memory,
+    "serve": serve,
+    "kill_test": kill_test,
+    "teacher_faults": teacher_faults,
+    "grade_agreement": grade_agreement,
+}
+ON_ANOTHER_PAGE = {"shared_base"}  # memory's
+
+
+def text_of(stem: str, page: Page) -> str:
+    """A page as Markdown. Its tables get the room of the table of contents."""
+    source = (STUDENT if stem == "student" else DATA / f"{stem}.json").relative_to(ROOT).as_posix()
+    facts = {**page.facts, "Data": f"[`{source}`]({REPOSITORY}/blob/main/{source})"}
+    return squeezed(
+        [
+            *("---", "hide: [toc]", "---", "", f"# {page.title}", ""),
+            f"<!-- Written by scripts/results_pages.py from {source}: change those. -->",
+            *("", page.intro, ""),
+            *(f"- **{name}**: {text}" for name, text in facts.items()),
+            *page.body,
+            *("", "## What this does not show", ""),
+            *(f"- {limit}" for limit in page.limits),
+        ]
+    )
+
+
+def squeezed(lines: Sequence[str]) -> str:
+    """Lines as a file's text, without two blank ones in a row."""
+    kept = [line for i, line in enumerate(lines) if line or (i and lines[i - 1])]
+    return "\n".join(kept).rstrip() + "\n"
+
+
+def index(pages: Mapping[str, Page]) -> str:
+    def rows(stems: Iterable[str]) -> list[str]:
+        listing = (f"| [{pages[stem].title}]({stem}.md) | {pages[stem].headline} |" for stem in stems)
+        return ["", "| Result | In one line |", "|---|---|", *listing, ""]
+
+    return squeezed(
+        [
+            "# Results",
+            "",
+            "<!-- Written by scripts/results_pages.py: change it there. -->",
+            "",
+            "Every page here is written by `scripts/results_pages.py` from a JSON file that a benchmark wrote. Each names its"
+            " problems, seeds, token cost and command. Intervals are 95%; differences are paired by problem.",
+            "",
+            "Read three things with all of them.",
+            "",
+            "- The student is tiny and the problems are generated, so no accuracy is about real language models.",
+            f"- {twins()}",
+            "- Nothing was measured on a GPU.",
+            "",
+            "## Learning and answering",
+            *rows(LEARNING),
+            "## Machinery",
+            *rows(MACHINERY),
+            "## Not measured yet",
+            "",
+            "These commands exist and have not been run in full: `benchmarks/tree_grpo.py` (tree GRPO against plain TRL GRPO at"
+            " equal tokens), `benchmarks/token_loss.py` (a loss over some tokens under LoRA) and `benchmarks/gpu.py` (speed and"
+            " memory on CUDA).",
+        ]
+    )
+
+
+def summary() -> str:
+    """README's table: four results, each with what it does not show."""
+    taught, climbed, fast = load("improvement"), load("ladder"), load("engine")
+    before = bits(taught["runs"][0]["before"])
+    arms = {row["arm"]: row for row in taught["summary"]}
+    trees, plain = (arms[f"grpo, {kind} groups"] for kind in ("tree", "chain"))
+    repeated = load("overlap")["rows"][0]["share"][0]
+    rungs = {rung["name"]: rung for rung in climbed["rungs"]}
+    sft, grpo = rungs["SFT"], rungs["+GRPO (PRM)"]
+    main = settings(climbed)[0]
+    methods = {row["name"]: row for row in climbed["methods"] if (row["verifier"], row["budget"]) == main}
+    greedy, mcts, rejection, tool = (methods[name] for name in ("greedy", "mcts", "step-rejection", "calculator-tool"))
+    fast_rows = [row for row in fast["decode"] if row["batch"] == 32 and row["samples_a_prompt"] == 1]
+    rows = [
+        {
+            "what": "[Training from search](docs/results/improvement.md): GRPO on trees",
+            "result": f"{mean(before):.3f} -> {trees['accuracy']['value']:.3f}, {gain(list(trees['gain'].values()))}",
+            "on": f"{len(before):,} problems, {len(trees['by_seed'])} seeds, {trees['sampled_tokens'] / 1e6:.1f} M tokens",
+            "not": f"that trees beat plain samples (those got {plain['accuracy']['value']:.3f}), or new kinds of stories:"
+            f" {repeated:.0%} of the problems repeat a training problem but for names and numbers",
+        },
+        {
+            "what": "[The ladder](docs/results/ladder.md): SFT, then GRPO with a PRM",
+            "result": f"{sft['accuracy'][0]:.3f} -> {grpo['accuracy'][0]:.3f}, over PPO {gain(grpo['gain'])}",
+            "on": f"{climbed['problems']:,} harder problems, {len(climbed['seeds'])} seeds,"
+            f" {grpo['training_tokens'] / 1e6:.1f} M tokens",
+            "not": "that the loss is better than PPO's: recipe stands against recipe",
+        },
+        {
+            "what": "[Search while answering](docs/results/ladder.md#methods-at-equal-tokens): MCTS over greedy",
+            "result": f"{greedy['accuracy'][0]:.3f} -> {mcts['accuracy'][0]:.3f}, {gain(greedy['mcts_gain'])}",
+            "on": f"same problems, {greedy['tokens']:.0f} -> {mcts['tokens']:.0f} tokens a problem",
+            "not": f"that choosing in a tree is what helps: step rejection gets {rejection['accuracy'][0]:.3f}, a calculator"
+            f" that writes the results {tool['accuracy'][0]:.3f}",
+        },
+        {
+            "what": "[The engine](docs/results/engine.md): tokens/s over HF `generate`",
+            "result": listed(f"{row['over_hf_generate']:.1f}x ({row['model']})" for row in fast_rows),
+            "on": "one CPU thread, batch 32",
+            "not": "anything about a GPU",
+        },
+    ]
+    head = "| What | Result, 95% interval | Measured on | What it does not show |\n|---|---|---|---|"
+    return "\n".join([BEGIN, head, *("| {what} | {result} | {on} | {not} |".format_map(row) for row in rows), END])
+
+
+def files() -> dict[Path, str]:
+    """Every file that this script owns, with the text that it should have."""
+    pages = {stem: make(load(stem)) for stem, make in {**LEARNING, **MACHINERY}.items()}
+    found = {PAGES / f"{stem}.md": text_of(stem, page) for stem, page in pages.items()}
+    found[PAGES / "index.md"] = index(pages)
+    head, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"README.md has no place for the table: write {BEGIN} and {END} where it goes")
+    found[README] = head + summary() + tail
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file differs")
+    check = parser.parse_args().check
+    wanted = files()
+    unknown = {path.stem for path in DATA.glob("*.json")} - {*LEARNING, *MACHINERY, *ON_ANOTHER_PAGE}
+    wrong = [f"benchmarks/results/{stem}.json has no page" for stem in sorted(unknown)]
+    wrong += [f"{path.relative_to(ROOT)} has no JSON file" for path in sorted(set(PAGES.glob("*.md")) - set(wanted))]
+    for path, text in wanted.items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if check:
+            wrong.append(f"{path.relative_to(ROOT)} differs from its JSON file")
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    if wrong:
+        sys.exit("\n".join([*wrong, "run `uv run python scripts/results_pages.py` and commit what it writes"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""The command line as a newcomer meets it: help, versions, names and their old ones, JSON, and what starts without torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import alphazero_llm_trainer
+from alphazero_llm_trainer.cli.base import given, resolve
+from alphazero_llm_trainer.cli.main import GROUPS, build_parser, main
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+
+HEAVY = "{'torch', 'transformers', 'verifiers', 'trl', 'openai', 'datasets'}"
+COMMANDS = sorted(build_parser().commands.choices)  # type: ignore[attr-defined]
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    return build_parser().parse_args(words)
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+
+
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("argv", [[], ["-q"], ["--help"]])
+def test_an_empty_line_is_a_question_for_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(argv)
+    except SystemExit as stop:
+        code = stop.code  # type: ignore[assignment]
+    out = capsys.readouterr().out
+    assert code == 0
+    for group in GROUPS:
+        assert f"\n{group}:\n" in out
+    for command in COMMANDS:
+        assert f"\n  {command} " in out
+
+
+def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    installed = metadata.version("alphazero-llm-trainer")
+    assert capsys.readouterr().out == f"alphazero-llm-trainer {installed}\n"
+    assert alphazero_llm_trainer.__version__ == installed
+    assert (Path(alphazero_llm_trainer.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_quiet_or_verbose_and_hides_its_old_names(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    out = capsys.readouterr().out
+    assert "-q, --quiet" in out and "-v, --verbose" in out
+    for old in ("--student", "--path", "--iterations", "--questions", "--benchmarks"):
+        assert f"{old} " not in out
+
+
+def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "(default: 60; search.iterations)" in out
+    assert "number of the test problem (default: 0)" in out
+    assert "repeatable (default" not in out  # an empty list is no default to tell
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_knows_commands_and_new_names_alone(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--print-completion", shell])
+    script = capsys.readouterr().out
+    assert stop.value.code == 0
+    assert "ladder" in script and "simulations" in script
+    assert "--iterations" not in script
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "key"),
+    [
+        (["search", "--simulations", "5"], ["search", "--iterations", "5"], "search.iterations"),
+        (["train", "-n", "5"], ["train", "--num-examples", "5"], "train.num_examples"),
+        (["train", "--out", "x"], ["train", "--checkpoint-dir", "x"], "train.checkpoint_dir"),
+        (["value", "--num", "50"], ["value", "--questions", "50"], "train.value.collect.questions"),
+        (["loop", "--model", "embedded"], ["loop", "--student", "embedded"], "student"),
+        (["sample", "--source", "gsm8k"], ["sample", "--set", "problems.source=gsm8k"], "problems.source"),
+    ],
+)
+def test_old_names_do_what_new_ones_do(new: list[str], old: list[str], key: str) -> None:
+    found = [resolve(parsed(*words)) for words in (new, old)]
+    assert found[0] == found[1]
+    value: object = found[0]
+    for part in key.split("."):
+        value = getattr(value, part)
+    assert str(value) == new[-1]
+
+
+def test_lists_and_counts_keep_their_old_names() -> None:
+    assert parsed("eval", "--benchmarks", "gsm8k", "math").benchmarks == ["gsm8k", "math"]
+    assert parsed("eval", "--source", "gsm8k", "math").benchmarks == ["gsm8k", "math"]
+    assert parsed("sample", "--num-examples", "3").num == parsed("sample", "-n", "3").num == 3
+
+
+def test_a_flag_wins_over_set() -> None:
+    args = parsed("search", "--set", "search.iterations=9", "--simulations", "5")
+    assert resolve(args).search.iterations == 5
+    assert given(args) == [{"search": {"iterations": 5}}]
+
+
+def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> None:
+    assert resolve(parsed("search", "--model", "qwen3-0.6b")).student == "qwen3-0.6b"
+    hub = resolve(parsed("search", "--model", "meta-llama/Llama-3.2-3B-Instruct"))
+    assert hub.student == "llama-3.2-3b"
+    (tmp_path / "config.json").write_text("{}")
+    args = parsed("search", "--model", str(tmp_path), "--student", "embedded")
+    assert resolve(args).student == "embedded" and args.path == tmp_path
+    assert resolve(parsed("train", "--model", str(tmp_path))).train.student == str(tmp_path)
+
+
+def test_a_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("embedded").mkdir()
+    args = parsed("search", "--model", "embedded")
+    assert resolve(args).student == "embedded" and args.path is None
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"),
+    [
+        (["--model", "nobody/nothing"], ConfigError, "--set models.mine.path=nobody/nothing"),
+        (["--model", "embedded", "--student", "qwen3-0.6b"], ConfigError, "leave one out"),
+        (["--model", "."], CheckpointError, "config.json"),
+        (["--path", "nowhere"], CheckpointError, "nowhere"),
+    ],
+)
+def test_a_model_that_is_none_is_one_sentence(
+    words: list[str], error: type[Exception], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=re.escape(says)) as found:
+        resolve(parsed("search", *words))
+    assert "\n" not in str(found.value)
+
+
+# -- info --------------------------------------------------------------------------------------------------------------
+
+
+def test_info_begins_with_the_facts_and_keeps_the_configuration_for_config(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["info", "--model", "embedded"]) == 0
+    short = capsys.readouterr().out
+    names = [line.partition(":")[0] for line in short.splitlines()]
+    assert names[:10] == [
+        "version", "python", "device", "cores", "kernels", "engine", "student", "problems", "teachers", "outputs"
+    ]  # fmt: skip
+    assert "0.66 M parameters" in short and "configuration:\n" not in short
+    file = tmp_path / "mine.yaml"
+    file.write_text("seed: 99\n")
+    for words, seed in ((["--config"], 7), (["--config", str(file)], 99)):
+        assert main(["info", *words]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("version:") and f"\n  seed: {seed}\n" in out and len(out.splitlines()) > 200
+
+
+def test_info_as_json_is_json_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "sk-secret-value")
+    assert main(["info", "--json", "--model", "embedded"]) == 0
+    out = capsys.readouterr().out
+    facts = json.loads(out)
+    assert facts["student"]["name"] == "embedded" and facts["student"]["parameters"] > 600_000
+    assert facts["tiers"]["free"] | {"models": []} == {
+        "place": "https://openrouter.ai/api/v1", "key": "OPENROUTER_API_KEY", "set": True, "models": []
+    }  # fmt: skip
+    assert "secret" not in out and "configuration" not in facts
+
+
+# -- start-up ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0),
+        (["train", "--help"], 0),
+        (["--version"], 0),
+        (["info"], 0),
+        (["info", "--config", "--json"], 0),
+        (["search", "--simulations", "0"], 2),
+        (["search", "--model", "nowhere"], 2),
+        (["search", "--value", "nowhere"], 2),
+        (["train", "--set", "nonsense=1"], 2),
+        (["train", "--set", "teachers.tier=free"], 2),
+        (["train", "--resume", "nowhere"], 2),
+        (["eval", "--methods", "best"], 2),
+        (["sample", "--num", "1"], 2),
+        (["value", "--data", "nowhere"], 2),
+        (["sft", "--eval-size", "0"], 2),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else None,
+)
+def test_what_needs_no_model_loads_no_library_of_models(
+    words: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    text = (
+        "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
+        f"try:\n    code = main({words!r})\nexcept SystemExit as stop:\n    code = stop.code\n"
+        f"found = {HEAVY} & set(sys.modules)\nprint(found, file=sys.stderr)\nassert not found and code == {code}, (found, code)"
+    )
+    result = run(text)
+    assert result.returncode == 0, result.stderr
+
+
+def test_python_m_is_the_console_script() -> None:
+    command = [sys.executable, "-m", "alphazero_llm_trainer", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0 and result.stdout.startswith("alphazero-llm-trainer ")
+
+
+def test_verbose_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, lines in (([], False), (["-v"], True)):
+        assert main(["search", "--simulations", "0", *words]) == 2
+        err = capsys.readouterr().err
+        assert err.strip().splitlines()[-1].startswith("error: search.iterations is 0")
+        assert ("Traceback" in err) is lines

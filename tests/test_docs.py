@@ -1,0 +1,149 @@
+"""README and the site's generated pages: short, complete, and equal to the files they are made from."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from alphazero_llm_trainer.cli.main import build_parser
+from alphazero_llm_trainer.search.tree import COLUMNS, Rollout
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRACT = (
+    "uv run vf-eval alphazero-llm-trainer",
+    "uv run vf-eval alphazero-llm-trainer --tier free --use-student-model",
+    "vf-eval alphazero-llm-trainer -s",
+    "vf-eval alphazero-llm-trainer -s -- --num-examples 100 --checkpoint-dir ./checkpoints --save-every 25 --use-grpo",
+    "command -v uv >/dev/null || python3 -m pip install uv; uv run vf-eval alphazero-llm-trainer",
+    "command -v uv >/dev/null || python3 -m pip install uv; uv run pytest",
+)
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    return build_parser()
+
+
+def shell_lines(text: str) -> list[str]:
+    """The lines of the shell blocks of a Markdown text, continued ones joined."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+def test_readme_is_short_and_has_the_contract_lines_as_written():
+    assert len(README.splitlines()) <= 180
+    assert len(README.encode()) <= 12 * 1024
+    for line in CONTRACT:
+        assert line in shell_lines(README)
+
+
+def test_links_into_the_repository_lead_somewhere():
+    for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", text):
+            assert (ROOT / target).exists(), f"{name} links to {target}"
+    picture = re.search(r"!\[[^]]*\]\(https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/([^)]+)\)", README)
+    assert picture is not None and (ROOT / picture[1]).exists()
+
+
+@pytest.mark.parametrize(
+    "path", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+)
+def test_every_command_line_of_the_documentation_parses(path, parser):
+    """Options that are gone, renamed or misspelt fail here; nothing is run."""
+    for line in shell_lines((ROOT / path).read_text(encoding="utf-8")):
+        words = re.split(r"\s+#\s", line)[0].replace('"', "'").split("'")
+        # Quoted text is one word, whatever is in it.
+        words = [word for i, part in enumerate(words) for word in ([part] if i % 2 else part.split())]
+        if "alphazero-llm-trainer" in words[:3] and "vf-eval" not in words:
+            words = words[words.index("alphazero-llm-trainer") + 1 :]
+        elif "train_vllm.py" in words:
+            words = ["train", *words[words.index("train_vllm.py") + 1 :]]
+        elif "-s" in words and "vf-eval" in words:
+            words = ["train", *(words[words.index("--") + 1 :] if "--" in words else [])]
+        else:
+            continue
+        try:
+            parser.parse_args(words)
+        except SystemExit as stop:
+            assert stop.code in (0, None), f"{path}: {line}"
+
+
+def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differs(tmp_path):
+    pages = script("results_pages")
+    for folder in ("benchmarks/results", "docs/results"):
+        (tmp_path / folder).mkdir(parents=True)
+        for file in (ROOT / folder).iterdir():
+            if file.suffix in (".json", ".md"):
+                (tmp_path / folder / file.name).write_bytes(file.read_bytes())
+    for name in ("README.md", "pyproject.toml", "scripts/results_pages.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    manifest = tmp_path / pages.STUDENT.relative_to(ROOT)
+    manifest.parent.mkdir(parents=True)
+    manifest.write_bytes(pages.STUDENT.read_bytes())
+
+    def check() -> tuple[int, str]:
+        command = [sys.executable, str(tmp_path / "scripts" / "results_pages.py"), "--check"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        return done.returncode, done.stderr
+
+    assert check() == (0, "")
+    data = tmp_path / "benchmarks/results/kill_test.json"
+    data.write_text(data.read_text().replace('"lost": 0', '"lost": 3'))
+    (tmp_path / "docs/results/gone.md").write_text("# Gone\n")
+    (tmp_path / "benchmarks/results/new.json").write_text("{}")
+    code, said = check()
+    assert code == 1
+    assert "docs/results/kill_test.md differs" in said
+    assert "docs/results/gone.md has no JSON file" in said
+    assert "benchmarks/results/new.json has no page" in said
+
+
+def test_reference_pages_have_every_command_option_and_key(parser):
+    pages = script("reference_pages")
+    text = pages.commands()
+    [children] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, child in children.choices.items():
+        part = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        for action in child._actions:
+            for flag in action.option_strings:
+                if action.help != argparse.SUPPRESS and flag not in ("-h", "--help"):
+                    assert flag in part, f"{name} {flag}"
+    assert "%(" not in text
+    text = pages.configuration()
+    tree = yaml.safe_load((ROOT / "config" / "training.yaml").read_text(encoding="utf-8"))
+    for key in pages.flat(tree):
+        section, _, name = key.rpartition(".")
+        part = text.partition(f"\n## {section or 'Top level'}\n")[2].partition("\n## ")[0]
+        assert f"| `{name}` |" in part, key
+
+
+def test_every_key_of_the_configuration_says_what_it_means():
+    pages = script("reference_pages")
+    source = (ROOT / "config" / "training.yaml").read_text(encoding="utf-8")
+    silent = [f"{section}.{name}" for section, _, rows in pages.sections(source) for name, _, text in rows if not text]
+    assert silent == []
+
+
+def test_the_journal_page_names_every_column():
+    text = (ROOT / "docs" / "reference" / "journal.md").read_text(encoding="utf-8")
+    for name in (*COLUMNS, *Rollout.__slots__):
+        assert re.search(rf"\b{name}\b", text), name

@@ -1,0 +1,113 @@
+"""A Llama's weights without transformers' model code: the same numbers, and whatever is unusual is left to transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.native import rotary_table
+from alphazero_llm_trainer.engine.plain import WEIGHTS, PlainLlama, read_plain
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
+from alphazero_llm_trainer.policy.adapters import fingerprint
+from alphazero_llm_trainer.policy.folders import PACKAGED
+from alphazero_llm_trainer.policy.student import Student, load_student
+
+EMBEDDED = ["student=embedded"]
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[Student, Student]:
+    """The embedded student as transformers loads it, and without its model code."""
+    config = load_config(overrides=EMBEDDED)
+    return load_student(config), load_student(config, inference=True)
+
+
+def test_weights_names_and_positions_are_transformers_own(both: tuple[Student, Student]) -> None:
+    theirs, ours = (student.model for student in both)
+    assert type(ours) is PlainLlama and type(theirs) is not PlainLlama
+    assert fingerprint(ours) == fingerprint(theirs)
+    assert set(dict(ours.named_parameters())) == set(dict(theirs.named_parameters()))  # tied weights are there once
+    for mine, other in zip(rotary_table(ours.model), rotary_table(theirs.model), strict=True):  # type: ignore[arg-type]
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("native", ["auto", "off"])
+def test_both_answer_alike_to_the_bit(native: str) -> None:
+    config = load_config(overrides=[*EMBEDDED, f"engine.native={native}"])
+    found = []
+    for inference in (False, True):
+        student = load_student(config, inference=inference)
+        prompt = student.prompt_ids("Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?")
+        [[sample]] = asyncio.run(student.engine.generate([GenerateRequest(prompt, max_new_tokens=40, seed=3)]))
+        found.append((student.decode(sample.token_ids), sample.token_ids, sample.logprobs))
+    assert found[0] == found[1]
+    assert "#### " in found[0][0]
+
+
+def test_tokenizers_agree(both: tuple[Student, Student]) -> None:
+    theirs, ours = both
+    assert ours.prompt_ids("Ana has 3 pens?") == theirs.prompt_ids("Ana has 3 pens?")
+    assert ours.engine.line_end_ids == theirs.engine.line_end_ids and ours.engine.eos_ids == theirs.engine.eos_ids
+
+
+def changed(folder: Path, **values: object) -> Path:
+    """A copy of the packaged student with other values in config.json."""
+    shutil.copytree(PACKAGED, folder)
+    config = json.loads((folder / "config.json").read_text()) | values
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model_type": "mistral"},
+        {"dtype": "bfloat16"},
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+        {"num_hidden_layers": 2},
+        {"vocab_size": 168},
+        {"head_dim": None},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}},
+        {"quantization_config": {"load_in_4bit": True}},
+        {"tie_word_embeddings": False},  # the file has no output layer of its own
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_another_model_is_left_to_transformers(values: dict[str, object], tmp_path: Path) -> None:
+    assert read_plain(changed(tmp_path / "same")) is not None
+    assert read_plain(changed(tmp_path / "other", **values)) is None
+
+
+def test_a_faulty_file_is_left_to_transformers(tmp_path: Path) -> None:
+    folder = changed(tmp_path / "student")
+    weights = load_file(folder / WEIGHTS)
+    name = "model.layers.1.mlp.up_proj.weight"
+    for fault in ({name: weights[name] * torch.nan}, {name: weights[name].half()}, {"more": torch.zeros(1)}):
+        save_file(weights | fault, folder / WEIGHTS)
+        assert read_plain(folder) is None
+    (folder / WEIGHTS).write_bytes(b"cut")
+    assert read_plain(folder) is None
+    assert read_plain(tmp_path / "nowhere") is None
+
+
+def test_a_search_loads_neither_model_code_nor_what_it_does_not_ask() -> None:
+    code = (
+        "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
+        "assert main(['search', '--student', 'embedded', '--iterations', '2']) == 0\n"
+        "heavy = {'transformers.modeling_utils', 'torch._dynamo', 'sympy', 'openai', 'datasets', 'trl', 'peft', 'accelerate'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
