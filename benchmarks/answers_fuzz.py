@@ -557,7 +557,7 @@ def main(argv: list[str] | None = None) -> int:
         f" (aim: {AIM_MS:g} ms)"
     )
     result = {
-        "command": f"python benchmarks/answers_fuzz.py --num {args.num} --seed {args.seed}",
+        "command": f"uv run python benchmarks/answers_fuzz.py --num {args.num} --seed {args.seed}",
         "num": args.num,
         "seed": args.seed,
         "totals": sums,

@@ -455,7 +455,9 @@ def search_vs_greedy(data: Row) -> Page:
     columns = {
         "method": "{method}",
         "accuracy": "{share}",
-        "sampled tokens a problem": "{tokens:.0f}",
+        "tokens a problem": "{tokens:.0f}",
+        "sampled": "{sampled_tokens:.0f}",
+        "scored": "{scored_tokens:.0f}",
         "over greedy": "{over}",
     }
     return Page(
@@ -465,9 +467,10 @@ def search_vs_greedy(data: Row) -> Page:
         "Step-level MCTS values responses by PRE, their perplexity under the student. No method sees the gold answer and"
         " none uses a teacher. The student is the one that `uv run vf-eval alphazero-llm-trainer -s -- --use-grpo` trains.",
         {
-            "Problems": f"{data['num']:,} {EMBEDDED}",
-            "Seeds": "7, the command's default",
-            "Tokens": "sampled a problem, in the table; tokens that the perplexity computes are not in it",
+            "Problems": f"{data['num']:,} {EMBEDDED}, {data['distinct_solutions']:,} distinct solutions, over which the"
+            " intervals are",
+            "Seeds": str(data["seed"]),
+            "Tokens": "all that the model computes for an answer: sampled ones, and those that the perplexity scores",
             "Command": command(data),
         },
         [
@@ -477,6 +480,38 @@ def search_vs_greedy(data: Row) -> Page:
             " [value network](value.md) and an exact check of each step ([ladder](ladder.md)) can do.",
         ],
         [TINY, twins(), "One seed. The gains are not corrected for the number of settings.", *version_of(data)],
+    )
+
+
+def structures(data: Row) -> Page:
+    rows = [
+        row | {"first": share(row["after SFT"]), "last": share(row["after GRPO"]), "over": judged(row["gain"])}
+        for row in data["rows"]
+    ]
+    columns = {
+        "test problems": "{problems}",
+        "structures": "{structures}",
+        "distinct solutions": "{distinct_solutions}",
+        "after SFT": "{first}",
+        "after GRPO": "{last}",
+        "gain": "{over}",
+    }
+    new = rows[0]
+    return Page(
+        "Stories of a kind that nobody trained on",
+        f"GRPO on {new['problems']}: {new['first']} -> {new['last']}, {gain(new['gain'])} ({verdict(new['gain'])})",
+        "A structure is an opening, its events in order and a closing. `problems.hold_out: structures` keeps whole structures"
+        " for the test. A student is trained from scratch on the others alone, with SFT and then with GRPO on search trees, and"
+        " answers test problems of both kinds greedily.",
+        {
+            "Problems": f"{rows[0]['num']:,} {EMBEDDED} of each kind; intervals are over distinct worked solutions",
+            "Seeds": str(data["seed"]),
+            "Tokens": f"{data['sampled_tokens']:,} sampled in training on {data['num_examples']:,} questions,"
+            f" {data['training_seconds']:,.0f} seconds",
+            "Command": command(data),
+        },
+        table(rows, columns),
+        [TINY, "One seed. The structures are the generator's own, so a new one is new only within it."],
     )
 
 
@@ -1017,6 +1052,62 @@ def grade_agreement(data: Row) -> Page:
     )
 
 
+def answers_fuzz(data: Row) -> Page:
+    rows = [{"kind": name, **tally} for name, tally in data["kinds"].items()]
+    all_but, limits = data["totals"]["all but limits"], data["totals"]["limits"]
+    slowest = data["slowest"]
+    wrong = all_but["false_positives"] + all_but["false_negatives"]
+    columns = {
+        "kind": "{kind}",
+        "pairs": "{pairs:,}",
+        "false positives": "{false_positives:,}",
+        "false negatives": "{false_negatives:,}",
+    }
+    return Page(
+        "Answers, on generated pairs whose truth is known",
+        f"{wrong:,} of {all_but['pairs']:,} verdicts wrong outside the known limits",
+        "Pairs of an answer and a gold answer are generated so that the right verdict is known: the same number in two"
+        ' writings, another number, and what only contains the number. A row named "limit:" is known to fail and shows by how'
+        " much. The rest of the cases is random text on which nothing may crash.",
+        {
+            "Problems": f"{data['num']:,} generated cases",
+            "Seeds": str(data["seed"]),
+            "Tokens": "none: no model is asked",
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            f"Together with the limits: {limits['false_positives']:,} false positives and {limits['false_negatives']:,} false"
+            f" negatives of {limits['pairs']:,} pairs that are hard on purpose. Random texts: {data['random_texts']:,}; laws"
+            f" broken: {listed(data['broken_laws'])}. The slowest call took {slowest['milliseconds']} ms for"
+            f" {slowest['characters']:,} characters.",
+        ],
+        ["Which kinds there are was chosen by hand, so a new kind of answer can still be read wrongly."],
+    )
+
+
+def startup(data: Row) -> Page:
+    rows = [{**row, "name": f"`{row['command']}`"} for row in data["rows"]]
+    last = rows[-1]
+    return Page(
+        "Starting a command",
+        f"`search` of the embedded student: {last['median']:.1f} CPU seconds, {last['share']:.2f} times the import of torch"
+        " and transformers",
+        "A command's CPU seconds from start to end, beside those of importing torch and transformers, which training needs.",
+        {
+            "Problems": "none but one searched question",
+            "Seeds": "the configuration's",
+            "Tokens": "those of one small search",
+            "Command": command(data),
+        },
+        table(
+            rows,
+            {"command": "{name}", "CPU seconds, median": "{median:.2f}", "share of the import": "{share:.2f}"},
+        ),
+        [RATIOS, f"Medians of {data['runs']} runs, with files in the page cache."],
+    )
+
+
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 # Stem of the JSON file -> its page, in the order of the index.
@@ -1028,6 +1119,7 @@ LEARNING: dict[str, Callable[[Row], Page]] = {
     "value": value,
     "loop": loop,
     "overlap": overlap,
+    "structures": structures,
 }
 MACHINERY: dict[str, Callable[[Row], Page]] = {
     "engine": engine,
@@ -1040,6 +1132,8 @@ MACHINERY: dict[str, Callable[[Row], Page]] = {
     "kill_test": kill_test,
     "teacher_faults": teacher_faults,
     "grade_agreement": grade_agreement,
+    "answers_fuzz": answers_fuzz,
+    "startup": startup,
 }
 ON_ANOTHER_PAGE = {"shared_base"}  # memory's
 

@@ -110,7 +110,7 @@ def test_the_default_folder_is_numbered(tmp_path) -> None:
         (["--verifier", "oracle"], ["--verifier", "oracle"]),
         (["--verifier", "value"], ["--value"]),
         (["--path", "nowhere"], ["nowhere"]),
-        (["--verifier", "value", "--value", "nowhere"], ["nowhere", "value.json"]),
+        (["--verifier", "value", "--value", "nowhere"], ["--value nowhere", "the command value"]),
     ],
 )
 def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:

@@ -106,19 +106,20 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A real NF4 student with LoRA, and its configuration."""
     pytest.importorskip("bitsandbytes")
     folder = tmp_path_factory.mktemp("nf4")
-    llama(SHAPE.model_copy(update={"vocabulary": 192}), torch.bfloat16).save_pretrained(folder)  # the tokenizer has 169
+    shape = SHAPE.model_copy(update={"vocabulary": 192})  # the tokenizer has 169
+    llama(shape, torch.bfloat16).save_pretrained(folder)
     for file in PACKAGED.iterdir():
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, folder)
     given = {"path": str(folder), "adapter": "lora", "quantization": "nf4", "dtype": "bfloat16"}
     config = configured({"models": {"tiny": given}}, "engine.cache_tokens=1024")
     student = load_student(config)
-    return config, student, make_trainable(student.model, student.spec, "lora")
+    return config, shape, make_trainable(student.model, student.spec, "lora")
 
 
 def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
-    config, _, model = quantised
-    counts, packed, other, trained = Counts.of(SHAPE, LoraConfig()), 0, 0, 0
+    config, shape, model = quantised
+    counts, packed, other, trained = Counts.of(shape, LoraConfig()), 0, 0, 0
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
         if parameter.requires_grad:
@@ -131,7 +132,7 @@ def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
             other += bytes_of([parameter])
     # Blocks of 256 scales are rounded up, which shows at this size.
     assert nf4_bytes(counts) == pytest.approx(packed, rel=0.01)
-    made = forecast(config, "cuda")
+    made = Forecast(config, config.models["tiny"], shape, "cuda")
     assert part(made, "weights, rest", "train") == other
     assert part(made, "adapters", "train") == trained
 
@@ -173,11 +174,11 @@ def test_activations_of_full_weights_are_those_autograd_keeps() -> None:
 
 
 def test_activations_of_adapters_over_four_bits_are_those_autograd_keeps(quantised: Any) -> None:
-    config, _, model = quantised
+    config, shape, model = quantised
     model.train()
     found = kept_a_token(model)
     model.eval()
-    assert forecast(config).layer_bytes() == pytest.approx(found, rel=0.15)
+    assert Forecast(config, config.models["tiny"], shape, "cpu").layer_bytes() == pytest.approx(found, rel=0.15)
 
 
 def test_less_is_forecast_for_what_saves_memory() -> None:

@@ -622,9 +622,10 @@ def test_the_log_tells_no_prompts(both: tuple[Served, Served]) -> None:
 
 
 def test_wrong_command_lines_are_one_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ALPHAZERO_API_KEY", raising=False)
+    judge = str(tmp_path)  # a folder is all that is looked at before flags are held against each other
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -638,8 +639,9 @@ def test_wrong_command_lines_are_one_sentence(
             (["--port", "0", "--verifier", "magic"], "--verifier is 'magic'"),
             (["--port", "0", "--verifier", "combination"], "name its parts"),
             (["--port", "0", "--path", "nowhere"], "no config.json"),
-            (["--port", "0", "--prm", "p", "--value", "v"], "--value is given and --verifier is 'calculator+prm'"),
-            (["--port", "0", "--prm", "p", "--verifier", "calculator"], "which doesn't ask it"),
+            (["--port", "0", "--prm", judge, "--value", judge], "--value is given and --verifier is 'calculator+prm'"),
+            (["--port", "0", "--prm", judge, "--verifier", "calculator"], "which doesn't ask it"),
+            (["--port", "0", "--prm", "nowhere"], "--prm nowhere is no folder"),
         ]:
             assert main(["serve", "--student", "embedded", *arguments]) == 2, arguments
             error = capsys.readouterr().err

@@ -111,7 +111,7 @@ def run_search(args: argparse.Namespace) -> int:
     if beside is not None:
         print(
             f"all {result.tree.N[ROOT]} simulations went down one path: the policy gives the likeliest token beside it a"
-            f" probability of {beside:.1g}; a larger search.exploration looks at such tokens sooner"
+            f" probability of {beside:.1g}, so PUCT looks at it after {1 / beside:,.0f} simulations or more"
         )
     cost = result.cost
     scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
@@ -129,6 +129,6 @@ def likeliest_beside(tree: Tree) -> float | None:
         if len(visited) > 1:
             return None
         others = (tree.prior[child] for child in tree.children[node] if child != visited[0])
-        priors += [prior for prior in others if prior is not None]
+        priors += [prior for prior in others if prior]
         node = visited[0]
     return max(priors, default=None)
