@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from alphazero_llm_trainer.problems.source import BUILT_IN
+
 PACKAGE = "alphazero_llm_trainer"
 ROOM = Path(__file__).parents[1] / PACKAGE
 FILES = sorted(ROOM.rglob("*.py"))
@@ -300,6 +302,84 @@ def broad_excepts(name: str) -> Iterator[tuple[str, str]]:
 
 def test_broad_excepts_are_the_named_ones() -> None:
     assert {place for name in TREES for place in broad_excepts(name)} == BROAD
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+# Words that are a source's name and something else as well. `embedded` is the shipped student and the tier of its teacher,
+# `numbers` and `math` are rules of grading, and `numbers` what a student computes in: what stands beside one must say so.
+OTHER_THINGS = {
+    "embedded": ("student", "tier", "chosen", "card", "Literal"),
+    "numbers": ("rule", "student", "Literal"),
+    "math": ("rule", "RULES", "Literal"),
+}
+
+
+def strings(node: ast.AST | None) -> set[str]:
+    """The texts of a constant, or of a tuple, list or set of them."""
+    parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+    return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
+
+
+def decided_by_a_word(tree: ast.AST) -> Iterator[tuple[ast.AST, set[str], str]]:
+    """Where a text decides: an operand of a comparison, a pattern of `match`, a key of a dictionary that is written out or
+    looked up in, and an argument of startswith, endswith, get or pop. Each with its texts and what stands beside them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            words = set().union(*map(strings, operands))
+            yield node, words, " ".join(ast.unparse(one) for one in operands if not strings(one))
+        elif isinstance(node, ast.MatchValue):
+            yield node, strings(node.value), ""
+        elif isinstance(node, ast.Dict):
+            yield node, set().union(*map(strings, node.keys)), ""
+        elif isinstance(node, ast.Subscript):
+            yield node, strings(node.slice), ast.unparse(node.value)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("startswith", "endswith", "get", "pop"):
+            yield node, set().union(*map(strings, node.args)), ast.unparse(node.func)
+
+
+def names_of_sources(tree: ast.AST) -> list[str]:
+    """Each place that decides by a source's name, as `line 7: code`."""
+    found = []
+    for node, words, beside in decided_by_a_word(tree):
+        # An address (`reasoning-gym:TASK`), or the beginning of a task's id (`gsm8k/`), begins with the name.
+        named = {word for word in words if word.partition(":")[0].partition("/")[0] in SOURCES}
+        named = {word for word in named if not any(thing in beside for thing in OTHER_THINGS.get(word, ()))}
+        if isinstance(node, ast.Dict):
+            named -= {"numbers"}  # what a model is computed in
+        if named:
+            found.append(f"line {getattr(node, 'lineno', '?')}: {ast.unparse(node)[:80]}")
+    return found
+
+
+SOURCES = set(BUILT_IN) - {"file", "hub"}  # forms of an address, and common words
+
+
+def test_no_source_is_named_outside_its_room() -> None:
+    named = {
+        name: found
+        for name, tree in TREES.items()
+        if room_of(name) not in ("problems", "environment") and (found := names_of_sources(tree))
+    }
+    assert named == {}, "ask the source instead: problems.source.open_source"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "problems.source == 'embedded'",
+        "problem.source in ('math', 'hotpotqa')",
+        "name != 'gsm8k'",
+        "PROMPTS = {'embedded': 96, 'gsm8k': 320}",
+        "PROMPTS['svamp']",
+        "task_id.startswith('embedded/')",
+        "address.startswith('reasoning-gym:')",
+        "match source:\n    case 'numbers': pass",
+    ],
+)
+def test_a_named_source_is_noticed(code: str) -> None:
+    assert names_of_sources(ast.parse(code)) != []
 
 
 # -- answers and gold --------------------------------------------------------------------------------------------------

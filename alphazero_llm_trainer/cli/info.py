@@ -23,6 +23,7 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "verifiers", "o
 EXTRAS = {
     "gpu": ("bitsandbytes", "vllm"),
     "scale": ("ray",),
+    "tasks": ("reasoning-gym",),
     "track": ("mlflow", "tensorboard", "trackio", "wandb"),
 }
 DRIVER_SECONDS = 10  # for nvidia-smi to answer

@@ -19,6 +19,14 @@ from ..types import Task as ProblemTask
 from .student import frozen_student
 
 TRAIN_SPLIT = "train"
+PROBLEMS = {
+    "source",
+    "levels",
+    "question_column",
+    "answer_column",
+    "solution_column",
+    "grade",
+}  # of the section `problems`
 
 
 class AlphaZeroTaskConfig(vf.TaskConfig):
@@ -100,6 +108,14 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     """Scoring, under `--env.taskset.task.*`."""
     source: str | None = None
     """Which problems: a name, a file, or another address. Unset: embedded for the embedded student, gsm8k for other models."""
+    question_column: str | None = None
+    """Of a file's or the hub's rows, the column of the questions (unset: the first of the usual names)."""
+    answer_column: str | None = None
+    """Likewise, the column of the gold answers."""
+    solution_column: str | None = None
+    """Likewise, the column of the worked solutions."""
+    grade: Literal["numbers", "math", "words", "exact", "choice"] | None = None
+    """How answers of such rows, and of tasks in Python code, are compared (unset: as the gold answers look)."""
     split: Literal["train", "validation", "arena", "test"] = "test"
     """Which split (math has test alone, unless `path` has a train.jsonl)."""
     train_size: Annotated[int, Field(ge=1)] | None = None
@@ -107,7 +123,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     eval_size: Annotated[int, Field(ge=1)] | None = None
     """Problems of any other split (unset: problems.eval_size of training.yaml, 20)."""
     levels: list[Annotated[int, Field(ge=1, le=4)]] | None = None
-    """Difficulty levels of the embedded problems, 1-4 (unset: the default mix)."""
+    """Difficulty levels of embedded and numbers, 1-4 (unset: the default mix)."""
     path: str | None = None
     """A folder with the rows as .jsonl files, in the hub's columns (unset: ALPHAZERO_DATA_DIR, then the hub)."""
     tier: Literal["none", "free", "production", "local"] = "none"
@@ -125,7 +141,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
 
 
 class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
-    """Embedded problems, or rows of GSM8K, MATH-500 or HotpotQA, as tasks."""
+    """The problems of a source as tasks."""
 
     def load(self) -> Iterator[AlphaZeroTask]:
         """The tasks of the chosen source and split.
@@ -135,11 +151,8 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        problems = (
-            config.problems if chosen.source is None else config.problems.model_copy(update={"source": chosen.source})
-        )
-        if chosen.levels is not None:
-            problems = problems.model_copy(update={"levels": tuple(chosen.levels)})
+        given = chosen.model_dump(include=PROBLEMS, exclude_none=True)
+        problems = type(config.problems).model_validate(config.problems.model_dump() | given)
         source = open_problems(problems, config.dataset.path if chosen.path is None else chosen.path)
         task_config = scoring(chosen, config.rewards)
         for row in load_tasks(source, chosen.split, chosen.size(config)):
