@@ -1,7 +1,7 @@
 """AlphaZero for language-model reasoning.
 
-`import alphazero_llm_trainer` loads nothing heavy: the three classes below, which verifiers looks for, are imported
-when they are first asked for.
+`import alphazero_llm_trainer as az` loads nothing heavy: every name below is imported when it is first asked for. Three
+classes are what verifiers looks for.
 """
 
 from __future__ import annotations
@@ -10,30 +10,78 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api import aio
+    from .api.evaluate import Table, evaluate
+    from .api.search import load, search
+    from .api.train import TrainingRun, train
+    from .api.trees import SavedTree, read_trees
     from .environment.env import AlphaZeroEnv
     from .environment.harness import AlphaZeroHarness
     from .environment.taskset import AlphaZeroTaskset
+    from .errors import AlphaZeroError
+    from .problems.source import Source, TaskList
+    from .types import Problem, Task
 
 __version__: str  # looked up in the installed package's metadata when it is asked for
-__all__ = ["AlphaZeroEnv", "AlphaZeroHarness", "AlphaZeroTaskset"]
-
 _HOMES = {
-    "AlphaZeroEnv": "alphazero_llm_trainer.environment.env",
-    "AlphaZeroHarness": "alphazero_llm_trainer.environment.harness",
-    "AlphaZeroTaskset": "alphazero_llm_trainer.environment.taskset",
+    "AlphaZeroEnv": "environment.env",
+    "AlphaZeroError": "errors",
+    "AlphaZeroHarness": "environment.harness",
+    "AlphaZeroTaskset": "environment.taskset",
+    "Problem": "types",
+    "SavedTree": "api.trees",
+    "Source": "problems.source",
+    "Table": "api.evaluate",
+    "Task": "types",
+    "TaskList": "problems.source",
+    "TrainingRun": "api.train",
+    "aio": "api",
+    "evaluate": "api.evaluate",
+    "load": "api.search",
+    "read_trees": "api.trees",
 }
+__all__ = [
+    "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
+    "Task", "TaskList", "TrainingRun", "aio", "evaluate", "load", "read_trees", "search", "train",
+]  # fmt: skip
+_ROOMS = ("search", "train")  # packages below this one, which are called as functions as well
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("alphazero-llm-trainer")
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # verifiers asks for the harness while env.py is still loading; getattr then answers AttributeError, as it expects.
-    return getattr(import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return import_module(f"{__name__}.{name}")
+    if name == "aio":
+        return import_module(f"{__name__}.api.aio")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+class _Room(ModuleType):
+    """The package `search` or `train`, which calls the function of its name in `api`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__name__.rpartition(".")[2]
+        return getattr(import_module(f"{__name__}.api.{name}"), name)(*args, **kwargs)
+
+
+class _Package(ModuleType):
+    """This package. The import system sets a package's modules as its attributes, whoever imports them first."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ROOMS and isinstance(value, ModuleType):
+            value.__class__ = _Room
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def take_over_vf_eval() -> None:

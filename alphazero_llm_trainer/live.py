@@ -1,8 +1,10 @@
-"""What long work tells its user: a live bar on a terminal, a line every few seconds elsewhere."""
+"""What long work tells its user, and how it is told to end: a live bar on a terminal, lines elsewhere; Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Self, TextIO
@@ -16,16 +18,45 @@ from rich.text import Text
 LINE_SECONDS, LONGEST_SECONDS = 5.0, 60.0  # between two lines where there is no terminal: more of them at the start
 
 
+class Stop:
+    """Ctrl-C once asks the work to end at the next safe place; twice ends it at once.
+
+    As a context manager it puts the handler of before back. In a thread of its own it leaves Ctrl-C to the main one.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.main = threading.current_thread() is threading.main_thread()
+        self.previous = signal.signal(signal.SIGINT, self.handle) if self.main else None
+
+    def handle(self, number: int, frame: object) -> None:
+        self.asked = True
+        signal.signal(signal.SIGINT, self.previous)
+        sys.stderr.write("\nending at the next safe place; Ctrl-C again ends at once\n")
+
+    def __call__(self) -> bool:
+        return self.asked
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.main:
+            signal.signal(signal.SIGINT, self.previous)
+
+
 class Progress:
     """Tells on `out` (standard error) how far a command is; says nothing where `quiet`.
 
     `start` begins a stretch of work that is counted, `stop` ends it; what is said stays above the bar. `dollars` tells
     what has been charged so far. On a terminal notes stand below the bar; elsewhere they are left out, and the newest
-    figures (`now`) end each line.
+    figures (`now`) end each line. With `tell` that function gets each line, and nothing is written.
     """
 
-    def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
-        self.out = out if out is not None else sys.stderr
+    def __init__(
+        self, quiet: bool = False, out: TextIO | None = None, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self.out, self.tell = out if out is not None else sys.stderr, tell
         self.quiet = quiet
         self.bar: Bar | None = None
         self.total = self.done = self.first = self.tokens = 0
@@ -41,8 +72,14 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Lines that stay."""
-        if not self.quiet:
-            self.bar.write(text) if self.bar is not None else print(text, file=self.out, flush=True)
+        if self.quiet:
+            return
+        if self.tell is not None:
+            self.tell(text)
+        elif self.bar is not None:
+            self.bar.write(text)
+        else:
+            print(text, file=self.out, flush=True)
 
     def start(self, total: int, done: int = 0, unit: str = "question", doing: str = "") -> None:
         """`total` things (`unit` is one's name) are to be done, of which `done` are done already."""
@@ -50,7 +87,7 @@ class Progress:
         self.total, self.done, self.first, self.tokens = total, done, done, 0
         self.unit, self.doing, self.figures = unit, doing, ""
         self.began = self.said = time.perf_counter()
-        if not self.quiet and self.out.isatty():
+        if not self.quiet and self.tell is None and self.out.isatty():
             self.bar = Bar(total, done, unit, self.out)
             self.bar.describe(doing)
         elif doing:

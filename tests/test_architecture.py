@@ -40,7 +40,8 @@ LAYERS = {
     "collect": 4,
     "eval": 5, "scale": 5, "serve": 5, "environment": 5,
     "train": 6, "report": 6,
-    "cli": 7,
+    "api": 7,
+    "cli": 8,
 }  # fmt: skip
 # The rules need only what an engine promises, not an engine; `vf-eval alphazero-llm-trainer -s` is the training command.
 EXCEPTIONS = {("environment.front_end", "cli.train")}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from alphazero_llm_trainer.cli import eval_run
-from alphazero_llm_trainer.cli.eval import METHOD_NAMES
+from alphazero_llm_trainer.api import evaluate as eval_run
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.eval.methods import METHODS
+from alphazero_llm_trainer.eval.names import METHOD_NAMES
 
 SMALL = ["eval", "--num", "12", "--student", "embedded", "--budget-tokens", "60", "120"]
 SHORT = [*SMALL, "--methods", "greedy", "best-of-n", "mcts", "--samples", "2"]

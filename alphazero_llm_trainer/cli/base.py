@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import os
-import signal
 import sys
 import traceback
 import warnings
@@ -15,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..config.load import Config, load_config
+from ..config.load import Config, load_config, nested
 from ..errors import EXIT_USER_ERROR, AlphaZeroError, ConfigError
-from ..policy.folders import check_folder
+from ..policy.folders import check_folder, find_model
 
 EXIT_STOPPED = 130
 
@@ -161,13 +160,6 @@ def print_json(facts: Any) -> None:
     print(json.dumps(facts, ensure_ascii=False))
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """`{"train": {"seed": value}}` for `train.seed`."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
-
-
 def given(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The configuration's keys that the command's own flags set."""
     found = [(key, getattr(args, dest, None)) for dest, key in args.keys.items()]
@@ -198,42 +190,16 @@ def named_model(args: argparse.Namespace, config: Config) -> dict[str, Any]:
 
     Raises ConfigError where it is neither a student of models.yaml, nor a folder, nor the hub id of such a student.
     """
-    model = args.model
-    if model == "auto" or model in config.models:
-        if args.student not in (None, model):
-            raise ConfigError(f"--model {model} and --student {args.student} both name a student: leave one out")
-        return {"student": model}
-    if Path(model).expanduser().is_dir():
-        if args.path is not None:
-            raise ConfigError(f"--model {model} and --path {args.path} both name a folder: leave one out")
-        args.path = Path(model).expanduser()
-        return {}
-    for name, spec in config.models.items():
-        if model in (spec.path, spec.mirror):
-            return {"student": name, "models": {name: {"path": model}}}
-    raise ConfigError(
-        f"--model {model} is no folder here and no student of models.yaml ({', '.join(['auto', *config.models])}): for"
-        f" another model of the hub give it a name, as in --model mine --set models.mine.path={model}"
-    )
+    found, folder = find_model(args.model, config)
+    if folder is not None and args.path is not None:
+        raise ConfigError(f"--model {args.model} and --path {args.path} both name a folder: leave one out")
+    if args.student not in (None, found.get("student", args.student)):
+        raise ConfigError(f"--model {args.model} and --student {args.student} both name a student: leave one out")
+    args.path = args.path if folder is None else folder
+    return found
 
 
 # -- running a command -------------------------------------------------------------------------------------------------
-
-
-class Stop:
-    """Ctrl-C once asks the run to end at the next safe place; twice ends it at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.previous = signal.signal(signal.SIGINT, self.handle)
-
-    def handle(self, number: int, frame: Any) -> None:
-        self.asked = True
-        signal.signal(signal.SIGINT, self.previous)
-        sys.stderr.write("\nending at the next safe place; Ctrl-C again ends at once\n")
-
-    def __call__(self) -> bool:
-        return self.asked
 
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
-from ..errors import ConfigError
-from ..eval.verifiers import check_name
+from ..eval.names import METHOD_NAMES
+from ..live import Progress, Stop
 from .base import (
+    EXIT_STOPPED,
     SOURCES,
     add_columns,
     add_config_arguments,
     add_json,
     add_model,
-    check_judges,
-    check_least,
     check_out,
+    print_json,
     resolve,
 )
 
-# As in eval.methods, which takes a second to load.
-METHOD_NAMES = (
-    "greedy",
-    "majority",
-    "best-of-n",
-    "adaptive-best-of-n",
-    "weighted-majority",
-    "early-abort",
-    "step-rejection",
-    "beam",
-    "mcts",
-    "calculator-tool",
-)
 EPILOG = """\
 A budget is sampled plus scored tokens a problem, scored ones being those that a network of its own (--prm, --value)
 computes, the prompt included. No method can spend more; those that spend less say so. Methods that judge steps share the
@@ -76,30 +64,34 @@ def add_eval(commands: Any) -> None:
 
 def run_eval(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
-    args.benchmarks = args.benchmarks or [config.problems.source]
-    check(args)
-    from .eval_run import run
+    from ..api.evaluate import Evaluation, StoppedError
 
-    return run(args, config)
-
-
-def check(args: argparse.Namespace) -> None:
-    """Raise ConfigError for the first flag that can't be."""
-    for flag, given, known in (
-        ("--methods", args.methods, METHOD_NAMES),
-        ("--source", args.benchmarks, None),
-        ("--budget-tokens", args.budget_tokens, None),
-    ):
-        for one in given:
-            if known is not None and one not in known:
-                raise ConfigError(f"{flag} has {one!r}: choose from {', '.join(known)}")
-            if given.count(one) > 1:
-                raise ConfigError(f"{flag} has {one!r} twice: name it once")
-    check_least(1, num=args.num)
-    check_least(0, start=args.start, samples=args.samples)
-    for budget in args.budget_tokens:
-        if budget < 1:
-            raise ConfigError(f"--budget-tokens has {budget}: give at least 1")
-    check_name(args.verifier, args.prm, args.value)
-    check_judges(args)
+    work = Evaluation(
+        sources=args.benchmarks or [config.problems.source],
+        methods=args.methods,
+        budgets=args.budget_tokens,
+        verifier=args.verifier,
+        prm=args.prm,
+        value=args.value,
+        num=args.num,
+        start=args.start,
+        samples=args.samples,
+        out=args.out,
+        resume=args.resume,
+        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    )
+    work.check(lambda name: f"--{name.replace('_', '-')}")
     check_out(args.out)
+    progress = Progress(args.quiet)
+    try:
+        with progress, Stop() as stop:
+            table = work.run(config, args.path, None, progress, stop)
+    except StoppedError as error:
+        progress.say(f"stopped; go on with the same command and --resume --out {error}")
+        return EXIT_STOPPED
+    if args.json:
+        print_json(table.facts)
+        return 0
+    print(table)
+    print(f"results.json, results.md and report.html are in {table.folder}")
+    return 0

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError, DataError
-from ..live import Progress
-from .base import Stop, add_config_arguments, add_json, add_model, add_source, check_out, print_json, resolve
+from ..live import Progress, Stop
+from .base import add_config_arguments, add_json, add_model, add_source, check_out, print_json, resolve
 
 if TYPE_CHECKING:
     from ..config.train import PrmConfig, ValueConfig

@@ -11,11 +11,11 @@ from typing import Any
 
 from ..config.load import Config, load_config, read_yaml, shipped
 from ..errors import CheckpointError, ConfigError
+from ..eval.names import METHOD_NAMES
 from ..eval.verifiers import check_name
-from ..live import Progress
+from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
-    Stop,
     add_config_arguments,
     add_json,
     add_model,
@@ -25,7 +25,6 @@ from .base import (
     named_model,
     print_json,
 )
-from .eval import METHOD_NAMES
 
 RECIPE = "recipe.json"
 SECONDS = "seconds.json"  # wall-clock of the sessions that were cut off

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..config.load import Config, read_yaml
 from ..errors import ConfigError
-from ..live import Progress
+from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
-    Stop,
     add_config_arguments,
     add_json,
     add_model,

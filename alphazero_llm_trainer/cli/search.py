@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from ..errors import ConfigError
 from ..search.tree import ROOT, Tree
 from ..types import Problem
 from .base import (
-    Stop,
     add_config_arguments,
     add_json,
     add_model,
@@ -70,20 +68,11 @@ def run_search(args: argparse.Namespace) -> int:
         problem = tasks_of(config, "test", 1, args.index)[0].problem
     else:
         problem = Problem("question", args.question, source.name)
-    from ..collect import Perplexity, answer_search
-    from ..policy.student import load_student
+    from ..api.search import find
     from ..search.select import constant
     from ..viewer.text import draw_tree
 
-    alone = config.search.value is None
-    student = load_student(config, path=args.path, system_prompt=source.system_prompt, inference=alone)
-    perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
-    value = None
-    if config.search.value is not None:
-        from ..policy.value import load_value
-
-        value = load_value(Path(config.search.value), student, config)
-    result = asyncio.run(answer_search(student, config, perplexity, Stop(), value).run(problem, config.seed))
+    result = find(problem, config, args.path)
     choice = result.choice
     if args.json:
         rule = config.search.rule

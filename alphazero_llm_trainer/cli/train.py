@@ -9,11 +9,10 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from ..live import Progress
+from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
     Parser,
-    Stop,
     add_config_arguments,
     add_json,
     add_model,

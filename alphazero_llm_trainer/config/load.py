@@ -89,6 +89,13 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """`{"train": {"seed": value}}` for `train.seed`."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, plain value) of nested mappings."""
     for name, value in values.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ class EvalFolder:
                 )
 
     def file(self, benchmark: str, method: str, budget: int) -> Path:
-        return self.cells / f"{benchmark}.{method}.{budget}.json"
+        name = re.sub(r"[^\w.-]+", "_", benchmark)  # a source may be an address
+        return self.cells / f"{name}.{method}.{budget}.json"
 
     def read(self, benchmark: str, method: str, budget: int) -> Cell | None:
         """The finished cell, or None."""

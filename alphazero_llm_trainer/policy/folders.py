@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 from ..config.load import Config
 from ..errors import CheckpointError, ConfigError
@@ -10,6 +12,7 @@ from ..errors import CheckpointError, ConfigError
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
 SMALL = ("package", "scratch")  # paths of students that `sft` trains from scratch
 LARGE = "llama-3.2-3b"  # what `auto` is where there is a GPU
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-]")
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -23,6 +26,28 @@ def resolve_name(config: Config, name: str | None = None) -> str:
     if chosen not in config.models:
         raise ConfigError(f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}")
     return chosen
+
+
+def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]:
+    """What `--model` means: keys of the configuration, and a folder where it names one.
+
+    It is a student of models.yaml, a folder, or a hub id; a hub id that models.yaml doesn't know becomes a student of its
+    own, called as the id ends. Raises ConfigError for anything else.
+    """
+    if model == "auto" or model in config.models:
+        return {"student": model}, None
+    if Path(model).expanduser().is_dir():
+        return {}, Path(model).expanduser()
+    for name, spec in config.models.items():
+        if model in (spec.path, spec.mirror):
+            return {"student": name, "models": {name: {"path": model}}}, None
+    if HUB_ID.fullmatch(model):
+        name = model.partition("/")[2].lower()
+        return {"student": name, "models": {name: {"path": model}}}, None
+    raise ConfigError(
+        f"--model {model} is no folder here, no hub id (OWNER/NAME) and no student of models.yaml"
+        f" ({', '.join(['auto', *config.models])}): use one of these"
+    )
 
 
 def check_folder(folder: Path) -> None:

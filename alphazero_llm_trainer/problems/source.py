@@ -237,6 +237,7 @@ class UnknownSourceError(ConfigError):
     """An address is of no form that is known."""
 
 
+_held: dict[str, Source] = {}  # sources that Python code gave, by name
 _open: dict[str, Source] = {}  # the newest source of each name: what a problem's `source` refers to
 
 
@@ -296,6 +297,18 @@ def register(source: Source) -> Source:
     return source
 
 
+def hold(source: Source) -> str:
+    """Keep a source that exists in Python alone, and return the name by which `problems.source` finds it in this process.
+
+    Raises ConfigError where its name is another source's address.
+    """
+    if not source.name or source.name in names():
+        raise ConfigError(f"a source of your own has the name {source.name!r}: give it one that no other source has")
+    _held[source.name] = register(source)
+    _opened.cache_clear()
+    return source.name
+
+
 def source_of(problem: Problem) -> Source:
     """The source that a problem came from. One that was never opened in this process is opened as it is by default."""
     known = _open.get(problem.source)
@@ -328,6 +341,8 @@ def _find(problems: ProblemsConfig, path: str | None) -> Source:
     address = problems.source
     if not address:
         raise UnknownSourceError("problems.source is empty: name one")
+    if address in _held:
+        return _held[address]
     name, _, rest = address.partition(":")
     if name in names():
         found = load_class(name)

@@ -43,6 +43,16 @@ class SearchResult:
     seed: int
     saved: int = 0
 
+    @property
+    def answer(self) -> str | None:
+        """The final answer of the chosen response; None where no response was finished."""
+        return None if self.choice is None else self.choice.answer
+
+    @property
+    def response(self) -> str | None:
+        """The chosen response's text."""
+        return None if self.choice is None else self.choice.response
+
 
 class Expansion(Protocol):
     """What `search.steps` and `search.tokens` offer the driver, for one tree."""

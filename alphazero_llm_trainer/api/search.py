@@ -1,0 +1,102 @@
+"""`search` and `load`: a student, and one question answered by tree search."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..collect import Perplexity, answer_search
+from ..config.load import Config
+from ..errors import ConfigError
+from ..live import Stop
+from ..problems.source import open_source
+from ..search.driver import SearchResult
+from ..types import Problem
+from .settings import configured, outside_loops, present
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
+
+
+def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) -> Student:
+    """A student: model, tokenizer and engine.
+
+    Args:
+        model: a name of models.yaml, a folder that `train`, `sft` or `merge` wrote, or a hub id.
+        config: keys of training.yaml, nested or dotted.
+
+    Raises:
+        CheckpointError, ConfigError: there is none, or it can't be loaded; one sentence with the fix.
+    """
+    from ..policy.student import load_student
+
+    resolved, folder = configured(model, [], config)
+    return load_student(resolved, path=folder, system_prompt=open_source(resolved).system_prompt)
+
+
+def search(
+    question: str | Problem,
+    *,
+    model: str | Path | Student = "auto",
+    simulations: int | None = None,
+    mode: Literal["step", "token"] | None = None,
+    value: str | Path | None = None,
+    seed: int | None = None,
+    config: dict[str, Any] | None = None,
+    **settings: Any,
+) -> SearchResult:
+    """Answer one question by tree search with the student alone: no gold answer, no teachers.
+
+    Args:
+        question: its text, or a problem of a source.
+        model: see `load`; a loaded student is used as it is.
+        simulations: expansions of the tree (`search.iterations`).
+        mode: what a node is: a step or a token.
+        value: a folder of the command `value`; the search asks it.
+        seed: of everything random.
+        config: keys of training.yaml, nested or dotted.
+        settings: keys of its section `search`, such as `temperature` or `budget_tokens`.
+
+    Returns:
+        The tree, the choice (`answer`, `response`), why it was chosen, and what it cost in tokens.
+
+    Raises:
+        AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.
+    """
+    named = "auto" if not isinstance(model, str | Path) else model
+    judged = {} if value is None else {"rollout": "none", "select": "puct"}
+    overrides = present(search__iterations=simulations, search__mode=mode, seed=seed)
+    overrides += present(search__value=None if value is None else str(value))
+    resolved, folder = configured(named, [{"search": judged | settings}, *overrides], config)
+    problem = question if isinstance(question, Problem) else Problem("question", question, open_source(resolved).name)
+    if not problem.question.strip():
+        raise ConfigError("the question is empty: write its text")
+    student = None if isinstance(model, str | Path) else model
+    return outside_loops(lambda: find(problem, resolved, folder, student))
+
+
+def find(
+    problem: Problem,
+    config: Config,
+    folder: Path | None = None,
+    student: Student | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> SearchResult:
+    """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches one problem."""
+    alone = config.search.value is None
+    if student is None:
+        from ..policy.student import load_student
+
+        prompt = open_source(config).system_prompt
+        student = load_student(config, path=folder, system_prompt=prompt, inference=alone)
+    perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
+    value = None
+    if config.search.value is not None:
+        from ..policy.value import load_value
+
+        value = load_value(Path(config.search.value), student, config)
+    with Stop() as asked:
+        search = answer_search(student, config, perplexity, asked if stop is None else stop, value)
+        return asyncio.run(search.run(problem, config.seed))

@@ -1,0 +1,68 @@
+"""Arguments of the Python functions as a configuration, and calls that work inside a running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..config.load import Config, load_config, nested
+from ..live import Progress
+from ..policy.folders import check_folder, find_model
+from ..problems.source import Source, TaskList, hold
+from ..types import Task
+
+Problems = str | Source | Sequence[Task]  # an address, a source, or tasks
+Told = bool | Callable[[str], None]  # the live line on standard error, nothing, or a function that gets each line
+
+T = TypeVar("T")
+
+
+def configured(
+    model: str | Path, overrides: Sequence[Mapping[str, Any]], config: Mapping[str, Any] | Config | None
+) -> tuple[Config, Path | None]:
+    """The configuration of a call, and the folder that `model` names, if it does.
+
+    Args:
+        model: a name of models.yaml, a folder, or a hub id.
+        overrides: nested keys; they win over `config`.
+        config: keys of training.yaml, nested or dotted (`{"train.grpo.credit": "step"}`), or a whole configuration.
+    """
+    if isinstance(config, Config):
+        given: list[Any] = [config.model_dump(mode="json")]
+    else:
+        given = [nested(key, value) for key, value in (config or {}).items()]
+    given += overrides
+    named, folder = find_model(str(model), load_config(overrides=given))
+    if folder is not None:
+        check_folder(folder)
+    return load_config(overrides=[*given, named]), folder
+
+
+def address_of(problems: Problems) -> str:
+    """What `problems.source` has to say for these problems; a source or tasks in memory are held under their name."""
+    if isinstance(problems, str):
+        return problems
+    return hold(problems if isinstance(problems, Source) else TaskList(list(problems), "tasks"))
+
+
+def present(**keys: Any) -> list[dict[str, Any]]:
+    """Nested overrides of the keys (`train__seed` for `train.seed`) that are not None."""
+    return [nested(key.replace("__", "."), value) for key, value in keys.items() if value is not None]
+
+
+def outside_loops(call: Callable[[], T]) -> T:
+    """`call()`; in a thread of its own where this one runs an event loop already, as a notebook's does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+def progress_of(told: Told) -> Progress:
+    """The progress line that a `progress` argument asks for."""
+    return Progress(tell=told) if callable(told) else Progress(quiet=not told)

@@ -1,0 +1,139 @@
+"""`train`: a run of search, credit and training, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..config.load import Config
+from ..errors import ConfigError
+from ..eval.metrics import Interval
+from ..live import Progress, Stop
+from ..train.run import RunFolder, find_run, new_run
+from .settings import Problems, Told, address_of, configured, outside_loops, present, progress_of
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A run's folder and its card, which is the folder's run.json."""
+
+    folder: Path
+    card: Mapping[str, Any]
+
+    @property
+    def finished(self) -> bool:
+        """False where Ctrl-C ended it; `train(..., resume=True)` goes on."""
+        return "after" in self.card
+
+    @property
+    def before(self) -> Interval | None:
+        """Accuracy on the held-out test problems before training; None where none were held out."""
+        return self.interval("before")
+
+    @property
+    def after(self) -> Interval | None:
+        """The same problems after training."""
+        return self.interval("after")
+
+    @property
+    def gain(self) -> Interval | None:
+        """The paired difference of the two."""
+        found = self.card.get("gain")
+        return None if found is None else Interval(found["value"], found["low"], found["high"])
+
+    @property
+    def student(self) -> Path:
+        """The trained student, a folder that transformers loads."""
+        return RunFolder(self.folder).student
+
+    def interval(self, when: str) -> Interval | None:
+        """The accuracy of `when`, "before" or "after"."""
+        found = (self.card.get(when) or {}).get("accuracy")
+        return None if found is None else Interval(found["value"], found["low"], found["high"])
+
+    def __str__(self) -> str:
+        from ..report.training import result_text
+
+        if not self.finished:
+            return f"stopped in {self.folder}; resume=True goes on"
+        return result_text(dict(self.card), RunFolder(self.folder).read_metrics())
+
+
+def train(
+    problems: Problems = "embedded",
+    *,
+    model: str | Path = "auto",
+    method: Literal["grpo", "ppo", "legacy"] = "grpo",
+    num_examples: int | None = None,
+    eval_size: int | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    config: Mapping[str, Any] | Config | None = None,
+    progress: Told = True,
+) -> TrainingRun:
+    """Train a student from search trees: search, grade, train, in rounds; what the command `train` runs.
+
+    Args:
+        problems: an address of `--source`, a source, or tasks.
+        model: the student to start from; see `load`.
+        method: the trainer.
+        num_examples: training questions.
+        eval_size: held-out test problems before and after.
+        out: the run's folder; None takes the next `run-NNN` in `train.checkpoint_dir`.
+        resume: go on with `out`, or with the newest run, as it was configured.
+        seed: of everything random.
+        config: keys of training.yaml, nested or dotted, such as `{"train.grpo.credit": "step"}`.
+        progress: a live line, nothing, or a function that gets each line.
+
+    Raises:
+        AlphaZeroError: the arguments are wrong; one sentence with the fix.
+    """
+    given = present(
+        problems__source=address_of(problems),
+        train__method=method,
+        train__num_examples=num_examples,
+        train__eval_size=eval_size,
+        seed=seed,
+    )
+    resolved, student = configured(model, given, config)
+    if student is not None:
+        resolved, _ = configured("auto", present(train__student=str(student)), resolved)
+    named = None if out is None else Path(out)
+
+    def call() -> TrainingRun:
+        if resume:
+            folder = find_run(Path(resolved.train.checkpoint_dir), named)
+            return run(folder.config(), folder, True)
+        if named is not None and (named / "run.json").exists():
+            raise ConfigError(f"out {named} holds a run already: add resume=True to go on with it, or name another")
+        return run(resolved, None if named is None else RunFolder(named), False)
+
+    def run(config: Config, folder: RunFolder | None, resume: bool) -> TrainingRun:
+        with Stop() as stop, progress_of(progress) as shown:
+            return execute(config, folder, resume, shown, stop)
+
+    return outside_loops(call)
+
+
+def execute(
+    config: Config, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
+) -> TrainingRun:
+    """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
+    from ..train.loop import Run
+
+    if resume and folder is not None and "after" in (card := folder.read_card()):
+        from ..report.folder import write_report
+
+        write_report(folder.path)  # a crash after the last weights may have left none
+        return TrainingRun(folder.path, card)
+    run = Run(config, stop, progress)
+    run.load()
+    if folder is None:
+        folder = new_run(Path(config.train.checkpoint_dir))
+    folder.path.mkdir(parents=True, exist_ok=True)
+    progress.say(f"{run.opening()}\nrun folder: {folder.path}")
+    finished = run.execute(folder, resume)
+    return TrainingRun(folder.path, folder.read_card() if finished is None else finished)

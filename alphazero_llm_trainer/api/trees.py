@@ -1,0 +1,45 @@
+"""`read_trees`: saved search trees as objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..report.trees import find_source
+from ..search.extract import Trajectory, trajectories
+from ..search.tree import Tree
+from ..types import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTree:
+    """A finished search of a journal: its key, the problem, the tree, and the whole journal line."""
+
+    key: str
+    problem: Problem
+    tree: Tree
+    record: Mapping[str, Any]
+
+    @property
+    def paths(self) -> list[Trajectory]:
+        """The responses that the search finished, root to leaf, with tokens, rewards and node numbers."""
+        return trajectories(self.tree)
+
+    @property
+    def cost(self) -> Mapping[str, Any]:
+        """Tokens, calls and seconds of the search."""
+        return self.record["cost"]
+
+
+def read_trees(path: str | Path) -> Iterator[SavedTree]:
+    """The trees of a run folder, of a folder of `sample`, of a journal, or of what `search --json` printed, one by one.
+
+    Raises DataError where there are none.
+    """
+    for record in find_source(Path(path)):
+        problem = record.get("problem", {})
+        question = problem.get("question", record.get("question", ""))
+        named = Problem(problem.get("id", record["key"]), question, problem.get("source", ""))
+        yield SavedTree(record["key"], named, Tree.from_dict(record["tree"]), record)
