@@ -106,7 +106,7 @@ def add_methods(commands: Any) -> None:
 def run_train(args: argparse.Namespace) -> int:
     config = resolve(args)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
-    from ..train.run import find_run, new_run
+    from ..train.run import find_run
     from .plan import check_start, dry_run
 
     directory = Path(config.train.checkpoint_dir)
@@ -115,40 +115,28 @@ def run_train(args: argparse.Namespace) -> int:
         folder = find_run(directory, None if args.resume is True else Path(args.resume))
         check_same(args, config, folder.config(), folder.card)
         config = folder.config()
-    from ..report.training import result_text
+    from ..api.train import execute
 
-    if resume and "after" in (card := folder.read_card()):
-        from ..report.folder import write_report
-
-        write_report(folder.path)  # a crash after the last weights may have left none
-        if args.json:
-            print_json(card)
-        else:
-            print(f"{result_text(card, folder.read_metrics())}\nthis run is finished: {folder.path}")
-        return 0
-    if args.dry_run:
+    over = resume and "after" in folder.read_card()
+    if args.dry_run and not over:
         return dry_run(config, folder.path if resume else None, args.json)
-
-    check_start(config)
-    from ..train.loop import Run
-
-    with Progress(args.quiet) as progress:
-        run = Run(config, Stop(), progress)
-        run.load()
-        if not resume:
-            folder = new_run(directory)
-        progress.say(f"{run.opening()}\nrun folder: {folder.path}")
-        finished = run.execute(folder, resume)
-        if finished is None:
-            progress.say(f"stopped; go on with: --resume {run.folder.path}")
+    if not over:
+        check_start(config)
+    with Progress(args.quiet) as progress, Stop() as stop:
+        run = execute(config, folder if resume else None, resume, progress, stop)
+        if not run.finished:
+            progress.say(f"stopped; go on with: --resume {run.folder}")
             return EXIT_STOPPED
     if args.json:
-        print_json(finished | {"folder": str(run.folder.path)})
+        print_json({**run.card, "folder": str(run.folder)})
         return 0
-    print(result_text(finished, run.folder.read_metrics()))
-    print(f"student, metrics and report.html are in {run.folder.path}")
-    if finished.get("uploaded") is not None:
-        print(f"uploaded to {finished['uploaded']}")
+    print(run)
+    if over:
+        print(f"this run is finished: {run.folder}")
+        return 0
+    print(f"student, metrics and report.html are in {run.folder}")
+    if run.card.get("uploaded") is not None:
+        print(f"uploaded to {run.card['uploaded']}")
     return 0
 
 
