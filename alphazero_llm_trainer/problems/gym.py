@@ -113,7 +113,7 @@ class ReasoningGym(Source):
             # The task's own code reads a model's text, and many tasks raise at what they can't read.
             score = 0.0
         score = min(1.0, max(0.0, score))
-        return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, score=score)
+        return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, partial=score)
 
 
 class GsmSymbolic(ReasoningGym):
