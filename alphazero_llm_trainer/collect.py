@@ -13,8 +13,8 @@ from .config.load import Config
 from .config.sections import RewardConfig
 from .engine.protocol import GenerateRequest, ValueFunction
 from .errors import ConfigError, DataError, RequestError
-from .policy.steps import EngineSteps
-from .policy.tokens import EngineTokens
+from .policy.engine_steps import EngineSteps
+from .policy.engine_tokens import EngineTokens
 from .problems.grading import HOTPOTQA, MATH, grade_async, vote_key
 from .problems.scripted_teacher import ScriptedTeacher
 from .rewards.combined import combined
@@ -168,7 +168,7 @@ class Collector:
         self.student, self.config, self.perplexity, self.stop = student, config, perplexity, stop
         if value is None and config.search.value is not None:
             # Here, because torch takes seconds to load and a search actor without a model does without it.
-            from .policy.value import load_value
+            from .policy.value_function import load_value
 
             value = load_value(Path(config.search.value), student, config)
         self.value = value

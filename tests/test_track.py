@@ -85,7 +85,7 @@ def test_mlflow_has_the_run_and_goes_on_after_a_stop(tmp_path: Path, home: Path)
         assert kept <= logged
     assert found.data.metrics["test.after"] == folder.read_card()["after"]["accuracy"]["value"]
     names = {one.path for one in client.list_artifacts(found.info.run_id)}
-    assert names == {"run.json", "metrics.jsonl", "report.png", "report.html"}
+    assert names == {"run.json", "metrics.jsonl", "report.html"}
     assert strays(home) == []
 
 
@@ -99,7 +99,7 @@ def test_wandb_offline_has_the_run(tmp_path: Path, home: Path) -> None:
         assert logged["mean_reward"] == pytest.approx(line["mean_reward"])
         assert logged["depth"] == pytest.approx(line["depth"])
     assert history[-1]["test.after"] == folder.read_card()["after"]["accuracy"]["value"]
-    assert {"run.json", "metrics.jsonl", "report.png", "report.html"} <= files
+    assert {"run.json", "metrics.jsonl", "report.html"} <= files
     assert strays(home) == []
 
 

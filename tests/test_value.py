@@ -23,10 +23,10 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.config.train import CollectConfig, ValueConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
-from alphazero_llm_trainer.eval import value as metrics
+from alphazero_llm_trainer.eval import value_figures as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
 from alphazero_llm_trainer.policy.student import Student
-from alphazero_llm_trainer.policy.value import load_value, policy_fingerprint
+from alphazero_llm_trainer.policy.value_function import load_value, policy_fingerprint
 from alphazero_llm_trainer.search.targets import prefixes
 from alphazero_llm_trainer.search.tree import ROOT, Tree
 from alphazero_llm_trainer.train.models import make_trainable

@@ -16,7 +16,7 @@ from .base import Stop, add_config_arguments, resolve
 
 if TYPE_CHECKING:
     from ..config.train import PrmConfig, ValueConfig
-    from ..policy.judges import JudgeFolder
+    from ..policy.judge_folder import JudgeFolder
     from ..policy.student import Student
 
 SMALLEST = 10  # questions

@@ -24,7 +24,7 @@ from .forward import make_forward
 from .native import library
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Capabilities, Generated, GenerateRequest, Watch
-from .rows import Call, Rider
+from .queue_rows import Call, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 

@@ -27,7 +27,7 @@ import torch
 
 from ..errors import EngineError
 from .prefix_tree import TOP, WHOLE, PrefixTree
-from .rows import Computed, Row
+from .queue_rows import Computed, Row
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, LlamaModel

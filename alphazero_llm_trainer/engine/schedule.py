@@ -17,7 +17,7 @@ from ..errors import EngineError
 from ..types import Cost
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Generated
-from .rows import Computed, Rider, Row
+from .queue_rows import Computed, Rider, Row
 from .sampling import Pairs, Sampler
 
 Frontier = list[tuple[int, list[Rider], Row | None]]

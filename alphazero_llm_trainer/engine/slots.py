@@ -11,7 +11,7 @@ import torch
 
 from ..config.sections import FIRST_ROWS, FIRST_TOKENS, PREFILL_TOKENS
 from .prefix_tree import TOP, WHOLE, PrefixTree
-from .rows import Computed, Row
+from .queue_rows import Computed, Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -207,7 +207,7 @@ DISTRACTORS = ("{D} is {n} years old.", "{C} has {n} {U}.", "It is {n} degrees o
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Draft:
     kinds: list[Kind]
     numbers: list[dict[str, int]]
     solution: str
@@ -275,7 +275,7 @@ def _pick(rng: Random, items: Any) -> Any:
     return items[int(rng.random() * len(items))]
 
 
-def _draw_plan(rng: Random, level: int) -> _Plan | None:
+def _draw_plan(rng: Random, level: int) -> _Draft | None:
     """Kinds, numbers and solution of one candidate, or None where the drawn kinds don't fit together."""
     opening, closing = _pick(rng, OPENINGS), _pick(rng, CLOSINGS)
     left = _pick(rng, LEVELS[level]) - opening.steps - closing.steps
@@ -304,10 +304,10 @@ def _draw_plan(rng: Random, level: int) -> _Plan | None:
                 return None
             lines.append(f"{a} {op} {b} = {have}")
     lines.append(f"#### {have}")
-    return _Plan(kinds, numbers, "\n".join(lines), have)
+    return _Draft(kinds, numbers, "\n".join(lines), have)
 
 
-def _render(rng: Random, plan: _Plan) -> str:
+def _render(rng: Random, plan: _Draft) -> str:
     people = [rng.sample(GIRLS, 3), rng.sample(BOYS, 3)]
     # Everybody else is of the other sex, so that a pronoun always means the story's person.
     first = rng.random() < 0.5

@@ -15,7 +15,7 @@ from ..errors import RequestError
 from ..problems.grading import Grade, grade_many, vote_key
 from ..search.driver import derive_seed
 from ..types import Task
-from .attempt import Answered, Sampler, chain_of
+from .attempt import Answered, MethodContext, chain_of
 from .methods import answered
 
 NO_ANSWER, TOO_LONG = "no answer", "too long"  # nothing to grade: the method has none; the prompt doesn't fit
@@ -94,7 +94,7 @@ class Samples:
 
 
 async def run_cell(
-    sampler: Sampler,
+    sampler: MethodContext,
     benchmark: Benchmark,
     method: str,
     budget: int,
@@ -132,7 +132,7 @@ async def run_cell(
 
 
 async def run_samples(
-    sampler: Sampler,
+    sampler: MethodContext,
     benchmark: Benchmark,
     samples: int,
     stop: Callable[[], bool],
@@ -180,7 +180,7 @@ def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade
     return grades
 
 
-async def _gated(sampler: Sampler, works: Sequence[Coroutine[Any, Any, T]], stop: Callable[[], bool]) -> list[T]:
+async def _gated(sampler: MethodContext, works: Sequence[Coroutine[Any, Any, T]], stop: Callable[[], bool]) -> list[T]:
     """All results in order, `search.concurrent` at once; `stop` is asked before each."""
     gate = asyncio.Semaphore(sampler.settings.concurrent)
 
