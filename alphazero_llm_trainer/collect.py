@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,11 @@ from .problems.scripted_teacher import ScriptedTeacher
 from .rewards.combined import combined
 from .rewards.pre import pre
 from .search.choose import Reading, answer_of
-from .search.driver import Advisor, Finished, Search, derive_seed
+from .search.driver import Advisor, Evaluate, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
 from .search.targets import outcomes
 from .search.tree import ROOT, Tree
+from .search.valued import Reader
 from .teachers.build import Remote, build_teachers, build_terminal_checker, is_remote
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
 
@@ -31,37 +32,82 @@ if TYPE_CHECKING:
     from .policy.student import Student
 
 
+@dataclass(slots=True)
+class _Measured:
+    """What is known of a problem: its baseline's log-probabilities with what they took, and which tokens were scored."""
+
+    baseline: asyncio.Future[tuple[tuple[float, ...], Cost]]
+    scored: Reader = field(default_factory=Reader)
+    paid: bool = False
+
+
 class Perplexity:
-    """PRE of responses under a frozen student; its greedy answer to each question is the baseline, computed once."""
+    """PRE of responses under a frozen student; its greedy answer to each question is the baseline, computed once.
 
-    def __init__(self, frozen: Student, max_tokens: int) -> None:
-        self.frozen, self.max_tokens = frozen, max_tokens
-        self._baselines: dict[str, asyncio.Future[tuple[float, ...]]] = {}
+    Args:
+        frozen: the student that measures.
+        max_tokens: of a baseline.
+        own: the responses are the frozen student's own: what it sampled them with is the measure, and nothing is scored
+            but text that somebody else wrote.
 
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> float:
-        """In [0, 1]; 0.5 is as perplexing as the baseline."""
-        prompt = self.frozen.prompt_ids(problem.question)
+    Each call tells its cost: a question's first one pays for the baseline, and each token is scored once.
+    """
+
+    def __init__(self, frozen: Student, max_tokens: int, own: bool = False) -> None:
+        self.frozen, self.max_tokens, self.again = frozen, max_tokens, not own
+        self._known: dict[str, _Measured] = {}
+
+    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> tuple[float, Cost]:
+        """PRE in [0, 1] (0.5 is as perplexing as the baseline), and what it took."""
+        cost = Cost()
         token_ids = tuple(token for step in steps for token in step.token_ids)
         if not token_ids:
-            return 0.0
-        [logprobs] = await self.frozen.engine.score([(prompt, token_ids)])
-        # Shielded: a cancelled caller must not take the baseline from the others.
-        return pre(logprobs, await asyncio.shield(self._baseline(problem, prompt)))
+            return 0.0, cost
+        known = self._measured(problem)
+        logprobs: Sequence[float] = [value for step in steps for value in step.logprobs]
+        if self.again or len(logprobs) != len(token_ids):
+            cost.add(Cost(scored_tokens=known.scored.read(token_ids), calls=1))
+            [logprobs] = await self.frozen.engine.score([(self.frozen.prompt_ids(problem.question), token_ids)])
+        return pre(logprobs, await self._baseline(known, cost)), cost
 
-    def _baseline(self, problem: Problem, prompt: tuple[int, ...]) -> asyncio.Future[tuple[float, ...]]:
-        known = self._baselines.get(problem.id)
-        if known is None or known.cancelled():
-            known = self._baselines[problem.id] = asyncio.ensure_future(self._greedy(prompt))
+    async def open(self, problem: Problem, most: int | None) -> Cost:
+        """Compute the baseline, of at most so many tokens (see `search.steps.Grading`)."""
+        cost = Cost()
+        await self._baseline(self._measured(problem, most), cost)
+        return cost
+
+    def _measured(self, problem: Problem, most: int | None = None) -> _Measured:
+        known = self._known.get(problem.id)
+        if known is None or known.baseline.cancelled():
+            limit = self.max_tokens if most is None else min(most, self.max_tokens)
+            known = _Measured(asyncio.ensure_future(self._greedy(problem, limit)))
+            self._known[problem.id] = known
         return known
 
-    async def _greedy(self, prompt: tuple[int, ...]) -> tuple[float, ...]:
-        request = GenerateRequest(prompt, max_new_tokens=self.max_tokens, temperature=0.0)
-        [[generated]] = await self.frozen.engine.generate([request])
-        return generated.logprobs
+    async def _baseline(self, known: _Measured, cost: Cost) -> tuple[float, ...]:
+        # Shielded: a cancelled caller must not take the baseline from the others.
+        logprobs, spent = await asyncio.shield(known.baseline)
+        if not known.paid:
+            known.paid = True
+            cost.add(spent)
+        return logprobs
 
-    def forget(self) -> None:
-        """Drop the baselines: they belong to the event loop that computed them."""
-        self._baselines.clear()
+    async def _greedy(self, problem: Problem, limit: int) -> tuple[tuple[float, ...], Cost]:
+        if limit < 1:
+            return (), Cost()
+        prompt = self.frozen.prompt_ids(problem.question)
+        [[found]] = await self.frozen.engine.generate([GenerateRequest(prompt, max_new_tokens=limit, temperature=0.0)])
+        cached = found.cached_tokens
+        return found.logprobs, Cost(
+            prompt_tokens=len(prompt) - cached, cached_tokens=cached, sampled_tokens=len(found.token_ids), calls=1
+        )
+
+    def forget(self, problem: Problem | None = None) -> None:
+        """Drop what is known of a problem, or of all: a baseline belongs to the event loop that computed it."""
+        if problem is None:
+            self._known.clear()
+        else:
+            self._known.pop(problem.id, None)
 
 
 def make_evaluate(
@@ -83,8 +129,9 @@ def make_evaluate(
             # Only the terminal checker calls a response finished that has no final-answer line.
             grade = await grade_async(problem.source, response, golds[problem.id], strict=verdict != "checked")
             correct = grade.hre
-        likely = None if perplexity is None else await perplexity(problem, steps)
-        return combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
+        likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
+        reward = combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
+        return replace(reward, cost=cost)
 
     return evaluate
 
@@ -264,6 +311,8 @@ class Collector:
                 result = await extend.run(task.problem, derive_seed(seed, key, extensions), result.tree)
                 cost.add(result.cost)
                 saved += result.saved
+            if self.perplexity is not None:
+                self.perplexity.forget(task.problem)
             ended_by, tree = result.ended_by, result.tree
             return GradedTree(key, task, tree, cost, ended_by, flat, extensions, prompt, version, saved)
 
@@ -284,15 +333,14 @@ class Collector:
                 "samples": train.chain_samples if train.groups == "chain" else train.samples,
             }
         )
+        common: Any = {"grading": self.perplexity, "reading": reading_of}
         if settings.mode == "token":
             tokens = EngineTokens(self.student, settings.temperature, settings.beam)
-            return Search(
-                tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True, reading=reading_of
-            )
+            return Search(tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True, **common)
         policy = EngineSteps(self.student, settings.temperature)
         finished: Finished | None = None if self.checker is None else self.checker.finished
         advisor: Advisor | None = self.teachers
-        return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, reading=reading_of)
+        return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, **common)
 
 
 def reading_of(source: str) -> Reading:
@@ -318,29 +366,13 @@ def answer_search(
         if settings.mode == "token"
         else EngineSteps(student, settings.temperature)
     )
+    evaluate: Evaluate | None = finished_earns_one
+    grading = None
     if value is not None:
-        evaluate = valued_by(value, policy.prompt_ids)
+        evaluate = None
     elif perplexity is not None and config.rewards.pre_weight > 0:
-        evaluate = make_evaluate(config.rewards, perplexity, None)
-    else:
-        evaluate = finished_earns_one
-    return Search(policy, evaluate, settings, stop=stop, value=value, reading=reading_of)
-
-
-def valued_by(
-    value: ValueFunction, prompt_ids: Callable[[Problem], tuple[int, ...]]
-) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
-    """A terminal reward without gold: V of the whole response; 0 where it states no answer."""
-
-    async def evaluate(
-        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-    ) -> RewardParts:
-        if verdict != "answer":
-            return RewardParts(total=0.0)
-        ids = tuple(token for step in steps for token in step.token_ids)
-        return RewardParts(total=await value(prompt_ids(problem) + ids))
-
-    return evaluate
+        evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
+    return Search(policy, evaluate, settings, stop=stop, value=value, grading=grading, reading=reading_of)
 
 
 async def finished_earns_one(

@@ -15,6 +15,8 @@ class Direction(StrEnum):
     NONE = "none"
 
 
+MIN_TEMPERATURE = 0.01  # of those above 0: half a nat between two tokens is a factor of e^50 then, as good as greedy
+
 STUDENT = "student"  # Node.source of the policy's own tokens; a teacher's is "teacher:<name>".
 
 
@@ -86,19 +88,18 @@ class Cost:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
-    def clear(self) -> None:
-        """Back to nothing spent."""
-        for field in fields(self):
-            setattr(self, field.name, type(getattr(self, field.name))())
-
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardParts:
-    """A terminal reward and what it was made of. `total` is in [0, 1]; a part that is switched off is None."""
+    """A terminal reward and what it was made of. `total` is in [0, 1]; a part that is switched off is None.
+
+    `cost` is what a model computed to tell it, beyond the response's own tokens; None for nothing.
+    """
 
     total: float
     hre: float | None = None
     pre: float | None = None
+    cost: Cost | None = None

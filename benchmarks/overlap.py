@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.config import load_config  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import wilson  # noqa: E402
 from alphazero_llm_trainer.problems import embedded  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402

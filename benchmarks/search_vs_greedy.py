@@ -79,7 +79,7 @@ def main() -> None:
     for iterations in args.iterations:
         student.engine.set_policy(None, 0)
         settings = config.model_copy(update={"search": config.search.model_copy(update={"iterations": iterations})})
-        search = answer_search(student, settings, Perplexity(student, limit))
+        search = answer_search(student, settings, Perplexity(student, limit, own=True))
 
         async def run(search: Any = search) -> list[Any]:
             seeded = [(task.problem, derive_seed(args.seed, task.problem.id)) for task in tasks]

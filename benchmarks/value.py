@@ -32,6 +32,7 @@ from alphazero_llm_trainer.collect import answer_search  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest, ValueFunction  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
+from alphazero_llm_trainer.live import Progress  # noqa: E402
 from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value_function import EngineValue, last_layer, load_value  # noqa: E402
 from alphazero_llm_trainer.problems.grading import grade  # noqa: E402
@@ -297,7 +298,7 @@ def compare_at_all_tokens(rows: list[dict[str, Any]], right: dict[str, list[bool
 def trees_of(student: Student, config: Config, split: str, count: int, start: int, path: Path) -> list[Question]:
     tasks = load_tasks("embedded", split, count, start=start)
     began = time.perf_counter()
-    collect_trees(student, config, config.train.value.collect, tasks, path, lambda: False, lambda done: None)
+    collect_trees(student, config, config.train.value.collect, tasks, path, lambda: False, Progress(quiet=True))
     questions = read_questions([path])
     print(f"{split}: trees of {len(questions):,} questions, {time.perf_counter() - began:.0f} s", flush=True)
     return questions

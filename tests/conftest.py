@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing is kept in the user's own cache folder: the kernels are compiled once a session, for its processes too."""
+    if "ALPHAZERO_CACHE_DIR" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="alphazero-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["ALPHAZERO_CACHE_DIR"] = folder.name
 
 
 @pytest.fixture(scope="session")

@@ -177,7 +177,7 @@ PLACES = {
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
     "datasets": {"problems"} | THREE_TRAINERS,  # the trainers need datasets.Dataset: TRL's input
-    "yaml": {"config", "cli.info", "report"},
+    "yaml": {"config", "cli.info", "report", "train.model_card"},
     "pyarrow": {"cli.export"},
     "matplotlib": {"train.report", "train.ladder_report", "train.generation_report", "eval.figures", "report"},
     "aiohttp": {"environment"},

@@ -1,4 +1,4 @@
-"""What is read off the cells: counts, pairs, pass@k and maj@k, sentences; and the folder that keeps them."""
+"""What is read off the cells: counts, pairs, pass@k and maj@k, tables; and the folder that keeps them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from alphazero_llm_trainer.eval.figures import draw_accuracy_over_tokens
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, DataError
@@ -18,17 +17,15 @@ from alphazero_llm_trainer.eval.metrics import area, majority_at_k, paired_boots
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
     at_k,
-    grid,
-    markdown,
     newest_folder,
     next_folder,
     paired,
-    sentences,
     summary,
 )
 from alphazero_llm_trainer.eval.verifiers import Calculator
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.report.evaluation import result_text, results_markdown
 
 
 def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
@@ -84,7 +81,7 @@ def test_a_benchmark_s_hash_is_of_its_rows() -> None:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def test_pairs_and_sentences_say_gain_loss_and_no_gain() -> None:
+def test_pairs_say_gain_loss_and_no_gain() -> None:
     rng = np.random.default_rng(0)
     base = "".join("01"[int(x < 0.5)] for x in rng.random(300))
     better = "".join("1" if at % 4 == 0 else old for at, old in enumerate(base))
@@ -104,9 +101,6 @@ def test_pairs_and_sentences_say_gain_loss_and_no_gain() -> None:
     expected = paired_bootstrap([float(x) for x in better], [float(x) for x in base])
     assert rows["best-of-n", "greedy"]["gain"] == [expected.value, expected.low, expected.high]
     assert not [row for row in paired(cells) if row["budget"] == 200]  # nothing to pair with
-    said = sentences(paired(cells), "calculator")
-    no_gain = "no gain: mcts (calculator) over greedy on embedded at 100 tokens: +0.000 [+0.000, +0.000]"
-    assert no_gain in said and not any("best-of-n (calculator)" in text for text in said)
 
 
 def test_pass_and_majority_at_k_of_a_table() -> None:
@@ -144,21 +138,23 @@ def test_the_area_counts_pairs() -> None:
     assert np.isnan(area(score, np.ones(60)))
 
 
-def test_tables_and_the_plot_hold_every_row(tmp_path) -> None:
+def test_the_best_comes_first_and_the_tables_hold_every_row() -> None:
     cells = [cell("greedy", "0101"), cell("mcts", "0111"), cell("mcts", "1111", 200), cell("greedy", "0101", 200)]
-    pairs = paired(cells)
     results = {
         "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7, "rows": [summary(c) for c in cells],
-        "pairs": pairs, "at_k": [at_k(Samples("embedded", 2, [[True, False]], [["3", "4"]], 8, 1.0))],
-        "benchmarks": {"embedded": {"problems": 4}}, "sentences": sentences(pairs, "calculator"),
+        "pairs": paired(cells), "at_k": [at_k(Samples("embedded", 2, [[True, False]], [["3", "4"]], 8, 1.0))],
+        "benchmarks": {"embedded": {"problems": 4}},
     }  # fmt: skip
-    text = markdown(results)
+    said = result_text(results).splitlines()
+    assert said[0].startswith(
+        "embedded at 100 tokens: mcts is best, 0.750 [0.301, 0.954] with 40 tokens a problem, +0.250"
+    )
+    assert said[0].endswith("over greedy: no clear gain")
+    assert [line.split()[0] for line in said[1:4]] == ["method", "mcts", "greedy"]
+    text = results_markdown(results)
     table = [line for line in text.splitlines() if line.startswith("| 100") or line.startswith("| 200")]
-    assert len(table) == 4 and "0.750 [0.301, 0.954]" in table[1] and "+0.250" in table[1]
-    assert "pass@k" in text and "- no gain: mcts (calculator) over greedy" in text
-    draw_accuracy_over_tokens(tmp_path / "plot.png", results)
-    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
-    assert grid([["a", "b"], ["long", "c"]])[2] == "| long | c |"
+    assert len(table) == 4 and "0.750 [0.301, 0.954]" in table[0] and "+0.250" in table[0]
+    assert "pass@k" in text and "unparsed" not in text  # no answer was
 
 
 # -- the folder --------------------------------------------------------------------------------------------------------

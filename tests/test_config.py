@@ -81,7 +81,7 @@ def test_yaml_reads_such_numbers_as_text() -> None:
 
 
 @pytest.mark.parametrize("path", FLOATS, ids=".".join)
-@pytest.mark.parametrize("text", ["2e-5", "1E-3", "2.5e-1", "0.5"])
+@pytest.mark.parametrize("text", ["2e-2", "1E-2", "2.5e-1", "0.5"])
 def test_every_float_takes_every_way_of_writing_one(path: tuple[str, ...], text: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("\n".join("  " * i + f"{part}:" for i, part in enumerate(path)) + f" {text}\n")
@@ -106,6 +106,21 @@ def test_every_integer_refuses_what_it_is_not(path: tuple[str, ...], text: str) 
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=[f"{'.'.join(path)}={text}"])
     refused(caught, ".".join(path))
+
+
+TEMPERATURES = [path for path in FLOATS if path[-1].endswith("temperature")]
+
+
+def test_there_are_temperatures_to_check() -> None:
+    assert len(TEMPERATURES) == 4
+
+
+@pytest.mark.parametrize("path", TEMPERATURES, ids=".".join)
+@pytest.mark.parametrize("text", ["1e-39", "0.0099"])
+def test_a_temperature_that_is_all_but_0_is_refused(path: tuple[str, ...], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[f"{'.'.join(path)}={text}"])
+    refused(caught, ".".join(path), "0 for the likeliest tokens, or at least 0.01")
 
 
 # -- shipped files -----------------------------------------------------------------------------------------------------

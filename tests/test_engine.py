@@ -34,7 +34,7 @@ PROMPT = (5, 6, 7, 8)
 CLOSE = 1e-5
 
 
-@pytest.fixture(params=["native", "native, no memo", "fused", "fused, no memo", "library"])
+@pytest.fixture(params=["native", "native, no memo", "fused", "fused, no memo", "transformers"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcessEngine:
     """Engines with each forward, and without stored next-token distributions."""
     kind, _, memo = request.param.partition(", ")
@@ -42,12 +42,12 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
     if kind != "native":
         monkeypatch.setattr(NativeLlama, "of", classmethod(lambda cls, model, tree: None))
-    if kind == "library":
+    if kind == "transformers":
         monkeypatch.setattr(FusedLlama, "fits", staticmethod(lambda model: False))
     if kind == "native" and library() is None:
         pytest.skip("no C compiler here")
     made = tiny_engine(MODEL)
-    assert isinstance(made.forward, {"native": NativeLlama, "fused": FusedLlama, "library": LibraryForward}[kind])
+    assert isinstance(made.forward, {"native": NativeLlama, "fused": FusedLlama, "transformers": LibraryForward}[kind])
     assert (made.tree.next_logprobs is None) == bool(memo)
     return made
 
@@ -300,6 +300,40 @@ def test_impossible_prompts_are_one_sentence(prompt: tuple[int, ...], words: str
         score(engine, (PROMPT, (5,)), (prompt, (5,)))
     assert_idle(engine)
     assert len(generate(engine, fine)[0][0].token_ids) >= 1
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY, 2**40])
+def test_tokens_outside_of_the_vocabulary_are_one_sentence(token: int) -> None:
+    """The kernels would read past the embedding: nobody gets that far, by any way in."""
+    engine = tiny_engine(MODEL)
+    engine.set_value(*HEAD)
+    wrong = (*PROMPT, token, 5)
+    ways: list[Any] = [
+        lambda: engine.generate([GenerateRequest(PROMPT, max_new_tokens=2), GenerateRequest(wrong)]),
+        lambda: engine.score([(PROMPT, (5,)), (wrong, (5,))]),
+        lambda: engine.score([(PROMPT, (5,)), (PROMPT, wrong)]),
+        lambda: engine.next_token_topk([PROMPT, wrong], 3),
+        lambda: engine.values([PROMPT, wrong]),
+    ]
+    for way in ways:
+        with pytest.raises(EngineError) as caught:
+            run(way)
+        assert str(caught.value).startswith(f"token id {token} is not one of the model's {VOCABULARY} tokens: ")
+    assert_idle(engine)
+    assert engine.tree.used() == 0  # nothing was begun
+    assert len(generate(engine, GenerateRequest((0, VOCABULARY - 1), max_new_tokens=2))[0][0].token_ids) >= 1
+
+
+@pytest.mark.parametrize("temperature", [1e-39, 0.0099, -1.0, math.nan, math.inf])
+def test_a_temperature_that_nobody_means_is_one_sentence(temperature: float) -> None:
+    engine = tiny_engine(MODEL)
+    with pytest.raises(EngineError, match=r"give 0 for the likeliest tokens, or at least 0\.01"):
+        generate(engine, GenerateRequest(PROMPT, temperature=temperature))
+    assert_idle(engine)
+    greedy, coldest = (
+        sequences(generate(engine, GenerateRequest(PROMPT, max_new_tokens=20, temperature=t))) for t in (0.0, 0.01)
+    )
+    assert greedy == coldest  # this model's likeliest tokens are far from its second ones
 
 
 @pytest.mark.parametrize("broken", [{"n": 0}, {"max_new_tokens": 0}, {"max_new_tokens": 0, "temperature": 0.0}])

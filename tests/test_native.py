@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,12 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
-from alphazero_llm_trainer.engine import inprocess, native
+from alphazero_llm_trainer.engine import inprocess, kernel_build, native
 from alphazero_llm_trainer.engine.forward import FusedLlama
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.native import NativeLlama
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
+from alphazero_llm_trainer.engine.rows import Row
 from alphazero_llm_trainer.engine.sampling import Sampler
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
@@ -186,6 +189,7 @@ def test_without_a_working_compiler_torch_computes_the_same(compiler: str, monke
     request = GenerateRequest((5, 6, 7), n=4, max_new_tokens=20, seed=1, top_k=3)
     [expected] = run(lambda: tiny_engine().generate([request]))
     monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(native, "kernels", kernel_build.load_kernels)
     library = native.library.__wrapped__
     for module in (native, inprocess):
         monkeypatch.setattr(module, "library", library)
@@ -198,13 +202,6 @@ def test_without_a_working_compiler_torch_computes_the_same(compiler: str, monke
     assert [[[token for token, _ in top] for top in one.top or ()] for one in found] == [
         [[token for token, _ in top] for top in one.top or ()] for one in expected
     ]
-
-
-@needs_compiler
-def test_the_compiled_file_is_gone_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
-    assert native.library.__wrapped__() is not None
-    assert os.listdir(tmp_path) == []
 
 
 def test_off_is_off_and_other_models_are_torchs() -> None:
@@ -302,3 +299,50 @@ def test_eos_ends_native_samples_too() -> None:
     [group] = run(lambda: engine.generate([GenerateRequest((5, 6), n=40, max_new_tokens=60, temperature=1.5)]))
     assert {one.finish for one in group} == {"eos", "length"}
     assert all(one.token_ids[-1] == EOS for one in group if one.finish == "eos")
+
+
+@needs_compiler
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-39, 3e-39, 1e-38, 1e-20, 0.001])
+def test_near_temperature_0_the_likeliest_token_is_drawn(temperature: float) -> None:
+    """1/temperature is beyond a float, or a double: the last token of the vocabulary was drawn then."""
+    rng = np.random.default_rng(5)
+    table = np.log(rng.dirichlet(np.full(83, 0.3), size=20) + 1e-12).astype(np.float32)
+    for sampler in (Sampler(native.library()), Sampler(None)):
+        with np.errstate(over="ignore"):
+            tokens, _ = sampler.draw(table, list(range(20)), [temperature] * 20, rng.random(20).tolist())
+        assert tokens == table.argmax(axis=1).tolist()
+
+
+# -- under sanitizers (scripts/sanitize.sh) -----------------------------------------------------------------------------
+
+
+def token_outside() -> None:
+    engine = tiny_engine()
+    engine.forward.compute([Row(engine.tree.walk((5, VOCABULARY)), 0)])
+
+
+def table_outside() -> None:
+    table = np.lib.stride_tricks.as_strided(np.zeros((1, 80), np.float32), (1, 200))
+    Sampler(native.library()).draw(table, [0], [1.0], [0.9])
+
+
+@pytest.mark.skipif("sanitize" not in os.environ.get("ALPHAZERO_KERNEL_FLAGS", ""), reason="for scripts/sanitize.sh")
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (token_outside, "Assertion `token[nodes[r]] >= 0 && token[nodes[r]] < s.vocabulary' failed"),
+        (table_outside, "AddressSanitizer: heap-buffer-overflow"),
+    ],
+)
+def test_sanitizers_end_a_process_that_reads_outside(read: Callable[[], None], words: str, tmp_path: Path) -> None:
+    """The kernels under test are the instrumented ones: past the checks in Python, they look for themselves."""
+    child = os.fork()  # a new process would import torch under the sanitizers, which takes half a minute
+    if not child:
+        try:
+            faulthandler.disable()
+            os.dup2(os.open(tmp_path / "stderr", os.O_WRONLY | os.O_CREAT), 2)
+            read()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] != 0
+    assert words in (tmp_path / "stderr").read_text()

@@ -325,6 +325,8 @@ def test_figures_agree_with_enumeration() -> None:
     pairs = np.array([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]])
     found = metrics.measure({"prm": score}, steps, {"prm": pairs}, np.array([0, 1, 1]))
     assert found["pair accuracy"]["prm"].value == pytest.approx(0.5)
+    both = metrics.measure({"policy": score}, steps, {"policy": pairs, "prm": 1 - pairs}, np.array([0, 1, 1]))
+    assert both["pair accuracy over policy"]["prm"].value == pytest.approx(0.0)  # one pair lost, one won, one level
     assert found["step AUC"]["prm"].value == pytest.approx(3 / 4)
     assert found["step AUC, true arithmetic"]["prm"].value == pytest.approx(1 / 2)  # 1 + 1 = 3 is the calculator's
     assert found["step AUC, step 1"]["prm"].value == 1.0 and found["step AUC, step 2"]["prm"].value == 0.0

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from alphazero_llm_trainer.cli import main as cli
+from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
 from alphazero_llm_trainer.report.compare import difference, differing, load_runs
+from alphazero_llm_trainer.report.judges import prm_verdict, value_text
+from alphazero_llm_trainer.report.training import verdict
 from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.run import new_run
@@ -51,6 +54,10 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text.append(data)
 
+    def texts(self, text: str) -> int:
+        """How many of the page's own texts are just this."""
+        return self.text.count(text)
+
     def __contains__(self, text: str) -> bool:
         return text in " ".join(self.text)
 
@@ -83,19 +90,17 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
         assert f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" in page
     assert f"{card['search_cost']['sampled_tokens']:,}" in page
     assert "learning_rate: 0.0005" in page
-    assert page.counts["svg"] == 4
-    assert page.counts["details"] >= 2  # the configuration, and a tree of each outcome there is
+    gain = card["gain"]
+    assert f"{card['before']['accuracy']['value']:.3f} → {card['after']['accuracy']['value']:.3f}" in page
+    assert f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" in page
+    for title in ("Greedy accuracy, validation", "Gradient norm", "Outcomes of the questions", "Depth of a tree"):
+        assert page.texts(title) == 1
+    assert re.search(r"(Mixed|Solved): \d+ of \d+ responses right", page.raw)
     first = json.loads((runs[0] / "journal.jsonl").read_text().splitlines()[0])
     assert first["problem"]["id"] in (runs[0] / "trees.html").read_text()
     assert 'href="trees.html"' in page.raw
     # As `view` writes them: tokens as text, and the choice.
     assert '"pieces":{' in (runs[0] / "trees.html").read_text() and '"why":"' in (runs[0] / "trees.html").read_text()
-
-
-def test_figures_follow_the_pages_colours(runs: list[Path]) -> None:
-    raw = (runs[0] / "report.html").read_text()
-    assert "currentColor" in raw and "#010203" not in raw
-    assert "prefers-color-scheme: dark" in raw
 
 
 def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
@@ -110,8 +115,8 @@ def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: 
     assert cli.main(["report", str(cut)]) == 0
     assert capsys.readouterr().out.strip() == str(cut / "report.html")
     page = Page(cut / "report.html")
-    assert "This run has no test result" in page
-    assert page.counts["svg"] == 3
+    assert "This run is not finished: it has no test result" in page
+    assert page.texts("Mean reward of sampled responses") == 1
 
 
 @pytest.mark.parametrize("problems", [50, 100, 200, 250, 300, 500, 1000])
@@ -130,7 +135,7 @@ def test_none_or_all_right_is_reported(
         card[name] |= {"problems": problems, "correct": [bool(share)] * problems}
         card[name]["accuracy"] = {"value": share, "low": 5e-19, "high": 1 - 5e-16}
     (run / "run.json").write_text(json.dumps(card))
-    assert cli.train_main(["--resume", str(run)]) == 0
+    assert train_main(["--resume", str(run)]) == 0
     assert "this run is finished" in capsys.readouterr().out
     assert f"{share:.3f} [" in Page(run / "report.html")
 
@@ -142,8 +147,9 @@ def test_loop_page(tmp_path: Path) -> None:
     for one in card["generations"]:
         gain = one["arena"]["gain greedy"]
         assert f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]" in page
-        assert f"Generation {one['generation']}: {one['why']}." in page
-    assert page.counts["svg"] == 1
+        assert f"generation {one['generation']} {one['decision']}" in page and one["why"] in page
+    assert "0.591 → 0.679" in page and "3 of 3 generations promoted; the champion is generation 3" in page
+    assert page.counts["svg"] == 4
 
 
 def test_ladder_page(tmp_path: Path) -> None:
@@ -155,14 +161,14 @@ def test_ladder_page(tmp_path: Path) -> None:
     for row in ladder["methods"]:
         if "mcts_gain" in row:
             assert f"{row['mcts_gain'][0]:+.3f} [" in page
-    assert "not above" in page  # PPO: what wasn't reached is said
-    assert page.counts["svg"] == 1 + len({row["verifier"] for row in ladder["methods"]})
+    assert "3 of 4 rungs are clearly above the one below; NOT +PPO" in page
+    assert page.counts["svg"] == 2 + 2 * len({row["verifier"] for row in ladder["methods"]})
 
 
 def test_compare_pairs_the_runs_by_problem(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["compare", *map(str, runs), "--out", str(tmp_path / "compare.html")]) == 0
     said = capsys.readouterr().out
-    (_, one, _), (_, other, _) = load_runs(runs)
+    one, other = (run.card for run in load_runs(runs))
     assert differing(one, other) == [("train.grpo.epochs", "1", "2")]
     assert re.search(r"train\.grpo\.epochs +1 +2", said)
     found, paired = difference(one, other)
@@ -171,11 +177,81 @@ def test_compare_pairs_the_runs_by_problem(runs: list[Path], tmp_path: Path, cap
     assert f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}], paired over the same problems" in said
     page = Page(tmp_path / "compare.html")
     assert "train.grpo.epochs" in page
-    assert page.counts["svg"] == 1
+    assert page.counts["svg"] == 4
+
+
+def test_flipped_problems_are_listed_with_both_answers(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+    for name in ("one", "other"):
+        shutil.copytree(runs[0], tmp_path / name, ignore=shutil.ignore_patterns("student", "checkpoint-*"))
+    lines = [json.loads(line) for line in (runs[0] / "test.jsonl").read_text().splitlines()]
+    for line in lines[:3]:
+        line["after"] = {"answer": "<b>1234</b>", "correct": not line["after"]["correct"]}
+    (tmp_path / "other" / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folders = [str(tmp_path / name) for name in ("one", "other")]
+    assert cli.main(["compare", *folders, "--out", str(tmp_path / "compare.html")]) == 0
+    won = sum(line["after"]["correct"] for line in lines[:3])
+    said = f"3 problems flipped: {won} right only other, {3 - won} only one"
+    assert said in capsys.readouterr().out
+    page = Page(tmp_path / "compare.html")
+    assert said in page and page.raw.count("&lt;b&gt;1234&lt;/b&gt;") == 3
+    for line in lines[:3]:
+        assert line["id"] in page and line["question"] in page
+    assert lines[3]["id"] not in page
+
+
+def test_a_run_of_flat_groups_says_that_nothing_was_learnt(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run-001"
+    run.mkdir()
+    shutil.copy(runs[0] / "run.json", run)
+    lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if "mean_reward" in line:
+            line |= {"flat": 8, "all_wrong": 7, "all_right": 1}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert train_main(["--resume", str(run)]) == 0
+    said = "Nothing was learnt from search: all 16 groups were flat (14 questions all wrong, 2 all right)"
+    assert capsys.readouterr().out.startswith(said)
+    page = Page(run / "report.html")
+    assert said in page and "try easier problems" in page
+    lines[0]["flat"] = 7
+    said, _ = verdict(json.loads((run / "run.json").read_text()), lines)
+    assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
+
+
+def value_card(earned: bool, gain: list[float]) -> dict[str, Any]:
+    test = {"sibling ranking": [0.7, 0.6, 0.8], "sibling ranking, log-probability": [0.6, 0.5, 0.7], "AUC": [0.7, 0.6, 0.8],
+            "sibling ranking over log-probability": gain}  # fmt: skip
+    return {"kind": "network", "earned": earned, "why": "AUC 0.5 doesn't beat chance", "rollout_weight": 0.4, "test": test,
+            "questions": {"test": 20}, "reliability": [[0.2, 0.3, 0.5], [0.7, 0.6, 0.5]]}  # fmt: skip
+
+
+def test_a_value_s_verdict_comes_first(tmp_path: Path) -> None:
+    better, level = value_card(True, [0.1, 0.05, 0.15]), value_card(True, [0.1, -0.05, 0.25])
+    yes = "Better than log-probability at ranking steps: yes, 0.700 [0.600, 0.800] against 0.600 [0.500, 0.700]"
+    assert value_text(better).startswith(yes)
+    assert "ranking steps: not clearly, " in value_text(level)
+    assert value_text(value_card(False, [0.1, 0.05, 0.15])).startswith("Not better than chance: don't use it")
+    (tmp_path / "value.json").write_text(json.dumps(better))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train_loss": 0.7, "held_out_loss": 0.6}\n')
+    assert cli.main(["report", str(tmp_path)]) == 0
+    page = Page(tmp_path / "report.html")
+    assert yes in page and page.counts["svg"] == 3
+
+
+def test_a_prm_s_verdict_is_on_what_was_saved() -> None:
+    policy, both = "policy log-probability", "kept + policy log-probability"
+    pairs = {policy: [0.6, 0.5, 0.7], "implicit": [0.55, 0.4, 0.7], both: [0.8, 0.7, 0.9]}
+    gains = {"implicit": [-0.05, -0.1, 0.0], both: [0.2, 0.1, 0.3]}
+    card = {"kind": "implicit", "calibration": {"policy": 0.5}}
+    card |= {"test": {"pair accuracy": pairs, f"pair accuracy over {policy}": gains}}
+    assert prm_verdict(card).startswith(
+        "Better than log-probability at ranking steps: yes, 0.800 [0.700, 0.900] against 0.600"
+    )
+    assert prm_verdict(card | {"calibration": {"policy": 0.0}}).startswith("Not better than chance: don't use it")
 
 
 def test_the_second_run_is_measured_against_the_first(runs: list[Path]) -> None:
-    (_, one, _), (_, other, _) = load_runs(runs)
+    one, other = (run.card for run in load_runs(runs))
     wrong, right = [
         {**card, "after": card["after"] | {"correct": [value] * 12}} for card, value in ((one, 0), (other, 1))
     ]
@@ -198,7 +274,7 @@ def test_metrics_describe_the_rounds_trees(runs: list[Path]) -> None:
 
 
 def test_runs_on_other_problems_are_not_paired(runs: list[Path]) -> None:
-    (_, one, _), (_, other, _) = load_runs(runs)
+    one, other = (run.card for run in load_runs(runs))
     other = other | {"config": other["config"] | {"problems": other["config"]["problems"] | {"levels": [3]}}}
     found, paired = difference(one, other)
     assert not paired
@@ -210,7 +286,7 @@ def test_runs_on_other_problems_are_not_paired(runs: list[Path]) -> None:
     [
         (["report", "nowhere"], "nowhere is not a folder"),
         (["report", "empty"], "empty has none of run.json"),
-        (["report", "broken"], "results.json can't be read as JSON"),
+        (["report", "broken"], "results.json is not readable JSON"),
         (["report", "another"], "another/results.json is not what this version's commands write"),
         (["report", "others"], "others/run.json is not what this version's commands write"),
         (["compare", "empty", "empty"], "empty has no run.json of a training run"),

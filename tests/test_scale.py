@@ -224,7 +224,7 @@ def test_weights_are_not_pushed_under_a_head() -> None:
 
 
 STUDENT = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
-CONNECTION = {"engine": CARD, "student": ("embedded", None, None), "engines": ["policy"], "rollout_weight": None}
+CONNECTION = {"engine": CARD, "student": ("embedded", None, None), "engines": ["policy"], "value": None}
 
 
 def test_a_search_actor_returns_mistakes_of_the_configuration() -> None:

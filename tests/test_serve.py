@@ -423,6 +423,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": asked("apples " * 10_000)}, "messages", "context_length_exceeded"),
     ({"temperature": 3}, "temperature", "invalid_value"),
     ({"temperature": "hot"}, "temperature", "invalid_value"),
+    ({"temperature": 1e-39}, "temperature", "invalid_value"),
     ({"n": 0}, "n", "invalid_value"),
     ({"n": 17}, "n", "invalid_value"),
     ({"n": True}, "n", "invalid_value"),

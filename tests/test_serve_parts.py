@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Calculator
 from alphazero_llm_trainer.policy.prm_verifier import EnginePrm, squash
 from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.value import EngineValue
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
@@ -41,6 +43,7 @@ from alphazero_llm_trainer.serve.server import listen, serve
 from alphazero_llm_trainer.serve.token_text import TextReader
 from alphazero_llm_trainer.serve.traces import KeptJournal, Trace, TraceStore
 from alphazero_llm_trainer.serve.wanted import Wanted, chat_request
+from alphazero_llm_trainer.serve.wire import usage
 from alphazero_llm_trainer.types import Cost, Step
 from tests.support import run, tiny_engine
 
@@ -488,6 +491,14 @@ def wanted(student: Student, config: Config, method: str, before: str = "", **mo
     )
 
 
+def test_a_temperature_is_0_or_large_enough_to_draw(student: Student, config: Config) -> None:
+    for fine in (0, 0.01, 2, None):
+        assert wanted(student, config, "sample", temperature=fine).temperature == fine
+    with pytest.raises(ApiError) as refused:
+        wanted(student, config, "sample", temperature=1e-39)
+    assert str(refused.value) == "temperature is 1e-39: give 0 for the likeliest tokens, or at least 0.01"
+
+
 @pytest.mark.parametrize("method", ["best-of-4", "weighted-majority-4", "mcts", "step-rejection", "beam"])
 def test_a_network_judges_each_request_by_its_own_chat(student: Student, config: Config, method: str) -> None:
     engine = InProcessEngine(
@@ -535,6 +546,45 @@ def test_a_request_is_charged_with_what_it_takes(student: Student, config: Confi
             assert outcome.cost.sampled_tokens == student.engine.cost.sampled_tokens - before > 0
             if method != "sample":
                 assert outcome.cost.sampled_tokens <= 300
+
+    run(main)
+
+
+@pytest.mark.parametrize("budget", [40, 200])
+@pytest.mark.parametrize("judge", ["none", "value", "prm"])
+def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
+    student: Student, config: Config, judge: str, budget: int
+) -> None:
+    engine = InProcessEngine(
+        student.model, eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids, settings=config.engine
+    )
+    verifier, value, methods = None, None, ["mcts", "majority-6"]
+    if judge == "prm":
+        verifier = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+        methods = ["mcts", "best-of-6", "weighted-majority-6"]
+    elif judge == "value":
+        engine.set_value(torch.zeros(student.model.config.hidden_size), 0.5)
+        value, methods = EngineValue(engine, 0.5, {}, own=True), ["mcts"]
+    answerer = Answerer(student, config, verifier, value)
+
+    async def main() -> None:
+        for method in methods:
+            engine.forget()
+            drawn, read = student.engine.cost.sampled_tokens, engine.stats.computed_tokens
+            more = {"simulations": 60} if method == "mcts" else {}
+            one = wanted(student, config, method, seed=5, temperature=1.0, budget_tokens=budget, **more)
+            outcome = await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, "p")
+            sampled, scored = outcome.cost.sampled_tokens, outcome.cost.scored_tokens
+            assert sampled == student.engine.cost.sampled_tokens - drawn
+            assert sampled + scored <= budget
+            # What a network computed; the last token of a response needs no forward where a PRM scores tokens.
+            assert engine.stats.computed_tokens - read <= scored
+            assert sampled > 0 and outcome.text
+            if budget == 200:
+                assert (scored > 0) == (judge != "none")
+            told = usage(one, [outcome])
+            assert told["completion_tokens"] == sampled
+            assert told["completion_tokens_details"]["scored_tokens"] == scored
 
     run(main)
 

@@ -110,7 +110,7 @@ async def hashed_value(token_ids: tuple[int, ...]) -> float:
     return hashed_reward(f"V{token_ids}")
 
 
-hashed_value.rollout_weight = 0.5  # type: ignore[attr-defined]
+hashed_value.rollout_weight, hashed_value.computes = 0.5, False  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("rollout", ["greedy", "sample", "none"])

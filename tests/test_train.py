@@ -86,7 +86,10 @@ def test_a_run_reports_what_it_did(whole_run):
     assert len([r for r in rounds if "validation_accuracy" in r]) == 3
     sampled = sum(r["cost"]["sampled_tokens"] for r in rounds if "cost" in r)
     assert card["search_cost"]["sampled_tokens"] == sampled > 0
-    assert (run / "report.png").stat().st_size > 10_000
+    answers = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
+    for when in ("before", "after"):
+        assert [line[when]["correct"] for line in answers] == card[when]["correct"]
+    assert all(line["question"] and line["after"]["answer"] for line in answers if line["after"]["correct"])
     assert {p.name for p in run.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (4, 8, 12)}
 
 
@@ -165,6 +168,12 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
             assert torch.allclose(tensor, critics[1][name], atol=1e-4), name
     metrics = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics if "mean_reward" in m] == [0, 1, 2]
+    spent, undisturbed = (json.loads((folder / "run.json").read_text())["search_cost"] for folder in (resumed, run))
+    for cost in (spent, undisturbed):
+        # How much of a prompt is cached depends on what else is searched at the time; the sum doesn't.
+        cost["prompt_tokens"] += cost.pop("cached_tokens")
+        assert cost.pop("seconds") > 0
+    assert spent == undisturbed and spent["scored_tokens"] > 0
 
 
 def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):

@@ -25,6 +25,7 @@ from alphazero_llm_trainer.config.train import CollectConfig, ValueConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval import value_figures as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import Student
 from alphazero_llm_trainer.policy.value_function import load_value, policy_fingerprint
 from alphazero_llm_trainer.search.targets import prefixes
@@ -454,7 +455,7 @@ def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None
     path = tmp_path / "journal.jsonl"
     path.write_text('{"key":"x","policy":"another"}\n')
     with pytest.raises(DataError, match="searched by another policy"):
-        collect_trees(a_student(), load_config(), CollectConfig(), [], path, lambda: False, lambda done: None)
+        collect_trees(a_student(), load_config(), CollectConfig(), [], path, lambda: False, Progress(quiet=True))
 
 
 @pytest.mark.parametrize(
@@ -536,6 +537,9 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
     command = ["value", "--student", "embedded", "--questions", "40", "--out", str(out), *small]
     assert main(command) == 0
     printed = capsys.readouterr()
+    assert printed.out.startswith(
+        ("Not better than chance: don't use it", "Better than log-probability at ranking steps")
+    )
     for name in ("brier", "calibration error", "AUC", "sibling ranking", "lambda"):
         assert name in printed.out
     assert "searched 40/40 questions" in printed.err and "held out 0." in printed.err
@@ -544,7 +548,6 @@ def test_the_command_collects_trains_and_reports(tmp_path: Path, capsys: pytest.
         "journal.jsonl",
         "metrics.jsonl",
         "report.html",
-        "report.png",
         "trees.html",
         "value.json",
         "value.safetensors",

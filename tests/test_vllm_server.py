@@ -105,6 +105,27 @@ def test_it_is_an_engine_that_says_what_the_in_process_one_says(local: LocalComp
     assert [[token for token, _ in row] for row in mine_top] == [[token for token, _ in row] for row in their_top]
 
 
+def test_it_refuses_what_the_in_process_one_refuses(local: LocalCompletions) -> None:
+    own = tiny_engine(tiny_llama())
+    requests = [
+        GenerateRequest(()),
+        GenerateRequest((5,) * 400),
+        GenerateRequest((5, 60)),
+        GenerateRequest(PROMPT, n=0),
+        GenerateRequest(PROMPT, temperature=1e-39),
+    ]
+    for request in requests:
+        reasons = []
+        for engine in (own, local):
+            with pytest.raises(EngineError) as caught:
+                generate(engine, request)
+            reasons.append(str(caught.value).replace("255", "256"))  # a context of one token less
+        assert reasons[0] == reasons[1]
+    for way in (local.score([(PROMPT, (-1,))]), local.score([((60,), (5,))]), local.next_token_topk([(60,)], 2)):
+        with pytest.raises(EngineError, match="is not one of the model's 60 tokens"):
+            asyncio.run(way)
+
+
 def test_samples_depend_on_seed_and_index_and_lines_cut_them(local: LocalCompletions) -> None:
     def drawn(n: int, seed: int, lines: int | None = None) -> list[Generated]:
         return generate(local, GenerateRequest(PROMPT, n=n, max_new_tokens=30, seed=seed, max_lines=lines))[0]

@@ -28,7 +28,7 @@ def add_info(commands: Any) -> None:
 
 def run_plan(args: argparse.Namespace, config: Config) -> int:
     """Print the memory plan of a training run."""
-    from ..policy.student import resolve_name
+    from ..policy.folders import resolve_name
     from .plan import print_memory
 
     for flag, value in (("--memory", args.memory), ("--prompt-tokens", args.prompt_tokens)):
@@ -42,7 +42,7 @@ def run_info(config: Config) -> int:
     """Print what a run would use. Keys are reported as set or not set, never shown."""
     import torch
 
-    from ..policy.student import resolve_name
+    from ..policy.folders import resolve_name
 
     shown = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})
     print(yaml.safe_dump({"configuration": shown}, sort_keys=False, allow_unicode=True).rstrip())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError
+from ..live import Progress
 from .base import Stop, add_config_arguments, resolve
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ class JudgeCommand:
     def __init__(
         self, args: argparse.Namespace, config: Config, settings: ValueConfig | PrmConfig, form: JudgeFolder
     ) -> None:
-        from ..live import Progress
         from ..policy.student import load_student
         from ..problems.prompts import system_prompt
 
@@ -86,13 +86,7 @@ class JudgeCommand:
         # Questions that neither warm-up nor a training run of the configured size has seen.
         start = config.train.demonstrations + config.train.num_examples if config.problems.source == "embedded" else 0
         tasks = tasks_of(config, "train", self.settings.collect.questions, start)
-        every = max(1, len(tasks) // 10)
-
-        def tell(done: int) -> None:
-            if done % every == 0:
-                self.progress.say(f"searched {done:,}/{len(tasks):,} questions")
-
-        collect_trees(self.student, config, self.settings.collect, tasks, self.journal, self.stop, tell)
+        collect_trees(self.student, config, self.settings.collect, tasks, self.journal, self.stop, self.progress)
         if self.stop():
             self.progress.say("stopped; the same command goes on from here")
             return None

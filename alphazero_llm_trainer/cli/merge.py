@@ -30,7 +30,7 @@ def add_merge(commands: Any) -> None:
     def run(args: argparse.Namespace) -> int:
         config = resolve(args)
         if args.path is not None:
-            from ..policy.student import resolve_name
+            from ..policy.folders import resolve_name
 
             config = resolve(args, {"models": {resolve_name(config): {"path": args.path}}})
         return run_merge(args, config)

@@ -207,7 +207,8 @@ def check_start(config: Config) -> None:
     """Raise ConfigError where a run can't start: no device for the student, no token for a gated model, no key of the
     teachers, a library that isn't there, no memory for the weights alone. A run that will outgrow its memory is warned of on
     standard error."""
-    from ..policy.student import check_device, resolve_name
+    from ..policy.folders import resolve_name
+    from ..policy.student import check_device
     from ..teachers.client import open_endpoint
     from ..train.track import check_tracker
 
@@ -256,7 +257,7 @@ def token_set() -> bool:
 
 def dry_run(config: Config) -> int:
     """Print what a run would do and take; write nothing, load nothing. Ends as the run would where it can't start."""
-    from ..policy.student import resolve_name
+    from ..policy.folders import resolve_name
 
     name = resolve_name(config)
     spec = config.models[name]

@@ -54,7 +54,7 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
         problem, source = Problem("question", args.question, "user"), config.problems.source
     alone = config.search.value is None
     student = load_student(config, path=args.path, system_prompt=system_prompt(source), inference=alone)
-    perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
+    perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
     value = None
     if config.search.value is not None:
         from ..policy.value_function import load_value
@@ -87,8 +87,9 @@ def run_search(args: argparse.Namespace, config: Config) -> int:
     else:
         print(f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value {choice.value:.3f}")
     cost = result.cost
+    scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
     print(
-        f"ended by {result.ended_by}: {cost.sampled_tokens} tokens sampled, {cost.cached_tokens} prefix tokens cached,"
+        f"ended by {result.ended_by}: {cost.sampled_tokens} tokens sampled{scored}, {cost.cached_tokens} prefix tokens cached,"
         f" {cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0

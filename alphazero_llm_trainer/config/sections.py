@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from ..types import MIN_TEMPERATURE
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def not_nearly_greedy(temperature: float) -> float:
+    """The temperature, unless it is so near to 0 that 0 is meant."""
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise PydanticCustomError("temperature", f"give 0 for the likeliest tokens, or at least {MIN_TEMPERATURE}")
+    return temperature
+
+
+Temperature = Annotated[NonNegativeFloat, AfterValidator(not_nearly_greedy)]
 
 
 def on_or_off(given: Any) -> Any:
@@ -91,7 +104,7 @@ class VerifyConfig(Section):
     reject_below: Share = 0.5
     patience: Positive = 4
     accept_above: Share = 0.0
-    first_temperature: NonNegativeFloat = 0.0
+    first_temperature: Temperature = 0.0
     reserve: NonNegative = 40
 
 
@@ -113,7 +126,7 @@ class SearchConfig(Section):
     stop_agreed: NonNegative = 0
     max_depth: Positive = 12
     max_tokens: Positive = 160
-    temperature: NonNegativeFloat = 1.0
+    temperature: Temperature = 1.0
     choose: Literal["vote", "value", "visits"] = "vote"
     budget_tokens: Positive | None = None
     budget_seconds: PositiveFloat | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, on_or_off
+from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, Temperature, on_or_off
 
 
 class RoundsConfig(Section):
@@ -82,7 +82,7 @@ class CollectConfig(Section):
     questions: Annotated[int, Field(ge=10)] = 2000
     iterations: Positive = 6
     samples: Positive = 8
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[Temperature, Field(gt=0)] = 1.0
 
 
 class JudgeConfig(Section):

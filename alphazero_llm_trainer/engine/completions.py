@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import EngineError
 from ..types import Cost
+from .admission import check_ids, check_request, check_tokens
 from .background import LoopThread
 from .protocol import Capabilities, Generated, GenerateRequest, Watch
 
@@ -133,17 +134,16 @@ class CompletionEngine(ABC):
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """See `Engine.generate`; nothing streams to `watch`.
-
-        Raises RequestError for an empty or too long prompt, or a request for nothing.
-        """
-        self.capabilities.check(requests)
+        """See `Engine.generate`; nothing streams to `watch`. Raises what `admission.check_request` refuses."""
+        for request in requests:
+            check_request(request, self.capabilities.max_context, self.vocabulary)
         return await self._run([self._request(request) for request in requests])
 
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         """See `Engine.score`. The backend reads no cache for these: prefix and continuation are computed."""
         for prefix, continuation in sequences:
-            self.capabilities.admit(len(prefix), len(continuation))
+            check_tokens(prefix, self.capabilities.max_context, self.vocabulary, len(continuation))
+            check_ids(continuation, self.vocabulary)
         return await self._run([self._score(*pair) for pair in sequences])
 
     async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
@@ -151,7 +151,7 @@ class CompletionEngine(ABC):
         if k < 1:
             raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
         for prefix in prefixes:
-            self.capabilities.admit(len(prefix))
+            check_tokens(prefix, self.capabilities.max_context, self.vocabulary, 1)
         return await self._run([self._peek(prefix, min(k, self.vocabulary)) for prefix in prefixes])
 
     async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:

@@ -20,6 +20,7 @@ import torch
 from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
+from .admission import check_ids, check_request, check_tokens
 from .forward import make_forward
 from .native import library
 from .prefix_tree import TOP, WHOLE, PrefixTree
@@ -105,11 +106,12 @@ class InProcessEngine:
     # -- the protocol ------------------------------------------------------------------------------------------------
 
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """See `Engine.generate`. Raises RequestError for an empty or too long prompt, or a request for nothing.
+        """See `Engine.generate`. Raises what `admission.check_request` refuses.
 
         `watch` sees the samples grow. Nothing waits for it: when it is read, there may be several new tokens.
         """
-        self.capabilities.check(requests)
+        for request in requests:
+            check_request(request, self.capabilities.max_context, self.tree.vocabulary)
         if watch is None:
             return await self._ask([partial(self._submit, request) for request in requests])
         self._wakes.add(watch)
@@ -121,7 +123,8 @@ class InProcessEngine:
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         """See `Engine.score`."""
         for prefix, continuation in sequences:
-            self.capabilities.admit(len(prefix), len(continuation))
+            self._check_tokens(prefix, len(continuation))
+            check_ids(continuation, self.tree.vocabulary)
         return await self._ask([partial(self._submit_scoring, *pair) for pair in sequences])
 
     async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
@@ -129,7 +132,7 @@ class InProcessEngine:
         if k < 1:
             raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
         for prefix in prefixes:
-            self.capabilities.admit(len(prefix))
+            self._check_tokens(prefix, 1)
         return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
 
     async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
@@ -137,7 +140,7 @@ class InProcessEngine:
         if not self.valued:
             raise EngineError("the engine has no value head: give it one with set_value")
         for tokens in sequences:
-            self.capabilities.admit(len(tokens), 0)
+            self._check_tokens(tokens, 0)
         return await self._ask([partial(self._submit_value, tokens) for tokens in sequences])
 
     def set_policy(self, weights: Any, version: int) -> None:
@@ -195,6 +198,9 @@ class InProcessEngine:
         # Left over from an event loop that ended before the pump could run once more.
         self._abandon(RuntimeError("the event loop ended"))
         return False
+
+    def _check_tokens(self, tokens: tuple[int, ...], response: int) -> None:
+        check_tokens(tokens, self.capabilities.max_context, self.tree.vocabulary, response)
 
     def _submit(self, request: GenerateRequest, watch: Watch | None = None) -> asyncio.Future[list[Generated]]:
         self.queue.reserve(len(request.prompt_ids))

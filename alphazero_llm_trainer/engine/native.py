@@ -1,4 +1,4 @@
-"""Llama's forward in plain C: compiled at first use by the user's own compiler, called through ctypes.
+"""Llama's forward in plain C, called through ctypes; `kernel_build` compiles it.
 
 It computes nodes of the prefix tree where they lie (`kernels/llama.c` says how), so it needs no cache of its own, and
 its results are the same bits whatever else is in a batch. Without a compiler the torch forwards take its place.
@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 import time
 import weakref
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ..errors import EngineError
+from .kernel_build import kernels
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .queue_rows import Computed, Row
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, LlamaModel
 
-SOURCE = Path(__file__).parent / "kernels" / "llama.c"
-COMPILE_SECONDS = 60
 PARAMETERS = 50_000_000  # larger models are left to torch where it has more than one thread: the kernels have one
 
 
@@ -50,20 +43,13 @@ class Shape(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where no compiler (`CC`, else `cc`) builds them. Compiles once a process (1-2 s)."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        return None
-    tuned = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-    with tempfile.TemporaryDirectory(prefix="alphazero-kernels-") as folder:
-        built = Path(folder) / "llama.so"
-        flags = ["-O2", "-ftree-vectorize", tuned, "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC"]
-        command = [compiler, *flags, str(SOURCE), "-o", str(built), "-lm"]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_SECONDS)
-            loaded = ctypes.CDLL(str(built))  # what is loaded stays when its file goes
-        except (OSError, subprocess.SubprocessError):
-            return None
+    """The compiled kernels (see `kernel_build`) with the types of their functions, or None where none can be built."""
+    loaded = kernels().library
+    return None if loaded is None else declare(loaded)
+
+
+def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """Tell ctypes the argument and result types of the kernels' functions."""
     loaded.model_new.argtypes, loaded.model_new.restype = [POINTER(Shape), POINTER(c_void_p)], c_void_p
     loaded.model_free.argtypes, loaded.model_free.restype = [c_void_p], None
     loaded.model_value.argtypes, loaded.model_value.restype = [c_void_p, c_void_p, c_float], c_int

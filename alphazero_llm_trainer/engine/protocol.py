@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..errors import EngineError, RequestError
 from ..types import Cost, Direction, Problem, Step
 
 if TYPE_CHECKING:
@@ -24,25 +23,6 @@ class Capabilities:
     values: bool = False  # `set_value` takes a value head, `values` evaluates sequences
     streams: bool = False  # `generate` takes a `Watch` beside the requests
 
-    def admit(self, prompt: int, response: int = 1) -> None:
-        """Raise RequestError for a prompt of no tokens, or one that leaves no room for the response's."""
-        if prompt == 0:
-            raise RequestError("prompt is empty: give at least one token")
-        if prompt + response > self.max_context:
-            raise RequestError(
-                f"prompt has {prompt} tokens, the context is {self.max_context}: shorten the prompt or raise"
-                " engine.max_context"
-            )
-
-    def check(self, requests: Sequence[GenerateRequest]) -> None:
-        """Raise RequestError as `admit` does, and EngineError for a request for nothing."""
-        for request in requests:
-            self.admit(len(request.prompt_ids))
-            if request.n < 1 or request.max_new_tokens < 1:
-                raise EngineError(
-                    f"a request wants {request.n} samples of {request.max_new_tokens} tokens: ask for some"
-                )
-
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
@@ -50,8 +30,8 @@ class GenerateRequest:
 
     A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
     `max_new_tokens`, or at `max_lines` line ends when that is given. `seed` alone decides the draws of each of the n
-    sequences: they don't depend on what else is in the batch. `temperature` 0 is greedy. `top_k` > 0 returns that many
-    log-probabilities for each step.
+    sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or MIN_TEMPERATURE and more.
+    `top_k` > 0 returns that many log-probabilities for each step.
     """
 
     prompt_ids: tuple[int, ...]
@@ -173,10 +153,15 @@ class ValueFunction(Protocol):
     """A value network as search sees it.
 
     `rollout_weight` is the lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` that was fitted for it on held-out
-    questions: 1 where it did not beat chance.
+    questions: 1 where it did not beat chance. `computes` tells that a network of its own reads the prompt and every token:
+    these are paid for. A head on the policy's own hidden states is free.
     """
 
-    rollout_weight: float
+    @property
+    def rollout_weight(self) -> float: ...
+
+    @property
+    def computes(self) -> bool: ...
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """V in [0, 1] of the state after these tokens, prompt included."""

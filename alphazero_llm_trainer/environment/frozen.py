@@ -22,7 +22,7 @@ class FrozenStudent:
 
     def __init__(self, student: Student, config: Config) -> None:
         self.student, self.config = student, config
-        self.perplexity = Perplexity(student, config.search.max_tokens)
+        self.perplexity = Perplexity(student, config.search.max_tokens, own=True)
 
     @property
     def eos_id(self) -> int:
@@ -54,7 +54,8 @@ class FrozenStudent:
         if is_final(text.rpartition("\n")[2]):
             token_ids = (*token_ids, self.eos_id)  # it ended there, and so does the baseline it is compared with
         room = self.student.engine.capabilities.max_context - len(self.student.prompt_ids(problem.question))
-        return await self.perplexity(problem, [Step(token_ids[: max(room, 0)], (), text)])
+        reward, _ = await self.perplexity(problem, [Step(token_ids[: max(room, 0)], (), text)])
+        return reward
 
 
 _students: WeakKeyDictionary[asyncio.AbstractEventLoop, FrozenStudent] = WeakKeyDictionary()

@@ -110,9 +110,10 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         frozen = frozen_student() if answers_itself(chat.model) else None
         policy = ChatSteps(chat, messages, config.search.temperature, frozen)
         evaluate: Evaluate = finished_earns_one
+        grading = None
         if frozen is not None and config.rewards.pre_weight > 0:
-            evaluate = make_evaluate(config.rewards, frozen.perplexity, None)
-        search = Search(policy, evaluate, config.search, self._teachers)
+            evaluate, grading = make_evaluate(config.rewards, frozen.perplexity, None), frozen.perplexity
+        search = Search(policy, evaluate, config.search, self._teachers, grading=grading)
         return await search.run(problem, derive_seed(config.seed, problem.id))
 
     @property

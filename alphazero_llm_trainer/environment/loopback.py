@@ -10,6 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config.load import explain
+from ..config.sections import Temperature
 from ..engine.protocol import Generated, GenerateRequest
 from ..errors import EngineError
 from ..policy.chat import ChatMessage
@@ -26,7 +27,7 @@ class ChatRequest(BaseModel):
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     n: Annotated[int, Field(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[Temperature, Field(le=2)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None

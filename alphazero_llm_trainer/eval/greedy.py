@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.protocol import GenerateRequest
 from ..errors import RequestError
+from ..live import Progress
 from ..policy.student import Student
 from ..problems.grading import grade_async
 from ..search.driver import derive_seed
@@ -44,12 +45,14 @@ def answer(
     n: int = 1,
     temperature: float = 0.0,
     seed: int = 0,
-    tell: Callable[[int], None] = lambda tokens: None,
+    progress: Progress | None = None,
+    doing: str = "answering",
 ) -> Answers:
     """Answer `tasks` with `n` responses each and grade them against gold. Runs its own event loop.
 
-    `tell` is called with the sampled tokens of each problem as soon as it is answered.
+    Where a `progress` is given, the problems are counted there as what it is `doing`.
     """
+    progress = progress if progress is not None else Progress(quiet=True)
     answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
 
     async def respond(task: Task) -> tuple[list[str], int]:
@@ -63,11 +66,10 @@ def answer(
         try:
             [generated] = await student.engine.generate([request])
         except RequestError:
-            tell(0)
-            return [], 0
-        tokens = sum(len(sample.token_ids) for sample in generated)
-        tell(tokens)
-        return [student.decode(sample.token_ids) for sample in generated], tokens
+            generated = []
+        tokens = sum(len(one.token_ids) for one in generated)
+        progress.advance(tokens=tokens)
+        return [student.decode(one.token_ids) for one in generated], tokens
 
     async def respond_to_all() -> None:
         for start in range(0, len(tasks), BATCH):
@@ -80,6 +82,10 @@ def answer(
                 answers.correct.append([grade.correct for grade in grades] or [False] * n)
                 answers.tokens += tokens
 
-    asyncio.run(respond_to_all())
+    progress.start(len(tasks), unit="problem", doing=doing)
+    try:
+        asyncio.run(respond_to_all())
+    finally:
+        progress.stop()
     answers.seconds = time.perf_counter() - began
     return answers

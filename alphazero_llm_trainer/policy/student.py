@@ -24,6 +24,7 @@ from ..types import Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
 from .chat import Chat
 from .folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name
+from .weights import load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,7 +70,7 @@ def load_student(
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
-        CheckpointError: the folder has no readable model.
+        CheckpointError: the folder has no readable model, or its weights or its tokenizer are not that model's.
     """
     name = resolve_name(config, name)
     spec = config.models[name]
@@ -89,6 +90,7 @@ def load_student(
     if tokenizer is None:
         model, tokenizer = load_model(source, spec, name), load_tokenizer(source)
     give_pad(tokenizer)
+    check_vocabulary(source, model, tokenizer)
     if adapter is not None:
         check_base(adapter, name, model)
         load_adapter(model, adapter, POLICY)
@@ -181,6 +183,29 @@ def give_pad(tokenizer: Any) -> None:
     tokenizer.pad_token = others[0] if others else tokenizer.eos_token
 
 
+def check_vocabulary(source: str, model: PreTrainedModel, tokenizer: Any) -> None:
+    """Raise CheckpointError for tokens without a row in the model's embedding.
+
+    Special tokens that nothing here uses are let pass: Gemma 3 has a placeholder for images beyond its text model's rows.
+    Where one comes up in a prompt, the engine refuses that prompt.
+    """
+    embedding: Any = model.get_input_embeddings()
+    rows = embedding.weight.shape[0]
+    used = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
+    placeholders = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special} - used
+    beyond = {
+        token_id: token
+        for token, token_id in tokenizer.get_vocab().items()
+        if token_id >= rows and token_id not in placeholders
+    }
+    if beyond:
+        first = min(beyond)
+        raise CheckpointError(
+            f"student {source} has a tokenizer with {len(beyond)} more tokens than its model's {rows} (token"
+            f" {beyond[first]!r} is number {first}): copy the tokenizer of these weights there, or take those tokens out"
+        )
+
+
 def frozen_student(student: Student, config: Config, shared: bool) -> Student:
     """The student as it is now, for good: a copy, or, where training changes adapters alone, a view of the same base."""
     model: Any
@@ -271,7 +296,9 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
             bnb_4bit_compute_dtype=options["dtype"],
         )
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, **options)
+        model = load_weights(AutoModelForCausalLM, source, **options)
+    except CheckpointError:
+        raise
     except ImportError as error:
         raise ConfigError(
             f"student {source} is quantised and bitsandbytes is missing: install alphazero-llm-trainer[gpu]"

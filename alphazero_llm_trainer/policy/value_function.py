@@ -43,6 +43,11 @@ class EngineValue:
     card: dict[str, Any]
     own: bool
 
+    @property
+    def computes(self) -> bool:
+        """A head reads what the policy computed anyway."""
+        return self.own
+
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """V in [0, 1] of the state after these tokens, prompt included."""
         [value] = await self.engine.values([token_ids])

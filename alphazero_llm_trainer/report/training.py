@@ -41,19 +41,22 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
         return None
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
     fix = "try harder problems" if right > wrong else "try easier problems, or `sft` first"
+    counts = f"{wrong:,} questions all wrong, {right:,} all right"
     return (
-        f"Nothing was learnt: all {groups:,} groups were flat ({wrong:,} questions all wrong, {right:,} all right), so no"
-        f" response was better than another; {fix}, or a higher search.temperature"
+        f"Nothing was learnt from search: all {groups:,} groups were flat ({counts}), so no response was better than"
+        f" another; {fix}, or a higher search.temperature"
     )
 
 
 def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     """What training did in a sentence, and whether that is "good", "bad" or neither ("")."""
+    if not card.get("seconds"):
+        return "This run is not finished: it has no test result", ""
     flat = nothing_learnt(card, metrics)
     if flat is not None:
         return flat, "bad"
     if card.get("gain") is None:
-        return "This run has no test result: it is not finished, or was started without held-out problems", ""
+        return "This run was started without held-out problems: it has no test result", ""
     gain = Interval(**card["gain"])
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
     return f"Training {said}: {gain:+} on the same {card['after']['problems']:,} held-out problems", gain.kind
@@ -99,7 +102,7 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
 
 def headline(card: Card, metrics: Sequence[Line]) -> str:
     """Before and after on the held-out problems, the gain, and what it took."""
-    big, facts = "not finished", [("questions", f"{card['questions']:,}")]
+    big, facts = "training", [("questions", f"{card['questions']:,}")]
     if card.get("seconds"):
         big, minutes = "finished", card["seconds"]["training"] / 60
         facts += [("tokens sampled", f"{card['search_cost']['sampled_tokens']:,}"), ("training", f"{minutes:.1f} min")]
@@ -107,7 +110,8 @@ def headline(card: Card, metrics: Sequence[Line]) -> str:
     if card.get("gain") is not None:
         before, after = accuracy(card["before"]), accuracy(card["after"])
         big = f"{before.value:.3f} → {after.value:.3f}"
-        facts = [("before [95%]", str(before)), ("after [95%]", str(after)), *facts]
+        gain = f"{Interval(**card['gain']):+}"
+        facts = [("before [95%]", str(before)), ("after [95%]", str(after)), ("gain, paired", gain), *facts]
     return hero(big, *verdict(card, metrics), facts)
 
 

@@ -61,7 +61,7 @@ class EngineHost:
             "student": (student.name, student.tokenizer, student.system_prompt),
             "engines": list(engines),
             "head": host.value is not None and not host.value.own,
-            "rollout_weight": None if host.value is None else host.value.rollout_weight,
+            "value": None if host.value is None else (host.value.rollout_weight, host.value.computes),
         }
 
     async def put(self, client: str, letters: Sequence[Letter]) -> None:
@@ -127,7 +127,7 @@ class SearchHost:
             Perplexity(student("frozen"), self.config.search.max_tokens) if "frozen" in card["engines"] else None
         )
         self.student = student("policy")
-        value = RemoteValue(link, card["rollout_weight"]) if "value" in card["engines"] else None
+        value = RemoteValue(link, *card["value"]) if "value" in card["engines"] else None
         try:
             self.collector = self.make_collector(self.student, self.config, perplexity, value)
         except FATAL as error:

@@ -220,10 +220,10 @@ class RemoteEngine:
 
 
 class RemoteValue:
-    """`engine.protocol.ValueFunction` over a `Link`; `rollout_weight` is the one that was fitted for it."""
+    """`engine.protocol.ValueFunction` over a `Link`; the other two are the value's own."""
 
-    def __init__(self, link: Link, rollout_weight: float) -> None:
-        self.link, self.rollout_weight = link, rollout_weight
+    def __init__(self, link: Link, rollout_weight: float, computes: bool) -> None:
+        self.link, self.rollout_weight, self.computes = link, rollout_weight, computes
 
     async def __call__(self, token_ids: tuple[int, ...]) -> float:
         """See `ValueFunction`."""

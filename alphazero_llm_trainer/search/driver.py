@@ -11,14 +11,15 @@ from typing import Protocol
 from ..config.sections import SearchConfig
 from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError
-from ..types import Cost, Problem, Step
+from ..types import Cost, Problem
 from .choose import Choice, Reading, accepted, agreed, answer_of, choose, most_visited, settled
 from .mcts import Evaluation, Leaf, Mcts, Widening
 from .seeds import derive_seed
 from .select import RULES, constant
-from .steps import Advisor, Evaluate, Finished, StepExpansion, StepPolicy
+from .steps import Advisor, Evaluate, Finished, Grading, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
+from .valued import MeteredValue, Paid, valued_by
 from .verified import Judge, VerifiedExpansion
 from .waiting import together
 
@@ -46,7 +47,9 @@ class SearchResult:
 class Expansion(Protocol):
     """What `search.steps` and `search.tokens` offer the driver, for one tree."""
 
-    least_tokens: int
+    def least(self, node: int) -> int:
+        """Sampled and scored tokens that the evaluation of this leaf takes at least."""
+        ...
 
     async def open(self, left: int | None) -> str | None: ...
 
@@ -60,13 +63,14 @@ class Search:
 
     Args:
         policy: the student, as a `StepPolicy` or a `TokenPolicy`.
-        evaluate: grades terminal responses, rewards in [0, 1].
+        evaluate: grades terminal responses, rewards in [0, 1]; None: `value` does (V of the whole response).
         settings: iterations, widths, depth and budgets.
         advisor: teachers, or None (steps alone).
         finished: a terminal checker beside the rule, or None (steps alone).
         stop: asked before each simulation; True ends every tree with the best so far.
         value: the value network, or None.
         generating: `search.data` applies (training searches).
+        grading: what `evaluate` computes, where a model has a part in it.
         verifier: judges each step as it is drawn (`search.verify`, steps alone); `evaluate` is not asked then.
         reading: for a problem's source, what a response answers; without it answers are numbers.
 
@@ -76,7 +80,7 @@ class Search:
     def __init__(
         self,
         policy: StepPolicy | TokenPolicy,
-        evaluate: Evaluate,
+        evaluate: Evaluate | None,
         settings: SearchConfig,
         advisor: Advisor | None = None,
         finished: Finished | None = None,
@@ -84,12 +88,15 @@ class Search:
         *,
         value: ValueFunction | None = None,
         generating: bool = False,
+        grading: Grading | None = None,
         verifier: Verifier | None = None,
         reading: Callable[[str], Reading] = lambda source: answer_of,
     ) -> None:
         self.policy, self.evaluate, self.settings, self.reading = policy, evaluate, settings, reading
         self.advisor, self.finished, self.stop = advisor, finished, stop
-        self.value, self.generating, self.verifier = value, generating, verifier
+        self.value, self.generating, self.verifier, self.grading = value, generating, verifier, grading
+        if evaluate is None and value is None:
+            raise ValueError("a search needs something that grades responses: evaluate, or a value")
         if verifier is not None and settings.mode == "token":
             raise ConfigError("search.mode is token and a verifier is given: it judges steps; use search.mode=step")
         # Tokens don't always decode one by one; lines do.
@@ -110,6 +117,13 @@ class Search:
         tree = Tree() if tree is None else tree
         expansion = self.expansion(problem, tree, seed, cost)
         mcts = self.mcts(tree)
+        if self.grading is not None:
+            # At most half of a budget: the rest is for responses.
+            budget = settings.budget_tokens
+            opening = await self.grading.open(problem, None if budget is None else budget // 2)
+            if opening is None:
+                return SearchResult(problem, tree, None, cost, "tokens", seed)
+            cost.add(opening)
         try:
             ended_by = await self.simulate(mcts, expansion, cost, began, self.reading(problem.source))
         finally:
@@ -123,10 +137,9 @@ class Search:
         return SearchResult(problem, tree, choice, cost, ended_by, seed, saved)
 
     def left(self, cost: Cost, kept: int = 0) -> int | None:
-        """Sampled tokens that the budget leaves beside `kept`; None without a budget."""
+        """Sampled and scored tokens that the budget leaves beside `kept`; None without a budget."""
         budget = self.settings.budget_tokens
-        spent = cost.sampled_tokens + (cost.scored_tokens if self.verifier is not None else 0)
-        return None if budget is None else max(budget - kept - spent, 0)
+        return None if budget is None else max(budget - kept - cost.sampled_tokens - cost.scored_tokens, 0)
 
     async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float, reading: Reading) -> str:
         """Run simulations until something ends the tree; returns what did."""
@@ -146,7 +159,7 @@ class Search:
                 ended_by = "iterations"
             elif self.stop():
                 ended_by = "stopped"
-            elif left is not None and left < expansion.least_tokens * len(leaves):
+            elif left is not None and left < len(leaves) * max(expansion.least(leaf.node) for leaf in leaves):
                 ended_by = "tokens"
             elif settings.budget_seconds is not None and time.perf_counter() - began >= settings.budget_seconds:
                 ended_by = "seconds"
@@ -185,26 +198,29 @@ class Search:
             steps: StepPolicy = self.policy  # type: ignore[assignment]
             judge = Judge(self.verifier, problem, self.policy.prompt_ids(problem), cost)  # type: ignore[union-attr]
             return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge)
-        arguments = (self.evaluate, self.settings, problem, tree, seed, cost)
-        value = self.value
+        value = None if self.value is None else MeteredValue(self.value, cost)
+        evaluate, grading = self.evaluate, self.grading
+        if evaluate is None:
+            assert value is not None  # the constructor saw to that
+            evaluate = valued_by(value, self.policy.prompt_ids)  # type: ignore[union-attr]
+            paid = Paid(value.computes)
+        else:
+            again = grading is not None and grading.again
+            # Without rollouts nothing was graded before a response's end.
+            paid = Paid(again, whole=again and self.settings.rollout == "none")
+        arguments = (evaluate, self.settings, problem, tree, seed, cost, paid)
         if self.settings.mode == "token":
             policy: TokenPolicy = self.policy  # type: ignore[assignment]
             return TokenExpansion(
                 policy, *arguments, value=value, rollout_weight=self.rollout_weight, generating=self.generating
             )
-        step_value = None
-        if value is not None:
-
-            async def step_value(problem: Problem, steps: Sequence[Step]) -> float:
-                prompt = self.policy.prompt_ids(problem)  # type: ignore[union-attr]
-                return await value(prompt + tuple(token for step in steps for token in step.token_ids))
-
         return StepExpansion(
             self.policy,  # type: ignore[arg-type]
             *arguments,
             advisor=self.advisor,
             finished=self.finished,
-            value=step_value,
+            value=value,
+            prompt=() if value is None else self.policy.prompt_ids(problem),  # type: ignore[union-attr]
             rollout_weight=self.rollout_weight,
         )
 

@@ -14,6 +14,7 @@ from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
 from .tree import Tree
+from .valued import MeteredValue, Paid
 from .waiting import together
 
 
@@ -53,8 +54,23 @@ class Advisor(Protocol):
 Evaluate = Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]
 # (problem, response, the rule's verdict) -> whether the response is finished: an optional model's opinion.
 Finished = Callable[[Problem, str, bool], Awaitable[bool]]
-# The value network's V in [0, 1] of a problem after some steps.
-StepValue = Callable[[Problem, Sequence[Step]], Awaitable[float]]
+
+
+class Grading(Protocol):
+    """The part of a model in what `Evaluate` does: PRE's student, a network that judges.
+
+    `again` tells that it computes each token of a graded response once more.
+    """
+
+    @property
+    def again(self) -> bool: ...
+
+    async def open(self, problem: Problem, most: int | None) -> Cost | None:
+        """Compute what comes before the first response, within `most` tokens (None: without limit).
+
+        Returns None, and computes nothing, where that doesn't fit: then nothing can be graded.
+        """
+        ...
 
 
 class StepExpansion:
@@ -73,17 +89,27 @@ class StepExpansion:
         tree: Tree,
         seed: int,
         cost: Cost,
+        paid: Paid,
         *,
         advisor: Advisor | None = None,
         finished: Finished | None = None,
-        value: StepValue | None = None,
+        value: MeteredValue | None = None,
+        prompt: tuple[int, ...] = (),
         rollout_weight: float = 1.0,
     ) -> None:
         self.policy, self.evaluate, self.settings = policy, evaluate, settings
-        self.problem, self.tree, self.seed, self.cost = problem, tree, seed, cost
+        self.problem, self.tree, self.seed, self.cost, self.paid, self.prompt = problem, tree, seed, cost, paid, prompt
         self.advisor, self.finished, self.value, self.rollout_weight = advisor, finished, value, rollout_weight
         self.rolls = settings.rollout != "none"
-        self.least_tokens = settings.samples  # sampled tokens that an evaluation needs: one a sample
+
+    def least(self, node: int) -> int:
+        """See `driver.Expansion`: one token a sample, V of the leaf, and what grading takes."""
+        ids = self._ids(self.tree.steps(node))
+        samples = self.settings.samples * self.paid.least(len(ids))
+        return samples if self.value is None else samples + self.value.price(self.prompt + ids)
+
+    def _ids(self, steps: Sequence[Step]) -> tuple[int, ...]:
+        return tuple(token for step in steps for token in step.token_ids)
 
     async def open(self, left: int | None) -> str | None:
         """Nothing to do before the first simulation."""
@@ -93,26 +119,28 @@ class StepExpansion:
         """The leaf's playouts: the student's continuations, then each teacher's step with the student's rollout."""
         settings, tree = self.settings, self.tree
         steps = tree.steps(leaf.node)
-        estimate = None
+        ids, estimate = self._ids(steps), None
         if self.value is not None:
-            estimate = await self.value(self.problem, steps)
-        used = sum(len(step.token_ids) for step in steps)
-        share = settings.max_tokens - used
+            state = self.prompt + ids
+            left = None if left is None else left - self.value.price(state)
+            estimate = await self.value(state)
+        share = settings.max_tokens - len(ids)
         if left is not None:
             # Shared out beforehand, so that no draw can take the search over its budget.
-            share = min(share, left // settings.samples)
+            share = min(share, self.paid.room(left // settings.samples, len(ids)))
         limits = Limits(lines=settings.max_depth - len(steps), tokens=share)
         if limits.lines <= 0 or limits.tokens <= 0:
             return Evaluation(estimate=estimate, value=None if self.rolls else estimate)
         draw = derive_seed(self.seed, leaf.node, tree.N[leaf.node])
         asked = limits if self.rolls else Limits(1, limits.tokens)
+        before = self.cost.sampled_tokens + self.cost.scored_tokens
         continuations, spent = await self.policy.continuations(self.problem, steps, settings.samples, draw, asked)
         self.cost.add(spent)
         directions = [Direction(tree.direction[node]) for node in tree.path(leaf.node)]
         playouts = await self.played(steps, directions, continuations, limits)
         if self.advisor is not None and self.advisor.asks(*self.student_standing(steps, playouts, estimate)):
             if left is not None:
-                left -= spent.sampled_tokens
+                left = max(left - (self.cost.sampled_tokens + self.cost.scored_tokens - before), 0)
             found = await self.taught(self.advisor, steps, draw, asked, left)
             more = await self.played(steps, directions, [continuation for _, continuation in found], limits)
             self.advise(self.advisor, [proposal for proposal, _ in found], more, playouts)
@@ -182,7 +210,10 @@ class StepExpansion:
         steps = [*prefix, *continuation.steps]
         asked = [*directions, continuation.direction, *([Direction.NONE] * (len(continuation.steps) - 1))]
         why = verdict(continuation, limits)
-        return why, await self.evaluate(self.problem, steps, asked, why)
+        reward = await self.evaluate(self.problem, steps, asked, why)
+        if reward.cost is not None:
+            self.cost.add(reward.cost)
+        return why, reward
 
     async def taught(
         self, advisor: Advisor, steps: list[Step], seed: int, limits: Limits, left: int | None
@@ -198,11 +229,14 @@ class StepExpansion:
             except RequestError:
                 continue  # a line too long for what is left of the context
             self.cost.add(spent)
-            tokens = limits.tokens - len(step.steps[0].token_ids)
+            line = len(step.steps[0].token_ids)
+            tokens = limits.tokens - line
             if tokens < 0:
                 continue  # a line too long for what is left of the response
             if left is not None:
-                tokens = min(tokens, left // len(proposals))
+                # The line itself was read before its length was known, and grading will read it.
+                taken = spent.scored_tokens + line * self.paid.again
+                tokens = min(tokens, self.paid.room(left // len(proposals) - taken, len(self._ids(steps))))
             if not step.ended and tokens > 0 and limits.lines > 1:
                 rest = Limits(limits.lines - 1, tokens)
                 [rollout], spent = await self.policy.continuations(
@@ -235,8 +269,10 @@ class StepExpansion:
         if self.rolls or tree.verdict[node] is not None:
             return node
         steps = tree.steps(node)
-        room = settings.max_tokens - sum(len(step.token_ids) for step in steps)
-        limits = Limits(settings.max_depth - len(steps), room if left is None else min(room, left))
+        used = sum(len(step.token_ids) for step in steps)
+        room = settings.max_tokens - used
+        room = room if left is None else min(room, self.paid.room(left, used))
+        limits = Limits(settings.max_depth - len(steps), room)
         if limits.lines <= 0 or limits.tokens <= 0:
             return node
         seed = derive_seed(self.seed, "final")

@@ -12,12 +12,13 @@ from random import Random
 from typing import Protocol
 
 from ..config.sections import SearchConfig
-from ..engine.protocol import Generated, ValueFunction
+from ..engine.protocol import Generated
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, mix
 from .seeds import derive_seed
 from .steps import Evaluate
 from .tree import ROOT, Rollout, Tree
+from .valued import MeteredValue, Paid
 from .waiting import together
 
 
@@ -70,6 +71,7 @@ class TokenExpansion:
         evaluate: grades finished responses, rewards in [0, 1].
         settings: `search.*`.
         problem, tree, seed, cost: the search's own; cost is added to.
+        paid: what a budget pays for beside drawn tokens.
         value: the value network, or None.
         rollout_weight: lambda of `mix`.
         generating: `search.data` applies: the root may be moved, solved questions skipped.
@@ -84,21 +86,27 @@ class TokenExpansion:
         tree: Tree,
         seed: int,
         cost: Cost,
+        paid: Paid,
         *,
-        value: ValueFunction | None = None,
+        value: MeteredValue | None = None,
         rollout_weight: float = 1.0,
         generating: bool = False,
     ) -> None:
         self.policy, self.evaluate, self.settings = policy, evaluate, settings
-        self.problem, self.tree, self.seed, self.cost = problem, tree, seed, cost
+        self.problem, self.tree, self.seed, self.cost, self.paid = problem, tree, seed, cost, paid
         self.value, self.rollout_weight, self.generating = value, rollout_weight, generating
         self.rolls = settings.rollout != "none"
         self.prompt = policy.prompt_ids(problem)
         self.longest = min(settings.max_tokens, policy.context - len(self.prompt))  # tokens of a response
         # (parent, own tokens) of a node -> the rollout that passes it, where, and whether that is its first use.
         self._known: dict[tuple[int, tuple[int, ...]], tuple[_Rolled, int, bool]] = {}
-        # Sampled tokens that an evaluation needs.
-        self.least_tokens = settings.beam if settings.rollout == "beam" else 1
+        self.beams = settings.beam if settings.rollout == "beam" else 1
+
+    def least(self, node: int) -> int:
+        """See `driver.Expansion`: one token of a rollout, V of the leaf, and what grading takes."""
+        ids, _ = self.tree.sequence(node)
+        least = self.paid.least(len(ids), self.beams)
+        return least if self.value is None else least + self.value.price(self.prompt + ids)
 
     async def open(self, left: int | None) -> str | None:
         """For data generation: the first rollout, whether it solves the question, and how deep the search begins.
@@ -109,7 +117,7 @@ class TokenExpansion:
         data = self.settings.data
         if not self.generating or len(self.tree) > 1 or not (data.skip_solved or data.prefix_probability > 0):
             return None
-        limit = max(min(self.longest, self._affordable(self.longest, left)), 1)
+        limit = max(min(self.longest, self._affordable(self.longest, left, 0)), 1)
         rolled = await self._roll((), (), limit, derive_seed(self.seed, "first"))
         if data.skip_solved and rolled.reward.hre == 1.0:
             self.tree.rollouts.append(self._rollout(ROOT, rolled, 0, 1))
@@ -137,9 +145,11 @@ class TokenExpansion:
         if verdict is not None:
             reward = await self._grade(ids, logprobs, verdict)
             return Evaluation(terminal=(verdict, reward), value=reward.total)
+        if left is not None and self.value is not None:
+            left -= self.value.price(self.prompt + ids)
         estimate, found = None, self._known.pop(self._key(node), None)
         if found is None and self.rolls:
-            limit = max(min(room, self._affordable(room, left)), 1)
+            limit = max(min(room, self._affordable(room, left, len(ids))), 1)
             seed = derive_seed(self.seed, node, tree.N[node])
             if self.value is None:
                 found = await self._roll(ids, logprobs, limit, seed), 0, True
@@ -171,11 +181,9 @@ class TokenExpansion:
         if self.settings.rollout == "greedy" and at + 1 < len(ids):
             self._known[node, ids[at : at + 1]] = rolled, at + 1, False
 
-    def _affordable(self, room: int, left: int | None) -> int:
-        """Tokens of the longest rollout that `left` tokens pay for."""
-        if left is None:
-            return room
-        return left // self.settings.beam if self.settings.rollout == "beam" else left
+    def _affordable(self, room: int, left: int | None, prefix: int) -> int:
+        """Tokens of the longest rollout after `prefix` tokens that `left` tokens pay for."""
+        return room if left is None else self.paid.room(left, prefix, self.beams)
 
     def _key(self, node: int) -> tuple[int, tuple[int, ...]]:
         return self.tree.parent[node], self.tree.token_ids[node]
@@ -204,7 +212,10 @@ class TokenExpansion:
 
     async def _grade(self, ids: tuple[int, ...], logprobs: tuple[float, ...], verdict: str) -> RewardParts:
         lines = self.policy.lines(ids, logprobs)
-        return await self.evaluate(self.problem, lines, [Direction.NONE] * len(lines), verdict)
+        reward = await self.evaluate(self.problem, lines, [Direction.NONE] * len(lines), verdict)
+        if reward.cost is not None:
+            self.cost.add(reward.cost)
+        return reward
 
     def _rollout(self, node: int, rolled: _Rolled, at: int, samples: int) -> Rollout:
         generated, reward = rolled.generated, rolled.reward
@@ -225,7 +236,7 @@ class TokenExpansion:
         if not self.rolls and self.tree.verdict[node] is None:
             ids, logprobs = self.tree.sequence(node)
             room = self.longest - len(ids)
-            room = room if left is None else min(room, left)
+            room = min(room, self._affordable(room, left, len(ids)))
             if room > 0:
                 rolled = await self._roll(ids, logprobs, room, derive_seed(self.seed, "final"))
                 self.tree.rollouts.append(self._rollout(node, rolled, 0, 1))

@@ -43,6 +43,13 @@ class Judge:
             price += 0 if prefix in self.known else len(step.token_ids)
         return price
 
+    def open(self) -> int:
+        """Read the prompt; returns what that computes."""
+        price = self.price(())
+        self.cost.scored_tokens += price
+        self.known.add(())
+        return price
+
     async def __call__(self, steps: Sequence[Step]) -> Judgement:
         self.cost.scored_tokens += self.price(steps)
         prefix: tuple[int, ...] = ()
@@ -61,13 +68,15 @@ class VerifiedExpansion:
     the steps before the rejected one, from there on: a bad step says little about the good ones above it.
     """
 
-    least_tokens = 1
-
     def __init__(
         self, policy: StepPolicy, settings: SearchConfig, problem: Problem, tree: Tree, seed: int, judge: Judge
     ) -> None:
         self.policy, self.settings, self.problem, self.tree = policy, settings, problem, tree
         self.seed, self.judge, self.cost = seed, judge, judge.cost
+
+    def least(self, node: int) -> int:
+        """See `driver.Expansion`: one token of the next step; what judging takes shows as it is drawn."""
+        return 1
 
     async def open(self, left: int | None) -> str | None:
         """Nothing to do before the first simulation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..answers import extract
@@ -13,9 +13,11 @@ from ..config.load import Config
 from ..engine.protocol import ValueFunction, Verifier
 from ..policy.engine_steps import EngineSteps
 from ..search.choose import Choice, choose, most_visited
-from ..search.driver import Evaluate, Search
+from ..search.driver import Search
 from ..search.tree import ROOT, Tree
-from ..types import Direction, Problem, RewardParts, Step
+from ..search.valued import MeteredValue
+from ..search.verified import Judge
+from ..types import Cost, Direction, Problem, RewardParts, Step
 from .conversation import Conversation, MeteredVerifier
 from .failures import ApiError
 from .names import MCTS, SAMPLE
@@ -82,7 +84,7 @@ class Answerer:
         try:
             if wanted.method.name in self.stepwise:
                 return await self.by_steps(conversation, wanted, problem, seed, due, tree)
-            return await self.searched(conversation, wanted, problem, seed, due, tree)
+            return await self.searched(conversation, wanted, problem, seed, due, tree, index)
         finally:
             if watching is not None:
                 watching.cancel()
@@ -95,10 +97,22 @@ class Answerer:
         seed: int,
         due: float | None,
         tree: Tree,
+        index: int,
     ) -> Outcome:
         """The search's choice, or at the deadline the best of what the tree has by then."""
         search = self.search(conversation, wanted, problem)
         result = await in_time(search.run(problem, seed, tree), due)
+        cost, budget = conversation.engine.cost, search.settings.budget_tokens
+        if result is not None and len(tree) == 1 and budget is not None:
+            left = budget - cost.sampled_tokens - cost.scored_tokens
+            if left > 0:
+                # Too little for a model to read the prompt: what is left is a plain response's.
+                most = min(left, search.settings.max_tokens)
+                plain = replace(wanted, max_tokens=most, stream=False)
+                outcome = await sampled(conversation, plain, index, seed, due, most, self.decode, lambda told: None)
+                outcome.tree, outcome.node, outcome.why = tree, ROOT, "a plain sample: the budget pays for no more"
+                outcome.answer = extract(outcome.text)
+                return outcome
         if result is None:
             choice, ended_by, saved = choose(tree, search.settings.choose, None, search.text), DEADLINE, 0
         else:
@@ -117,19 +131,22 @@ class Answerer:
             "max_tokens": min(settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens, context),
             "temperature": settings.temperature if wanted.temperature is None else wanted.temperature,
         }
-        method, verifier = wanted.method, self.verifier
-        if verifier is not None:
-            verifier = MeteredVerifier(verifier, problem, conversation)
+        method, verifier = wanted.method, None
+        if self.verifier is not None:
+            verifier = MeteredVerifier(self.verifier, problem, conversation)
         steps = {"mode": "step", "rollout": "sample", "rollout_weight": None, "value": None}
         if method.name != MCTS:
             # One simulation of the root: that many whole responses at once, sharing their prompt.
             changes |= steps | {"iterations": 1, "samples": method.samples, "budget_tokens": wanted.budget_tokens}
             changes |= {"choose": "value" if method.name == "best-of" else "vote", "stop_agreed": 0}
             settings = settings.model_copy(update=changes)
-            evaluate = (
-                states_an_answer if method.name == "majority" else judged_by(verifier, method.name, conversation.prompt)
-            )
-            return Search(EngineSteps(student, settings.temperature), evaluate, settings)
+            policy = EngineSteps(student, settings.temperature)
+            if method.name == "majority":
+                return Search(policy, states_an_answer, settings)
+            if verifier is None:
+                raise no_verifier(method.name)
+            judged = Judged(verifier.judge)
+            return Search(policy, judged, settings, grading=judged)
         budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         changes["budget_tokens"] = budget
         if verifier is not None:
@@ -139,8 +156,11 @@ class Answerer:
             return Search(policy, finished_earns_one, settings, verifier=verifier)
         changes["iterations"] = wanted.simulations or settings.iterations
         config = self.config.model_copy(update={"search": settings.model_copy(update=changes)})
-        perplexity = Perplexity(student, config.search.max_tokens) if config.rewards.use_student_model else None
-        return answer_search(student, config, perplexity, value=self.value)
+        perplexity = None
+        if config.rewards.use_student_model:
+            perplexity = Perplexity(student, config.search.max_tokens, own=True)
+        value = None if self.value is None else MeteredValue(self.value, conversation.engine.cost)
+        return answer_search(student, config, perplexity, value=value)
 
     async def by_steps(
         self,
@@ -214,19 +234,30 @@ async def states_an_answer(
     return RewardParts(total=1.0 if stated else 0.0)
 
 
-def judged_by(verifier: Verifier | None, method: str, prompt_ids: tuple[int, ...]) -> Evaluate:
-    """A terminal reward without gold: the verifier's total of a whole response; 0 where a limit cut it."""
-    if verifier is None:
-        raise no_verifier(method)
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A terminal reward without gold (`search.steps.Evaluate`, and its `Grading`): the verifier's total of a whole
+    response; 0 where a limit cut it."""
 
-    async def evaluate(
-        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+    judge: Judge
+
+    @property
+    def again(self) -> bool:
+        """A network reads each response; a rule is free."""
+        return self.judge.verifier.computes
+
+    async def open(self, problem: Problem, most: int | None) -> Cost | None:
+        """A network reads the prompt first."""
+        too_much = most is not None and self.judge.price(()) > most
+        return None if too_much else Cost(scored_tokens=self.judge.open())
+
+    async def __call__(
+        self, problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
     ) -> RewardParts:
         if verdict not in WHOLE:
             return RewardParts(total=0.0)
-        return RewardParts(total=(await verifier(problem, prompt_ids, steps)).total)
-
-    return evaluate
+        cost = Cost(scored_tokens=self.judge.price(steps))
+        return RewardParts(total=(await self.judge(steps)).total, cost=cost)
 
 
 def no_verifier(method: str) -> ApiError:

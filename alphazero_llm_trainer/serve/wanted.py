@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..config.sections import ServeConfig
+from ..config.sections import ServeConfig, Temperature
 from ..errors import RequestError
 from ..policy.chat import Chat, ChatMessage
 from .failures import ApiError, not_valid, shown, too_long
@@ -63,7 +63,7 @@ class Body(BaseModel):
 
     model: str
     n: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[Temperature, Field(le=2)] | None = None
     max_tokens: Count | None = None
     seed: int | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None

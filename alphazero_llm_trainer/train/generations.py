@@ -184,10 +184,10 @@ class Loop:
         number, folder = record["generation"], self.folder(record["generation"])
         bare = self.side(number, stages)
         if config.loop.value != "none":
-            facts = stage("value", lambda: learn_value(config, folder / "value", bare, self.stop))
+            facts = stage("value", lambda: learn_value(config, folder / "value", bare, self.stop, self.progress))
             record["value"], record["costs"]["value"] = facts, {"seconds": facts["seconds"]}
         if config.loop.prm:
-            facts = stage("prm", lambda: learn_prm(config, folder / "prm", bare, self.stop))
+            facts = stage("prm", lambda: learn_prm(config, folder / "prm", bare, self.stop, self.progress))
             record["prm"], record["costs"]["prm"] = facts, {"seconds": facts["seconds"]}
         trained = self.side(number, stages)
         record["verifier"] = stage("verifier", lambda: self.verifier(trained))

@@ -33,6 +33,10 @@ class SearchGRPOTrainer(GRPOTrainer):
     pack = "off"
     together = False
     importance = True  # the ratio to the log-probabilities at sampling; False: a ratio of 1
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None of TRL's: the student's folder gets the run's own (`train.model_card`)."""
+
     random_share = 1.0  # of the tokens that the loss is over, drawn once a round
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:

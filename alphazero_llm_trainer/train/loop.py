@@ -35,6 +35,7 @@ from .checkpoint import newest, read_manifest, write_manifest
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
 from .legacy import make_legacy_trainer
+from .model_card import write_model_card
 from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
 from .progress import tell_round, tell_tree
@@ -200,13 +201,14 @@ class Run:
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, tasks: Sequence[Task]) -> Answers:
-        """Greedy answers of the student as it is now."""
+    def evaluate(self, tasks: Sequence[Task], doing: str | None = None) -> Answers:
+        """Greedy answers of the student as it is now; the problems are counted on `progress` as what it is `doing`."""
         model = self.student.model
         training = model.training
         model.eval()
         self.student.engine.set_policy(None, self.student.engine.version)
-        answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens)
+        shown: dict[str, Any] = {} if doing is None or not tasks else {"progress": self.progress, "doing": doing}
+        answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens, **shown)
         self.student.engine.forget()
         self.student.engine.rest()
         model.train(training)
@@ -214,8 +216,9 @@ class Run:
 
     def keep_answers(self, when: str, answers: Answers) -> None:
         """What the held-out problems were answered, for the problems that flipped."""
-        responses = [samples[0] for samples in answers.responses]
-        self.folder.write_answers(when, self.test, responses, answers.first)
+        if self.test:
+            responses = [samples[0] for samples in answers.responses]
+            self.folder.write_answers(when, self.test, responses, answers.first)
 
     def keep(self, accuracy: float, rounds_done: int) -> None:
         """Remember the weights of now as the best so far."""
@@ -227,13 +230,11 @@ class Run:
     def before(self, card: dict[str, Any]) -> list[bool]:
         """The untrained student's results on the test problems; a resumed run reads them from its card."""
         if "before" not in card:
-            if self.test:
-                self.progress.say(f"evaluating {len(self.test)} held-out problems before training")
-            answers = self.evaluate(self.test)
+            answers = self.evaluate(self.test, "held-out problems before training")
             self.keep_answers("before", answers)
             card["before"] = summary(answers)
             if self.validation:
-                answers = self.evaluate(self.validation)
+                answers = self.evaluate(self.validation, "validation before training")
                 card["validation_before"] = sum(answers.first) / len(answers.first)
             self.folder.write_card(card)
         self.validation_before = card.get("validation_before")
@@ -342,9 +343,7 @@ class Run:
             if self.best[1] == 0:
                 kept = f"the student as it was: no checkpoint beat its validation accuracy of {self.best[0]:.3f}"
         self.student.model.eval()
-        if self.test:
-            self.progress.say(f"evaluating {len(self.test)} held-out problems after training")
-        after = self.evaluate(self.test)
+        after = self.evaluate(self.test, "held-out problems after training")
         self.keep_answers("after", after)
         metrics = self.folder.read_metrics()
         total = Cost()
@@ -356,6 +355,10 @@ class Run:
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         self.save_student()
+        base = self.config.train.student or self.student.spec.path
+        for folder in (self.folder.student, self.folder.adapter):
+            if folder.is_dir():
+                write_model_card(folder, card, base, adapter=folder == self.folder.adapter)
         self.folder.write_card(card)
         write_report(self.folder.path)
         test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}

@@ -126,6 +126,9 @@ class WeightedCollator:
 class WeightedSFTTrainer(SFTTrainer):
     """TRL's SFT trainer with a weight per token, for rows collated by `WeightedCollator`."""
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None of TRL's: the student's folder gets the run's own (`train.model_card`)."""
+
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
         # The sum of weights takes the place of the token count, so that accumulation and ranks divide by one total. A
         # row's first token is never predicted.

@@ -223,10 +223,6 @@ class RoundSource:
             stats.simulations_per_second = stats.simulations / max(stats.search_seconds, 1e-9)
         # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
         stats.cost.seconds = stats.search_seconds
-        if self.collector.perplexity is not None:
-            spent = self.collector.perplexity.frozen.engine.cost
-            stats.cost.add(spent)
-            spent.clear()
         return trees, stats
 
     async def _search(self, missing: list[tuple[str, Task]], number: int, found: dict[str, GradedTree]) -> None:

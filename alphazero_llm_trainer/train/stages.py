@@ -123,7 +123,7 @@ def trained(run: Path, config: Config) -> Path:
     return folder.adapter if quantised else folder.student
 
 
-def learn_value(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, Any]:
+def learn_value(config: Config, out: Path, side: Side, stop: Stop, progress: Progress) -> dict[str, Any]:
     """A value network on the generation's trees, in its folder."""
     emptied(out)
     student = side.load(config)
@@ -131,7 +131,7 @@ def learn_value(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, 
     settings = config.train.value
     try:
         parts = split(questions, settings.validation_share, settings.test_share, out)
-        valued = train_value(student, config, parts, out, watching(stop))
+        valued = train_value(student, config, parts, out, watching(stop), progress)
     except DataError as error:
         return untrained(error)
     save_value(out, valued, student, config, {"generation": side.generation})
@@ -144,7 +144,7 @@ def learn_value(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, 
     }
 
 
-def learn_prm(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, Any]:
+def learn_prm(config: Config, out: Path, side: Side, stop: Stop, progress: Progress) -> dict[str, Any]:
     """A process reward model on the generation's trees, in its folder."""
     from .prm_data import read_sets, spoiled_demonstrations
     from .prm_run import save_prm, train_prm
@@ -157,7 +157,7 @@ def learn_prm(config: Config, out: Path, side: Side, stop: Stop) -> dict[str, An
     try:
         parts = split(sets, settings.validation_share, settings.test_share, out)
         parts[0].extend(spoiled_demonstrations(student, config, {judged.text for judged in sets}))
-        trained = train_prm(student, config, parts, out, lambda kind, line: watch(line))
+        trained = train_prm(student, config, parts, out, lambda kind, line: watch(line), progress)
     except DataError as error:
         return untrained(error)
     save_prm(out, trained, student, config, {"generation": side.generation})

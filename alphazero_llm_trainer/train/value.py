@@ -37,7 +37,7 @@ Row = TypeVar("Row", bound=ValueRow)
 HEAD_ITERATIONS = 40  # of L-BFGS, for each strength of regularisation
 POOL = 16  # batches whose rows are sorted by length together
 STRENGTHS = (1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # L2 on the standardised features' weights
-HEAD_FITS = len(STRENGTHS) * (HEAD_ITERATIONS // 10)  # calls of `watch` while a head is fitted
+HEAD_FITS = len(STRENGTHS) * HEAD_ITERATIONS // 10  # lines of the curve
 
 
 @dataclass(slots=True)
@@ -231,7 +231,7 @@ def train_head(
             loss.backward()
             return loss
 
-        for _ in range(HEAD_ITERATIONS // 10):
+        for _ in range(HEAD_FITS // len(STRENGTHS)):
             optimiser.step(closure)
             with torch.no_grad():
                 line = evaluation(len(curve) + 1, x @ solution[:-1] + solution[-1], y, w)

@@ -33,7 +33,7 @@ from ..search.tree import Tree
 from ..types import Task
 from .checkpoint import fingerprint, write_json
 from .models import Economy, checkpoint_layers, make_trainable, save_adapter
-from .progress import StepProgress
+from .progress import StepProgress, tell_tree
 from .rows import ValueRow, pack_values
 from .value import (
     HEAD_FITS,
@@ -96,11 +96,11 @@ def collect_trees(
     tasks: Sequence[Task],
     path: Path,
     stop: Callable[[], bool],
-    tell: Callable[[int], None],
+    progress: Progress,
 ) -> None:
     """Search `tasks` with many samples a tree into the journal `path`; what is there already is not searched again.
 
-    Trees are graded by correctness alone. `tell` is called with the number of trees that the journal holds.
+    Trees are graded by correctness alone.
     """
     groups = {"groups": "tree", "iterations": collect.iterations, "samples": collect.samples, "requeue_iterations": 0}
     settings = config.model_copy(
@@ -121,12 +121,14 @@ def collect_trees(
         async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
             if tree.ended_by != "stopped":
                 journal.append(tree.record(policy=policy))
-                tell(len(journal.records))
+                tell_tree(progress, tree)
 
+    progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
     try:
         if missing:
             asyncio.run(search())
     finally:
+        progress.stop()
         journal.close()
 
 

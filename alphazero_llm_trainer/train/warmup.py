@@ -6,7 +6,6 @@ The embedded student is trained from scratch; a named folder, and every other st
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,15 @@ from transformers import set_seed
 from ..config.load import Config
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
-from ..policy.student import limit_threads, load_student, make_student
+from ..live import Progress
+from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.embedded import DEFAULT_LEVELS
 from ..problems.load import tasks_of
 from ..problems.prompts import system_prompt
 from ..problems.tokenizer import build_tokenizer
 from ..types import Task
 from .models import Economy, make_trainable, merged, save_adapter
+from .progress import StepProgress
 from .sft import SftSettings, new_student, run_sft, sft_rows
 
 SAMPLES = 8
@@ -43,33 +44,35 @@ def settings_of(config: Config, rows: int | None = None) -> SftSettings:
     )
 
 
-def supervise(config: Config, path: Path | None, out: Path, eval_size: int, scratch: bool) -> dict[str, Any]:
+def supervise(
+    config: Config, path: Path | None, out: Path, eval_size: int, scratch: bool, progress: Progress | None = None
+) -> dict[str, Any]:
     """Train on worked solutions of `problems.source`, write the student's folder and return its manifest.
 
     From scratch it is the embedded student. Else the one in `path` (None: the configured one) goes on: its adapter or all
     of it is trained (`train.adapter`), `out` is a plain folder with `adapter/` in it where there is one, and the manifest
     has the test accuracy before. The test split is read once otherwise, at the end.
     """
-    limit = config.search.max_tokens
+    limit, progress = config.search.max_tokens, progress if progress is not None else Progress(quiet=True)
     demonstrations = tasks_of(config, "train", max(config.train.demonstrations, 1))
     validation = tasks_of(config, "validation", config.train.sft.validation_size)
     test = tasks_of(config, "test", eval_size)
     facts: dict[str, Any] = {"demonstrations": f"{config.problems.source} train 0..{len(demonstrations) - 1}"}
 
-    def answers(tasks: list[Task]) -> list[bool]:
+    def answers(tasks: list[Task], **shown: Any) -> list[bool]:
         student.model.eval()
         student.engine.set_policy(None, student.engine.version + 1)
-        return answer(student, tasks, max_tokens=limit).first
+        return answer(student, tasks, max_tokens=limit, **shown).first
 
     def accuracy(model: Any) -> float:
         right = answers(validation)
-        sys.stderr.write(f"validation accuracy {sum(right) / len(right):.3f}\n")
+        progress.say(f"validation accuracy {sum(right) / len(right):.3f} after {progress.done:,} steps")
         return sum(right) / len(right)
 
     def measure(model: Any) -> dict[str, Any]:
         student.engine.set_policy(None, student.engine.version + 1)
-        found = measure_test(student, test, limit, config.seed)
-        return found if scratch else found | {"gain": asdict(paired_bootstrap(answers(test), before))}
+        found, right = measure_test(student, test, limit, config.seed, progress)
+        return found if scratch else found | {"gain": asdict(paired_bootstrap(right, before))}
 
     def save(model: Any, folder: Path) -> None:
         if adapter == "lora":
@@ -81,6 +84,7 @@ def supervise(config: Config, path: Path | None, out: Path, eval_size: int, scra
     trainable: Any
     if scratch:
         limit_threads()
+        hush_transformers()
         settings, tokenizer, adapter = settings_of(config), build_tokenizer(), "full"
         trainable = new_student(tokenizer, settings.shape, settings.seed)
         student = make_student("embedded", trainable, tokenizer, config.models["embedded"], config, None)
@@ -90,7 +94,7 @@ def supervise(config: Config, path: Path | None, out: Path, eval_size: int, scra
         settings, adapter = settings_of(config, len(demonstrations)), config.train.adapter or student.spec.adapter
         set_seed(config.seed)
         trainable = make_trainable(student.model, student.spec, adapter)
-        before = answers(test)
+        before = answers(test, progress=progress, doing="test problems before training")
         facts |= {
             "student": student.name,
             "started_from": None if path is None else str(path),
@@ -108,19 +112,30 @@ def supervise(config: Config, path: Path | None, out: Path, eval_size: int, scra
         facts=facts,
         economy=Economy.of(config.train, student.spec),
         save=save,
+        callbacks=[StepProgress(progress)],
     )
 
 
-def measure_test(student: Any, test: Any, limit: int, seed: int) -> dict[str, Any]:
-    """Greedy accuracy and pass@8 at temperature 1, with 95% intervals."""
-    greedy = answer(student, test, max_tokens=limit).first
-    sampled = answer(student, test, max_tokens=limit, n=SAMPLES, temperature=1.0, seed=seed).correct
+def measure_test(
+    student: Any, test: list[Task], limit: int, seed: int, progress: Progress
+) -> tuple[dict[str, Any], list[bool]]:
+    """Greedy accuracy and pass@8 at temperature 1 with 95% intervals; and which greedy answers are right."""
+    shown: dict[str, Any] = {"max_tokens": limit, "progress": progress}
+    greedy = answer(student, test, doing="test problems, greedy", **shown).first
+    sampling: dict[str, Any] = {
+        "n": SAMPLES,
+        "temperature": 1.0,
+        "seed": seed,
+        "doing": f"test problems, {SAMPLES} samples each",
+    }
+    sampled = answer(student, test, **shown, **sampling).correct
     interval = wilson(sum(greedy), len(greedy))
     solved = sum(any(row) for row in sampled)
     passed = wilson(solved, len(sampled))
     mean = sum(pass_at_k(SAMPLES, sum(row), 1) for row in sampled) / len(sampled)
-    return {
+    facts = {
         "test_greedy": {"problems": len(test), **asdict(interval)},
         "test_pass_at_8": {"problems": len(test), **asdict(passed)},
         "test_mean_at_temperature_1": mean,
     }
+    return facts, greedy

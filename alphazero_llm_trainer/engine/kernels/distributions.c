@@ -1,0 +1,99 @@
+/* Next-token distributions: log-probabilities from logits, the k likeliest tokens, and draws. */
+
+#include "distributions.h"
+
+#include <assert.h>
+#include <float.h>
+#include <math.h>
+
+#include "vectors.h"
+
+static float maximum(const float *x, long n)
+{
+    const long whole = n / LANES * LANES;
+    vec best = splat(-INFINITY);
+    for (long i = 0; i < whole; i += LANES) best = vector_max(best, load(x + i));
+    float top = lane_max(best);
+    for (long i = whole; i < n; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+/* exp((x[i] - top) * scale) of the next LANES elements; where only `left` are left, the other lanes are 0. */
+INLINE vec scaled_exp(const float *x, long left, float top, float scale)
+{
+    vec part = {0};
+    if (left >= LANES) return exponential((load(x) - top) * scale);
+    for (long i = 0; i < left; i++) part[i] = (x[i] - top) * scale;
+    part = exponential(part);
+    for (long i = left; i < LANES; i++) part[i] = 0;
+    return part;
+}
+
+void log_softmax(float *x, long n)
+{
+    const float top = maximum(x, n);
+    vec sum = {0};
+    for (long i = 0; i < n; i += LANES) sum += scaled_exp(x + i, n - i, top, 1.0f);
+    const float shift = top + logf(lane_sum(sum));
+    for (long i = 0; i < n; i++) x[i] -= shift;
+}
+
+void top_k(const float *x, long n, long k, int32_t *ids, float *values)
+{
+    long filled = 0;
+    for (long i = 0; i < n; i++) {
+        if (filled == k && !(x[i] > values[k - 1])) continue;
+        long place = filled < k ? filled++ : k - 1;
+        for (; place && x[i] > values[place - 1]; place--)
+            values[place] = values[place - 1], ids[place] = ids[place - 1];
+        values[place] = x[i], ids[place] = (int32_t)i;
+    }
+}
+
+/* For each of n draws, a token from row rows[i] of table [*, vocabulary] and its log-probability.
+ *
+ * temperature 0 takes the likeliest token. Otherwise the token is where uniforms[i] falls in the cumulated
+ * exp(log-probability / temperature), in doubles; `work` has room for `vocabulary` of them. Draws that follow each other
+ * with one row and one temperature share the sums.
+ */
+void draw(const float *table, int64_t vocabulary, int64_t n, const int64_t *rows, const double *temperatures,
+          const double *uniforms, double *work, int32_t *tokens, float *logprobs)
+{
+    int64_t summed_row = -1; /* whose sums `work` has, at which temperature */
+    double summed_temperature = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const float *x = table + rows[i] * vocabulary;
+        const double temperature = temperatures[i];
+        int64_t token = 0;
+        assert(rows[i] >= 0 && temperature >= 0);
+        if (temperature == 0) {
+            for (int64_t j = 1; j < vocabulary; j++) token = x[j] > x[token] ? j : token;
+        } else {
+            if (rows[i] != summed_row || temperature != summed_temperature) {
+                /* The likeliest token's distance from the top is 0: at an infinite scale it would be no number. */
+                const float top = maximum(x, vocabulary), scale = (float)fmin(1.0 / temperature, FLT_MAX);
+                double sum = 0;
+                for (int64_t j = 0; j < vocabulary; j += LANES) {
+                    const vec part = scaled_exp(x + j, vocabulary - j, top, scale);
+                    for (long l = 0; l < LANES && j + l < vocabulary; l++) work[j + l] = sum += part[l];
+                }
+                summed_row = rows[i], summed_temperature = temperature;
+            }
+            const double at = uniforms[i] * work[vocabulary - 1];
+            int64_t high = vocabulary - 1; /* the first token whose sum lies above `at` */
+            while (token < high) {
+                const int64_t middle = (token + high) / 2;
+                if (work[middle] > at) high = middle;
+                else token = middle + 1;
+            }
+        }
+        tokens[i] = (int32_t)token;
+        logprobs[i] = x[token];
+    }
+}
+
+/* The k largest of each of n rows of table [*, vocabulary]: ids and values [n, k]. */
+void top(const float *table, int64_t vocabulary, int64_t n, const int64_t *rows, int64_t k, int32_t *ids, float *values)
+{
+    for (int64_t i = 0; i < n; i++) top_k(table + rows[i] * vocabulary, vocabulary, k, ids + i * k, values + i * k);
+}

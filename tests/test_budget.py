@@ -1,0 +1,185 @@
+"""Every token that a model computes for an answer is in its cost, and sampled and scored ones stay within the budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_evaluate
+
+from alphazero_llm_trainer.collect import Collector, GradedTree, Perplexity, answer_search
+from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.policy.student import Student, frozen_student, load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.search.driver import Search
+from alphazero_llm_trainer.search.extract import trajectories
+from alphazero_llm_trainer.search.tree import ROOT
+from alphazero_llm_trainer.search.valued import MeteredValue, Reader
+from alphazero_llm_trainer.types import Cost, Problem, Step, Task
+
+MODES = ["search.mode=step", "search.mode=token"]
+
+
+def loaded(*overrides: str) -> tuple[Config, Student]:
+    config = load_config(overrides=["student=embedded", *overrides])
+    return config, load_student(config)
+
+
+class Valued(ScriptedPolicy):
+    """FAKE policy: as its base, with a prompt for value functions."""
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        return (7, 8, 9)
+
+
+class Network:
+    """FAKE value network of its own: V by the tokens' sum; `reads` keeps the states that it was asked about."""
+
+    rollout_weight, computes = 0.5, True
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, ...]] = []
+
+    async def __call__(self, token_ids: tuple[int, ...]) -> float:
+        self.reads.append(token_ids)
+        return sum(token_ids) % 17 / 16
+
+
+def distinct(sequences: Sequence[tuple[int, ...]]) -> int:
+    """Tokens of a trie of these sequences."""
+    return len({ids[:i] for ids in sequences for i in range(1, len(ids) + 1)})
+
+
+# -- answering ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode: str) -> None:
+    config, student = loaded(mode)
+    used = []
+    for i, task in enumerate(load_tasks("embedded", "test", 12)):
+        budget = (20, 60, 200)[i % 3]
+        search = config.search.model_copy(update={"budget_tokens": budget, "iterations": 400})
+        before = student.engine.cost.sampled_tokens
+        one = answer_search(
+            student, config.model_copy(update={"search": search}), Perplexity(student, search.max_tokens, own=True)
+        )
+        result = run(lambda one=one, task=task, i=i: one.run(task.problem, i))
+        assert result.cost.sampled_tokens + result.cost.scored_tokens <= budget
+        # A token-level search reads several visits off one rollout: what the engine drew is at most what is charged.
+        assert 0 < student.engine.cost.sampled_tokens - before <= result.cost.sampled_tokens
+        assert result.cost.scored_tokens == student.engine.cost.scored_tokens == 0
+        used.append(result.cost.sampled_tokens / budget)
+    assert max(used) > 0.8
+
+
+def test_what_a_response_was_sampled_with_is_its_perplexity() -> None:
+    config, student = loaded("search.iterations=3")
+    tasks = load_tasks("embedded", "test", 6)
+    seen = []
+
+    async def main() -> None:
+        own, scored = (Perplexity(student, config.search.max_tokens, own=own) for own in (True, False))
+        for task in tasks:
+            result = await answer_search(student, config, own).run(task.problem, 5)
+            for leaf in result.tree.leaves():
+                steps = result.tree.steps(leaf)
+                (mine, free), (theirs, cost) = await own(task.problem, steps), await scored(task.problem, steps)
+                assert mine == pytest.approx(theirs, abs=1e-4) == pytest.approx(result.tree.pre[leaf], abs=1e-4)
+                assert free.scored_tokens == 0 and cost.calls >= 1
+                seen.append(mine)
+            # Text without log-probabilities is scored by either.
+            [cut] = [Step(steps[0].token_ids, (), steps[0].text)]
+            assert (await own(task.problem, [cut]))[1].scored_tokens == len(cut.token_ids)
+
+    asyncio.run(main())
+    assert len({round(one, 3) for one in seen}) >= 5
+
+
+def test_a_questions_baseline_is_paid_for_once_and_cut_at_half_of_the_budget() -> None:
+    config, student = loaded()
+    [task] = load_tasks("embedded", "test", 1)
+
+    async def main() -> tuple[Cost, ...]:
+        measure = Perplexity(student, config.search.max_tokens, own=True)
+        whole, again = await measure.open(task.problem, None), await measure.open(task.problem, None)
+        measure.forget(task.problem)
+        return whole, again, await measure.open(task.problem, 5)
+
+    whole, again, cut = asyncio.run(main())
+    assert whole.sampled_tokens > 5 and again == Cost() and cut.sampled_tokens == 5
+    assert whole.prompt_tokens + whole.cached_tokens == len(student.prompt_ids(task.problem.question))
+
+
+@pytest.mark.parametrize("rollout", ["sample", "none"])
+@pytest.mark.parametrize("tokens", [False, True], ids=["step", "token"])
+def test_a_value_network_reads_within_the_budget_and_each_token_once(rollout: str, tokens: bool) -> None:
+    for seed in range(12):
+        for budget in (30, 90, 400):
+            for judges in (False, True):
+                network = Network()
+                policy: Any = ScriptedTokens(seed, close=0.05) if tokens else Valued(seed)
+                settings = SearchConfig(
+                    mode="token" if tokens else "step", rollout=rollout, iterations=40, samples=2, top_k=3,
+                    max_tokens=25, budget_tokens=budget,
+                )  # fmt: skip
+                search = Search(policy, None if judges else scripted_evaluate, settings, value=network)
+                cost = run(lambda search=search, seed=seed: search.run(a_problem(), seed)).cost
+                assert cost.sampled_tokens + cost.scored_tokens <= budget
+                assert cost.scored_tokens == distinct(network.reads)
+                if budget == 400:
+                    assert network.reads and cost.sampled_tokens > 0
+
+
+def test_a_head_on_the_policy_is_free() -> None:
+    class Head(Network):
+        computes = False
+
+    search = Search(Valued(1), None, SearchConfig(iterations=5), value=Head())
+    assert run(lambda: search.run(a_problem(), 1)).cost.scored_tokens == 0
+
+
+def test_a_search_without_anything_that_grades_is_refused() -> None:
+    with pytest.raises(ValueError, match="evaluate, or a value"):
+        Search(Valued(1), None, SearchConfig())
+
+
+def test_a_reader_reads_each_token_once() -> None:
+    reader = Reader()
+    assert [reader.read(ids) for ids in [(1, 2, 3), (1, 2, 4, 5), (2, 3), (1, 2)]] == [3, 2, 2, 0]
+    assert reader.unread((1, 2, 4, 6)) == 1 and reader.unread((1, 2, 4, 6)) == 1 and reader.unread(()) == 0
+    value = MeteredValue(Network(), Cost())
+    assert value.price((1, 2)) == 2 and value.rollout_weight == 0.5
+    run(lambda: value((1, 2)))
+    assert value.price((1, 2, 3)) == 1 and value.cost.scored_tokens == 2
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+async def collected(collector: Collector, tasks: Sequence[Task]) -> list[GradedTree]:
+    return [tree async for tree in collector.collect([(task.problem.id, task) for task in tasks], 7)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("budget", ["null", "150"])
+def test_a_training_tree_pays_for_its_perplexity(mode: str, budget: str) -> None:
+    config, student = loaded(mode, f"search.budget_tokens={budget}", "search.iterations=12")
+    frozen = frozen_student(student, config, shared=False)
+    collector = Collector(student, config, Perplexity(frozen, config.search.max_tokens))
+    trees = asyncio.run(collected(collector, load_tasks("embedded", "train", 10, start=1350)))
+    for tree in trees:
+        assert tree.tree.N[ROOT] > 0
+        if budget != "null":
+            assert tree.cost.sampled_tokens + tree.cost.scored_tokens <= int(budget)
+        # Each token of the tree's responses was scored once.
+        assert tree.cost.scored_tokens == distinct([t.token_ids for t in trajectories(tree.tree)])
+    assert not collector.perplexity._known  # type: ignore[union-attr]
+    # What the frozen student drew are the baselines: they are in the trees' cost too.
+    spent = student.engine.cost.sampled_tokens + frozen.engine.cost.sampled_tokens
+    assert frozen.engine.cost.sampled_tokens > 0
+    if mode.endswith("step"):
+        assert sum(tree.cost.sampled_tokens for tree in trees) == spent
