@@ -24,7 +24,7 @@ from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.native import NativeLlama
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
-from alphazero_llm_trainer.engine.rows import Row
+from alphazero_llm_trainer.engine.queue_rows import Row
 from alphazero_llm_trainer.engine.sampling import Sampler
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
