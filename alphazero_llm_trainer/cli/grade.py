@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from .base import add_config_arguments, add_json, check_least, check_out, print_json, resolve
 
 if TYPE_CHECKING:
-    from ..eval.agreement import Judged
+    from ..eval.agreement import JudgedPair
     from ..types import Task
 
 SOURCES = ("gsm8k", "math", "hotpotqa")
@@ -97,7 +97,7 @@ def rows(source: str, path: str | None) -> list[Task]:
     return [task for split in splits for task in load_tasks(source, split, EVERY_ROW, path=path)]
 
 
-def draw(table: Mapping[str, Counter[str]], judged: Sequence[Judged]) -> str:
+def draw(table: Mapping[str, Counter[str]], judged: Sequence[JudgedPair]) -> str:
     """One line a form: pairs, how often each grader is right, and the patterns; then all forms together."""
     right = {one.pair.form: one.pair.right for one in judged}
     lines = [f"  {'form':20} {'truth':6} {'pairs':>6} {'ours':>7} {'m-verify':>9} {'string':>7}  patterns"]
@@ -118,7 +118,7 @@ def line(form: str, truth: str, counts: Counter[str]) -> str:
     return f"  {form:20} {truth:6} {total:>6,} {shares[0]:>7.1%} {shares[1]:>9.1%} {shares[2]:>7.1%}  {patterns}"
 
 
-def examples(judged: Sequence[Judged]) -> dict[str, list[dict[str, str]]]:
+def examples(judged: Sequence[JudgedPair]) -> dict[str, list[dict[str, str]]]:
     """For each form the first pairs that our grader or math-verify is wrong about."""
     found: dict[str, list[dict[str, str]]] = {}
     for one in judged:

@@ -14,7 +14,7 @@ from typing import Any
 from .. import answers
 from ..errors import DataError
 from ..types import Problem, Task
-from .rows import DataSet, split_rows
+from .data_set import DataSet, split_rows
 
 GSM8K = DataSet("GSM8K", "gsm8k", ("openai/gsm8k", "main"), ("question", "answer"))
 

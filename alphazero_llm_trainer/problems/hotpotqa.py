@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from ..errors import DataError
 from ..types import Problem, Task
-from .rows import DataSet, split_rows
+from .data_set import DataSet, split_rows
 
 HOTPOTQA = DataSet(
     "HotpotQA", "hotpotqa", ("hotpotqa/hotpot_qa", "distractor"), ("id", "question", "answer", "context")

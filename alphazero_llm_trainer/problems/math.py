@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import DataError
 from ..types import Problem, Task
+from .data_set import DATA_VARIABLE, DataSet, local_folder, split_rows
 from .grading import LONGEST_ANSWER
-from .rows import DATA_VARIABLE, DataSet, local_folder, split_rows
 
 MATH = DataSet("MATH-500", "math500", ("HuggingFaceH4/MATH-500",), ("problem", "solution", "answer", "unique_id"))
 
