@@ -10,7 +10,9 @@ from alphazero_llm_trainer.viewer.text import draw_tree
 
 STUDENT = "checkpoints/numbers-student"
 # 60 updates take a minute and give a student that makes legal moves; 5,000 give one that wins.
-command = f"alphazero-llm-trainer sft --source numbers --model small --out {STUDENT} --eval-size 20 --set train.sft.steps=60"
+command = (
+    f"alphazero-llm-trainer sft --source numbers --model small --out {STUDENT} --eval-size 20 --set train.sft.steps=60"
+)
 subprocess.run(command.split(), check=True)
 
 result = az.search("Numbers: 3 5 8. Target: 16.", model=STUDENT, simulations=20, config={"problems.source": "numbers"})

@@ -19,7 +19,9 @@ else:
         for n in range(160):
             name, things = names[n % 4]
             has, buys = 2 + n % 11, 3 + n % 7
-            question = f"{name} has {has} {things}. She buys {buys} more {things}. How many {things} does {name} have now?"
+            question = (
+                f"{name} has {has} {things}. She buys {buys} more {things}. How many {things} does {name} have now?"
+            )
             file.write(json.dumps({"question": f"{question} ({n})", "answer": str(has + buys)}) + "\n")
 
 run = az.train(

@@ -456,8 +456,6 @@ def search_vs_greedy(data: Row) -> Page:
         "method": "{method}",
         "accuracy": "{share}",
         "tokens a problem": "{tokens:.0f}",
-        "sampled": "{sampled_tokens:.0f}",
-        "scored": "{scored_tokens:.0f}",
         "over greedy": "{over}",
     }
     return Page(
@@ -470,7 +468,8 @@ def search_vs_greedy(data: Row) -> Page:
             "Problems": f"{data['num']:,} {EMBEDDED}, {data['distinct_solutions']:,} distinct solutions, over which the"
             " intervals are",
             "Seeds": str(data["seed"]),
-            "Tokens": "all that the model computes for an answer: sampled ones, and those that the perplexity scores",
+            "Tokens": "all that the model computes for an answer. The greedy response that PRE measures against is among them;"
+            " a sample's own log-probabilities are its perplexity, so no token is scored a second time",
             "Command": command(data),
         },
         [

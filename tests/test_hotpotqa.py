@@ -9,9 +9,9 @@ import verifiers.v1 as vf
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
+from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL
 from alphazero_llm_trainer.environment.harness import TOO_LONG
-from alphazero_llm_trainer.environment.report import summarise
-from alphazero_llm_trainer.environment.student import EMBEDDED_MODEL, EMBEDDED_URL
+from alphazero_llm_trainer.environment.rollouts import summarise
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import load_student

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError
+from ..eval.cells import Benchmark, StoppedError, graded, run_cell, run_samples
 from ..eval.combination import Combination, fit_combination
-from ..eval.compare import Benchmark, StoppedError, graded, run_cell, run_samples
 from ..eval.names import METHOD_NAMES
 from ..eval.results import (
     CARD,
@@ -186,7 +186,7 @@ class Evaluation:
             StoppedError: the user asked to stop; finished cells are kept.
         """
         from ..policy.student import load_student
-        from ..policy.value import policy_fingerprint
+        from ..policy.value_function import policy_fingerprint
 
         directory = Path(config.train.checkpoint_dir)
         out = self.out or (newest_folder(directory) if self.resume else next_folder(directory))
@@ -248,7 +248,7 @@ class Evaluation:
         stop: Callable[[], bool],
     ) -> None:
         """Every cell that is missing, budgets from small to large; each is kept as soon as it is finished."""
-        from ..eval.attempt import Sampler
+        from ..eval.attempt import MethodContext
 
         cells = [(b, m, budget) for b in benchmarks for budget in sorted(self.budgets) for m in self.methods]
         cells += [(b, "samples", self.samples) for b in benchmarks if self.samples]
@@ -274,7 +274,7 @@ class Evaluation:
             if finished:
                 continue
             progress.describe(f"{benchmark.name}, {method}, {budget}")
-            sampler = Sampler(student, judges[benchmark.name], config)
+            sampler = MethodContext(student, judges[benchmark.name], config)
 
             def tell(tokens: int) -> None:
                 progress.advance(tokens=tokens)
@@ -341,7 +341,7 @@ def load(config: Config, name: str, split: str, count: int, start: int) -> list[
 def fit(combination: Combination, config: Config, student: Student, name: str) -> dict[str, Any]:
     """Fit on validation problems that no checkpoint was selected on, where there are as many; returns the facts."""
     from ..engine.protocol import Limits
-    from ..policy.steps import EngineSteps
+    from ..policy.engine_steps import EngineSteps
 
     start = config.train.validation_size if open_one_of(config, name).endless else 0
     tasks = load(config, name, "validation", config.eval.fit_problems, start)
