@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--num", type=int, default=10, help="problems of each split")
-    parser.add_argument("--seconds", type=float, default=120.0, help="limit of a task")
+    parser.add_argument("--seconds", type=float, default=600.0, help="limit of a task")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "reasoning_gym.json")
     args = parser.parse_args()
     rows = []
