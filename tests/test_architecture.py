@@ -73,9 +73,9 @@ def imports(name: str, types: bool = True) -> Iterator[str]:
                 yield inner if is_module else source
 
 
-def ours(name: str) -> Iterator[str]:
+def ours(name: str, types: bool = True) -> Iterator[str]:
     """What a module imports of this package, without the package's name."""
-    for imported in imports(name):
+    for imported in imports(name, types):
         if imported == PACKAGE or imported.startswith(PACKAGE + "."):
             yield imported.removeprefix(PACKAGE).removeprefix(".")
 
@@ -136,7 +136,7 @@ def test_nothing_imports_the_package_itself() -> None:
 
 
 def test_the_package_imports_the_front_end_alone_and_its_main_the_commands() -> None:
-    assert {name for name in ours("") if room_of(name) != "environment"} == set()
+    assert {name for name in ours("", types=False) if room_of(name) != "environment"} == set()
     assert not [node for node in TREES[""].body if isinstance(node, ast.ImportFrom) and node.level]
     assert set(ours("__main__")) == {"cli.main"}
 
@@ -231,7 +231,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         f"import {PACKAGE}\n"
         "heavy = {'torch', 'verifiers', 'transformers', 'trl', 'datasets', 'openai', 'pydantic', 'yaml', 'numpy'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-        f"assert sorted({PACKAGE}.__all__) == ['AlphaZeroEnv', 'AlphaZeroHarness', 'AlphaZeroTaskset']\n"
+        f"assert {{'AlphaZeroEnv', 'AlphaZeroHarness', 'AlphaZeroTaskset'}} <= set({PACKAGE}.__all__)\n"
         f"import {PACKAGE}.cli.main\n"
         "assert not {'torch', 'verifiers', 'transformers'} & set(sys.modules)\n"
     )
