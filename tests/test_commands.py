@@ -142,7 +142,7 @@ def test_a_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [
-        (["--model", "nobody/nothing"], ConfigError, "--set models.mine.path=nobody/nothing"),
+        (["--model", "nothing"], ConfigError, "no hub id (OWNER/NAME)"),
         (["--model", "embedded", "--student", "qwen3-0.6b"], ConfigError, "leave one out"),
         (["--model", "."], CheckpointError, "config.json"),
         (["--path", "nowhere"], CheckpointError, "nowhere"),
@@ -155,6 +155,15 @@ def test_a_model_that_is_none_is_one_sentence(
     with pytest.raises(error, match=re.escape(says)) as found:
         resolve(parsed("search", *words))
     assert "\n" not in str(found.value)
+
+
+def test_a_hub_id_that_models_yaml_does_not_know_is_a_student_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = resolve(parsed("search", "--model", "somebody/Some-Model-1B"))
+    assert config.student == "some-model-1b" and config.models["some-model-1b"].path == "somebody/Some-Model-1B"
+    assert resolve(parsed("search", "--model", "Qwen/Qwen3-0.6B")).student == "qwen3-0.6b"
 
 
 # -- info --------------------------------------------------------------------------------------------------------------
