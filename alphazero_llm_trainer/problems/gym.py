@@ -24,7 +24,11 @@ from .splits import split_of
 
 STREAM = 1_000_000  # entries of a task
 SHORTER = {"acre": 2_000, "word_ladder": 10_000}  # of tasks that make all entries at once
-EXAMPLES = ("example_correct_answer", "example_answer", "possible_answer")  # in an entry's metadata: one of many right ones
+EXAMPLES = (
+    "example_correct_answer",
+    "example_answer",
+    "possible_answer",
+)  # in an entry's metadata: one of many right ones
 SEED = 0
 TRIES = 400  # entries in a row that may be repeats before a split is at its end
 
