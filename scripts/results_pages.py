@@ -1093,8 +1093,8 @@ def reasoning_gym(data: Row) -> Page:
         "reasoning-gym's tasks as sources",
         f"{fine} of {len(rows)} tasks of reasoning-gym load and grade all their own gold answers as 1",
         f"Every task of reasoning-gym {data['version']} is opened as `reasoning-gym:TASK`. Its first"
-        f" {data['problems_a_split']} problems of {' and '.join(data['splits'])} are loaded, and their gold answers are graded as a"
-        " response's last line `#### ANSWER` is.",
+        f" {data['problems_a_split']} problems of {' and '.join(data['splits'])} are loaded, and their gold answers are graded"
+        " as a response's last line `#### ANSWER` is.",
         {
             "Problems": f"{data['problems_a_split']} a split and task",
             "Seeds": "fixed in the source",
