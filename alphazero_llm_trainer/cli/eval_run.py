@@ -85,6 +85,7 @@ def settings_of(args: argparse.Namespace, config: Config) -> dict[str, Any]:
         "start": args.start,
         "levels": config.problems.levels,
         **({} if config.problems.hold_out == "questions" else {"hold_out": config.problems.hold_out}),
+        **({} if config.rewards.custom is None else {"rewards.custom": config.rewards.custom}),
         "engine.max_context": config.engine.max_context,
         "search": search,
         "eval": config.eval.model_dump(mode="json"),
@@ -107,7 +108,7 @@ def load(config: Config, name: str, split: str, count: int, start: int) -> list[
     from ..problems.load import load_tasks
     from ..problems.source import open_one_of
 
-    return load_tasks(open_one_of(config, name), split, count, start=start)
+    return load_tasks(open_one_of(config, name), split, count, start=start, rewards=config.rewards)
 
 
 def work(
@@ -123,9 +124,11 @@ def work(
     """Every cell that is missing, budgets from small to large; each is kept as soon as it is finished."""
     from ..eval.attempt import Sampler
     from ..problems.source import open_one_of
+    from ..rewards.custom import open_reward
 
     cells = [(b, m, budget) for b in benchmarks for budget in sorted(args.budget_tokens) for m in args.methods]
     cells += [(b, "samples", args.samples) for b in benchmarks if args.samples]
+    custom = open_reward(config.rewards)
     done = [folder.file(b.name, m, budget).exists() for b, m, budget in cells]
     progress.start(
         sum(len(b.tasks) for b, _, _ in cells),
@@ -157,7 +160,7 @@ def work(
             found = asyncio.run(run_samples(sampler, benchmark, budget, stop, tell))
             folder.write(found)
         else:
-            folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, tell)))
+            folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, tell, custom)))
 
 
 def load_verifiers(args: argparse.Namespace, config: Config, student: Student) -> dict[str, Verifier]:
