@@ -34,7 +34,8 @@ DIR gets manifest.json, shard-00000.jsonl, ... (one finished tree a line, exactl
 The searches are those of training. In step mode train.iterations and train.samples set a tree's size (train.chain_samples
 with train.groups=chain), in token mode search.iterations does; teachers propose steps, so token mode doesn't ask them.
 A tree names its split; export and value refuse the trees of every split but train.
-The reward is correctness, and --reward; --set rewards.use_student_model=true adds PRE and costs a frozen copy of the student."""
+The reward is correctness, with --reward that too; --set rewards.use_student_model=true adds PRE and costs a frozen copy
+of the student."""
 
 
 def add_sample(commands: Any) -> None:
