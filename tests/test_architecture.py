@@ -281,6 +281,7 @@ BROAD = {
     ("config.objects", "load_object"),  # the user's own module may raise anything while it is imported
     ("rewards.custom", "__call__"),  # and so may the user's own reward
     ("rewards.custom", "work"),  # the same, handed over from its thread
+    ("problems.source", "call"),  # so may the function that returns tasks
     ("problems.gym", "_grade"),  # a task's own grader reads a model's text
     ("policy.student", "load_model"),  # hub, safetensors and JSON failures share no base class
 }

@@ -11,14 +11,6 @@ from typing import Any
 from ..errors import AlphaZeroError, ConfigError
 
 
-def importable(module: str) -> bool:
-    """Whether a module of this name can be found; its packages are imported, itself it isn't."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
 def load_object(place: str, name: str, key: str) -> Any:
     """The object `name` of a Python file or module: the user's own code, which runs when it is loaded.
 
