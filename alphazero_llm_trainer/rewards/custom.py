@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import math
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
@@ -23,6 +24,7 @@ from ..types import Problem, Task
 
 KEY = "rewards.custom"
 SHOWN = 120  # letters of a value or an error in a message
+QUICK = 0.01  # seconds of a sync call: after one that took less, the next is made without a thread, which costs more
 
 Function = Callable[[Problem, str, Task], float | Awaitable[float]]
 
@@ -54,6 +56,7 @@ class CustomReward:
         except ValueError:
             pass  # some functions in C tell nothing about themselves
         self.waits = inspect.iscoroutinefunction(function)
+        self.seconds = math.inf  # of the last sync call
         self._gate: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
 
     async def __call__(self, problem: Problem, response: str, task: Task) -> float:
@@ -66,7 +69,7 @@ class CustomReward:
             limit = asyncio.timeout(self.timeout)
             try:
                 async with limit:
-                    value: Any = self.function(*asked) if self.waits else await in_thread(self.function, *asked)
+                    value: Any = self.function(*asked) if self.waits else await self._called(*asked)
                     if inspect.isawaitable(value):
                         value = await value
             except Exception as error:  # the user's own code may raise anything
@@ -83,6 +86,18 @@ class CustomReward:
         if not 0.0 <= number <= 1.0:
             raise self._failed(problem, f"gave {repr(value)[:SHOWN]}", "return a number from 0 to 1")
         return number
+
+    async def _called(self, *asked: Any) -> Any:
+        """What the sync function returns or raises: in a thread, unless its last call was quick."""
+
+        def timed() -> Any:
+            began = time.perf_counter()
+            try:
+                return self.function(*asked)
+            finally:
+                self.seconds = time.perf_counter() - began
+
+        return timed() if self.seconds < QUICK else await in_thread(timed)
 
     async def scores(self, tasks: Sequence[Task], responses: Sequence[str | None]) -> list[float | None]:
         """The reward of each task's response; None where it failed, 0 where there is no response.
@@ -116,13 +131,13 @@ class CustomReward:
         return self._gate[1]
 
 
-async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+async def in_thread(function: Callable[[], Any]) -> Any:
     """What a sync function returns or raises. Its thread is a daemon: one that never returns holds up no process's end."""
     done: Future[Any] = Future()
 
     def work() -> None:
         try:
-            done.set_result(function(*arguments))
+            done.set_result(function())
         except Exception as error:  # noqa: BLE001 - handed to the caller in the event loop
             done.set_exception(error)
 
