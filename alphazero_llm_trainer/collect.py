@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from .config.load import Config
 from .config.sections import RewardConfig
 from .engine.protocol import GenerateRequest, Teacher, ValueFunction
-from .errors import ConfigError, DataError, RequestError
+from .errors import ConfigError, DataError, RequestError, RewardError
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens
+from .problems.load import check_gold
 from .problems.source import open_source, source_of
 from .rewards.combined import combined
+from .rewards.custom import CustomReward, open_reward
 from .rewards.pre import pre
 from .search.choose import Reading
 from .search.driver import Advisor, Evaluate, Finished, Search, derive_seed
@@ -29,6 +31,9 @@ from .types import Cost, Direction, Problem, RewardParts, Step, Task
 
 if TYPE_CHECKING:
     from .policy.student import Student
+
+FAILED = "failed: "  # how `GradedTree.ended_by` of a question without a tree begins
+FAILED_REWARD = "failed reward: "  # and of one that the user's own reward ended
 
 
 @dataclass(slots=True)
@@ -110,10 +115,13 @@ class Perplexity:
 
 
 def make_evaluate(
-    weights: RewardConfig, perplexity: Perplexity | None, tasks: Mapping[str, Task] | None
+    weights: RewardConfig,
+    perplexity: Perplexity | None,
+    tasks: Mapping[str, Task] | None,
+    custom: CustomReward | None = None,
 ) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
     """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold answers) are given in
-    training alone.
+    training alone, and so is the user's own reward, `custom`.
 
     A response that a limit cut is graded on what it says so far; without a final answer its HRE is 0.
     """
@@ -123,14 +131,17 @@ def make_evaluate(
     ) -> RewardParts:
         right = sum(d is Direction.RIGHT for d in directions)
         wrong = sum(d is Direction.WRONG for d in directions)
-        correct = None
+        correct = own = None
         if tasks is not None:
-            response = "".join(step.text for step in steps)
-            # Only the terminal checker calls a response finished that has no final-answer line.
-            grade = await source_of(problem).grade_async(response, tasks[problem.id], strict=verdict != "checked")
-            correct = grade.hre
+            task, response = tasks[problem.id], "".join(step.text for step in steps)
+            if task.gold:
+                # Only the terminal checker calls a response finished that has no final-answer line.
+                grade = await source_of(problem).grade_async(response, task, strict=verdict != "checked")
+                correct = grade.hre
+            if custom is not None:
+                own = await custom(problem, response, task)
         likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
-        reward = combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)
+        reward = combined(correct, likely, own, steps=len(steps), right=right, wrong=wrong, weights=weights)
         return replace(reward, cost=cost)
 
     return evaluate
@@ -155,6 +166,11 @@ class GradedTree:
     prompt_ids: tuple[int, ...] = ()
     policy_version: int = 0
     saved: int = 0
+
+    @property
+    def failed_reward(self) -> str | None:
+        """What the user's own reward did wrong, where that ended the question."""
+        return self.ended_by.removeprefix(FAILED_REWARD) if self.ended_by.startswith(FAILED_REWARD) else None
 
     def record(self, **more: Any) -> dict[str, Any]:
         """The journal line."""
@@ -219,6 +235,9 @@ class Collector:
 
             value = load_value(Path(config.search.value), student, config)
         self.value = value
+        self.custom = open_reward(config.rewards)
+        # Rewards of the user's own are what a run is for, unless it is told otherwise.
+        self.combined = config.train.reward == "combined" or (config.train.reward is None and config.rewards.own)
         self.remote = Remote(config) if is_remote(config) else None
         self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote)
         self.checker = build_terminal_checker(config, self.remote)
@@ -232,6 +251,10 @@ class Collector:
                     raise ConfigError(
                         f"{name} is set and search.mode is token: it works on steps; use step or unset it"
                     )
+        if config.train.reward == "hre" and config.rewards.own and config.rewards.hre_weight == 0:
+            raise ConfigError(
+                "train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to combined"
+            )
         self._search(finished_earns_one, 1)  # a configuration that can't be searched with is refused now
 
     def keep_books(self, folder: Path) -> None:
@@ -254,12 +277,12 @@ class Collector:
 
     def reward(self, trajectory: Trajectory) -> float:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
-        return trajectory.reward if self.config.train.reward == "combined" else float(trajectory.hre or 0.0)
+        return trajectory.reward if self.combined else float(trajectory.hre or 0.0)
 
     def worth(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
         """For each node a count and the sum of what it earned, in the currency of `reward`: with `hre` the responses
         through it and how many of them were right, with `combined` its visits and their rewards."""
-        return (tree.N, tree.W) if self.config.train.reward == "combined" else outcomes(tree)
+        return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
 
     def counted(self, tree: Tree) -> list[Trajectory]:
         """The trajectories that training learns from: GRPO and PPO leave a teacher's out (`train.grpo.teacher_rows`)."""
@@ -279,7 +302,8 @@ class Collector:
         """Search (key, task) pairs; yields each tree as it ends. `train.extend` says which are searched further before."""
         train = self.config.train
         known = {task.problem.id: task for _, task in tasks}
-        evaluate = make_evaluate(self.config.rewards, self.perplexity, known)
+        check_gold(known.values(), self.config.rewards)
+        evaluate = make_evaluate(self.config.rewards, self.perplexity, known, self.custom)
         chain = train.groups == "chain" and self.config.search.mode == "step"
         tokens = self.config.search.mode == "token"
         search = self._search(evaluate, 1 if chain else self.config.search.iterations if tokens else train.iterations)
@@ -294,8 +318,9 @@ class Collector:
                 try:
                     return await whole(key, task)
                 except RequestError as error:
-                    # One question that doesn't fit is recorded, and the run goes on.
-                    return GradedTree(key, task, Tree(), Cost(), f"failed: {error}", True, 0)
+                    # One question that doesn't fit, or that can't be rewarded, is recorded, and the run goes on.
+                    why = FAILED_REWARD if isinstance(error, RewardError) else FAILED
+                    return GradedTree(key, task, Tree(), Cost(), f"{why}{error}", True, 0)
 
         async def whole(key: str, task: Task) -> GradedTree:
             version = self.student.engine.version

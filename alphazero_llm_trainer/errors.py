@@ -29,6 +29,10 @@ class RequestError(EngineError):
     """One request can't be served (its prompt is empty or too long); the engine itself is well."""
 
 
+class RewardError(RequestError):
+    """A reward of the user's own gave no number from 0 to 1 for a response: that question ends, and the run goes on."""
+
+
 class TeacherError(EngineError):
     """A remote model failed after its bounded retries, or can't be called at all (no key)."""
 

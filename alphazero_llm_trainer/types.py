@@ -96,10 +96,19 @@ class Cost:
 class RewardParts:
     """A terminal reward and what it was made of. `total` is in [0, 1]; a part that is switched off is None.
 
+    `outcome` in [0, 1] is what the response is worth to those who learn from outcomes where a reward of the user's own
+    takes part: correctness and that reward, by their weights; None elsewhere: then the correctness is.
     `cost` is what a model computed to tell it, beyond the response's own tokens; None for nothing.
     """
 
     total: float
     hre: float | None = None
     pre: float | None = None
+    custom: float | None = None
+    outcome: float | None = None
     cost: Cost | None = None
+
+    @property
+    def grade(self) -> float | None:
+        """The outcome, else the correctness; None where neither is known."""
+        return self.hre if self.outcome is None else self.outcome

@@ -279,7 +279,9 @@ BROAD = {
     ("engine.inprocess", "_run"),  # a failed step is handed to every waiting caller
     ("scale.actors", "search"),  # a question's failure is recorded as data
     ("scale.remote", "_serve"),  # handed to the caller in the other process
-    ("problems.source", "load_object"),  # the user's own module may raise anything while it is imported
+    ("config.objects", "load_object"),  # the user's own module may raise anything while it is imported
+    ("rewards.custom", "__call__"),  # and so may the user's own reward
+    ("rewards.custom", "work"),  # the same, handed over from its thread
     ("problems.source", "call"),  # so may the function that returns tasks
     ("problems.gym", "_grade"),  # a task's own grader reads a model's text
     ("policy.student", "load_model"),  # hub, safetensors and JSON failures share no base class

@@ -30,7 +30,18 @@ from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
 from ..live import Progress, Stop
 from ..problems.load import load_tasks
 from ..problems.source import open_one_of
-from .settings import Problems, Told, address_of, configured, outside_loops, present, progress_of
+from ..rewards.custom import open_reward
+from .settings import (
+    Problems,
+    Reward,
+    Told,
+    address_of,
+    configured,
+    outside_loops,
+    present,
+    progress_of,
+    reward_address,
+)
 
 if TYPE_CHECKING:
     from ..engine.protocol import Verifier
@@ -70,6 +81,7 @@ def evaluate(
     problems: Problems | Sequence[str] = "embedded",
     model: str | Path | Student = "auto",
     *,
+    reward: Reward = None,
     methods: Sequence[str] = METHOD_NAMES,
     budget_tokens: int | Sequence[int] = 200,
     verifier: str = "calculator",
@@ -89,6 +101,7 @@ def evaluate(
     Args:
         problems: an address of `--source` or several, a source, or tasks, of which the test split is answered.
         model: see `load`; a loaded student is used as it is.
+        reward: your own, see `train`: its mean stands beside accuracy.
         methods: ways of answering.
         budget_tokens: sampled and scored tokens a problem; no method can spend more.
         verifier: who judges: "none", "calculator", "prm", "value", a product such as "calculator+prm", ...
@@ -105,7 +118,7 @@ def evaluate(
         KeyboardInterrupt: Ctrl-C; what is finished is kept for `resume`.
     """
     named = model if isinstance(model, str | Path) else "auto"
-    resolved, folder = configured(named, present(seed=seed), config)
+    resolved, folder = configured(named, present(rewards__custom=reward_address(reward), seed=seed), config)
     several = (
         isinstance(problems, Sequence) and not isinstance(problems, str) and all(isinstance(p, str) for p in problems)
     )
@@ -230,6 +243,7 @@ class Evaluation:
             "start": self.start,
             "levels": config.problems.levels,
             **({} if config.problems.hold_out == "questions" else {"hold_out": config.problems.hold_out}),
+            **({} if config.rewards.custom is None else {"rewards.custom": config.rewards.custom}),
             "engine.max_context": config.engine.max_context,
             "search": search,
             "eval": config.eval.model_dump(mode="json"),
@@ -250,6 +264,7 @@ class Evaluation:
         """Every cell that is missing, budgets from small to large; each is kept as soon as it is finished."""
         from ..eval.attempt import MethodContext
 
+        custom = open_reward(config.rewards)
         cells = [(b, m, budget) for b in benchmarks for budget in sorted(self.budgets) for m in self.methods]
         cells += [(b, "samples", self.samples) for b in benchmarks if self.samples]
         done = [folder.file(b.name, m, budget).exists() for b, m, budget in cells]
@@ -283,7 +298,7 @@ class Evaluation:
                 found = asyncio.run(run_samples(sampler, benchmark, budget, stop, tell))
                 folder.write(found)
             else:
-                folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, tell)))
+                folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, tell, custom)))
 
     def load_verifiers(self, config: Config, student: Student) -> dict[str, Verifier]:
         """The verifiers that `--verifier` is made of, by name; of a combination the network, where one is named."""
@@ -335,7 +350,7 @@ def digest(folder: Path | None) -> str | None:
 
 
 def load(config: Config, name: str, split: str, count: int, start: int) -> list[Task]:
-    return load_tasks(open_one_of(config, name), split, count, start=start)
+    return load_tasks(open_one_of(config, name), split, count, start=start, rewards=config.rewards)
 
 
 def fit(combination: Combination, config: Config, student: Student, name: str) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from ..config.load import Config, load_config, nested
 from ..live import Progress
 from ..policy.folders import check_folder, find_model
 from ..problems.source import Source, TaskList, hold
+from ..rewards.custom import Function, name_reward
 from ..types import Task
 
 Problems = str | Source | Sequence[Task]  # an address, a source, or tasks
+Reward = str | Function | None  # an address, a function, or no reward but correctness and perplexity
 Told = bool | Callable[[str], None]  # the live line on standard error, nothing, or a function that gets each line
 
 T = TypeVar("T")
@@ -46,6 +48,11 @@ def address_of(problems: Problems) -> str:
     if isinstance(problems, str):
         return problems
     return hold(problems if isinstance(problems, Source) else TaskList(list(problems), "tasks"))
+
+
+def reward_address(reward: Reward) -> str | None:
+    """What `rewards.custom` has to say for this reward."""
+    return name_reward(reward) if callable(reward) else reward
 
 
 def present(**keys: Any) -> list[dict[str, Any]]:

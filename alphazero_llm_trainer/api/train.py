@@ -12,7 +12,17 @@ from ..errors import ConfigError
 from ..eval.metrics import Interval
 from ..live import Progress, Stop
 from ..train.run import RunFolder, find_run, new_run
-from .settings import Problems, Told, address_of, configured, outside_loops, present, progress_of
+from .settings import (
+    Problems,
+    Reward,
+    Told,
+    address_of,
+    configured,
+    outside_loops,
+    present,
+    progress_of,
+    reward_address,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class TrainingRun:
 
 def train(
     problems: Problems = "embedded",
+    reward: Reward = None,
     *,
     model: str | Path = "auto",
     method: Literal["grpo", "ppo", "legacy"] = "grpo",
@@ -78,6 +89,8 @@ def train(
 
     Args:
         problems: an address of `--source`, a source, or tasks.
+        reward: your own, `fn(problem, response, task) -> float` in [0, 1], sync or async, or its address, `file.py:NAME`;
+            `rewards.custom_weight` weighs it beside correctness (`rewards.hre_weight`) and perplexity.
         model: the student to start from; see `load`.
         method: the trainer.
         num_examples: training questions.
@@ -93,6 +106,7 @@ def train(
     """
     given = present(
         problems__source=address_of(problems),
+        rewards__custom=reward_address(reward),
         train__method=method,
         train__num_examples=num_examples,
         train__eval_size=eval_size,

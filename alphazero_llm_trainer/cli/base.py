@@ -150,6 +150,17 @@ def add_columns(parser: Parser) -> None:
     )
 
 
+def add_reward(parser: Parser) -> None:
+    """--reward."""
+    parser.option(
+        "--reward",
+        metavar="FILE:FN",
+        key="rewards.custom",
+        help="your own reward, fn(problem, response, task) -> number in [0, 1]: file.py:NAME or package.module:NAME, code that"
+        " runs here; rewards.custom_weight weighs it beside correctness and perplexity",
+    )
+
+
 def add_json(parser: Parser) -> None:
     """--json."""
     parser.add_argument("--json", action="store_true", help="print JSON on standard output and nothing else there")

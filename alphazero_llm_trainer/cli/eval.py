@@ -17,6 +17,7 @@ from .base import (
     add_config_arguments,
     add_json,
     add_model,
+    add_reward,
     check_out,
     print_json,
     resolve,
@@ -47,6 +48,7 @@ def add_eval(commands: Any) -> None:
         help=f"problems: {SOURCES} (default: problems.source)",
     )
     add_columns(parser)
+    add_reward(parser)
     parser.add_argument("--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering")
     parser.add_argument("--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem")
     parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="test problems of each source")

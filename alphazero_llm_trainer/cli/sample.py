@@ -15,6 +15,7 @@ from .base import (
     add_config_arguments,
     add_json,
     add_model,
+    add_reward,
     add_source,
     check_least,
     check_out,
@@ -32,7 +33,8 @@ DIR gets manifest.json, shard-00000.jsonl, ... (one finished tree a line, exactl
 The searches are those of training. In step mode train.iterations and train.samples set a tree's size (train.chain_samples
 with train.groups=chain), in token mode search.iterations does; teachers propose steps, so token mode doesn't ask them.
 A tree names its split; export and value refuse the trees of every split but train.
-The reward is correctness alone; --set rewards.use_student_model=true adds PRE and costs a frozen copy of the student."""
+The reward is correctness, with --reward that too; --set rewards.use_student_model=true adds PRE and costs a frozen copy
+of the student."""
 
 
 def add_sample(commands: Any) -> None:
@@ -40,6 +42,7 @@ def add_sample(commands: Any) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the trees go (needed, but for --dry-run)")
     add_model(parser)
     add_source(parser)
+    add_reward(parser)
     parser.add_argument("--split", default="train", metavar="NAME", help="train, validation, arena or test")
     parser.option(
         "-n", "--num", old=("--num-examples",), dest="num", type=int, default=100, metavar="N", help="questions"

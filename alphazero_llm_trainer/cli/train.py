@@ -16,6 +16,7 @@ from .base import (
     add_config_arguments,
     add_json,
     add_model,
+    add_reward,
     add_source,
     check_out,
     print_json,
@@ -38,6 +39,7 @@ def add_arguments(parser: Parser, only: str | None) -> None:
     """The arguments of `train`, or of one training method's own command."""
     add_model(parser, "the student to start from", key="train.student")
     add_source(parser)
+    add_reward(parser)
     parser.option(
         "-n", "--num", "--num-examples", type=int, metavar="N", key="train.num_examples", help="training questions"
     )

@@ -169,9 +169,10 @@ def validate(raw: Mapping[str, Any]) -> Config:
     if config.student != "auto" and config.student not in config.models:
         names = ", ".join(["auto", *config.models])
         raise ConfigError(f"student is {config.student!r}: choose one of {names}, or add it to models.yaml")
-    if config.rewards.hre_weight + config.rewards.pre_weight == 0:
+    rewards = config.rewards
+    if rewards.hre_weight + rewards.pre_weight == 0 and not rewards.own:
         raise ConfigError("rewards.hre_weight and rewards.pre_weight are both 0: give one of them a weight above 0")
-    if config.rewards.hre_weight == 0 and not config.rewards.use_student_model:
+    if rewards.hre_weight == 0 and not rewards.use_student_model and not rewards.own:
         raise ConfigError(
             "rewards.hre_weight is 0 and rewards.use_student_model is false: nothing is rewarded; set one"
         )

@@ -153,6 +153,15 @@ class RewardConfig(Section):
     right_bonus: Share = 0.1
     wrong_penalty: Share = 0.05
     use_student_model: bool = True
+    custom: str | None = None
+    custom_weight: Share = 1.0
+    custom_concurrent: Positive = 8
+    custom_timeout_seconds: PositiveFloat = 60.0
+
+    @property
+    def own(self) -> bool:
+        """Whether a reward of the user's own has a weight."""
+        return self.custom is not None and self.custom_weight > 0
 
 
 class SpendLimits(Section):

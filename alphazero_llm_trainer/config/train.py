@@ -162,7 +162,7 @@ class TrainConfig(Section):
     requeue_limit: NonNegative = 1
     extend: Literal["flat", "mixed", "none"] = "flat"
     chain_samples: Annotated[int, Field(ge=2)] = 8
-    reward: Literal["hre", "combined"] = "hre"
+    reward: Literal["hre", "combined"] | None = None
     rows_per_round: Positive = 32
     demonstrations: NonNegative = 1350
     demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None = None

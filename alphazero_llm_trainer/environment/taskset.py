@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -14,11 +15,13 @@ from ..config.sections import RewardConfig
 from ..problems.grading import Grade
 from ..problems.load import load_tasks
 from ..problems.source import open_problems, source_of
+from ..rewards.custom import CustomReward, open_reward
 from ..types import Problem
 from ..types import Task as ProblemTask
 from .frozen import frozen_student
 
 TRAIN_SPLIT = "train"
+REWARDS = ("hre_weight", "pre_weight", "custom", "custom_weight")  # of the section `rewards`
 PROBLEMS = {
     "source",
     "levels",
@@ -38,6 +41,21 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     """Weight of correctness_reward before the weights are renormalised over the parts that are switched on."""
     pre_weight: float = 0.6
     """Weight of perplexity_reward, likewise."""
+    custom: str | None = None
+    """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME or package.module:NAME: code
+    that runs here (unset: rewards.custom of the YAML file)."""
+    custom_weight: float = 1.0
+    """Weight of custom_reward, likewise."""
+
+    @property
+    def needs(self) -> RewardConfig:
+        """These settings as the section `rewards`."""
+        return RewardConfig.model_construct(
+            hre_weight=self.hre_weight,
+            pre_weight=self.pre_weight,
+            custom=self.custom,
+            custom_weight=self.custom_weight,
+        )
 
 
 class AlphaZeroData(vf.TaskData):
@@ -63,10 +81,14 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         without a function overrides a decorated reward's weight. Weights that the user set there stay.
         """
         config = self.config
-        parts = {"correctness_reward": config.hre_weight, "perplexity_reward": config.pre_weight if on else 0.0}
+        parts = {
+            "correctness_reward": config.hre_weight,
+            "perplexity_reward": config.pre_weight if on else 0.0,
+            "custom_reward": config.custom_weight if config.custom is not None else 0.0,
+        }
         total = sum(parts.values())
         if total == 0:  # perplexity alone was asked for and is off: correctness is all that is left
-            parts, total = {"correctness_reward": 1.0, "perplexity_reward": 0.0}, 1.0
+            parts, total = dict.fromkeys(parts, 0.0) | {"correctness_reward": 1.0}, 1.0
         weights = {name: vf.RewardFunctionConfig(weight=weight / total) for name, weight in parts.items()}
         clone = self.with_data()
         clone.config = config.model_copy(update={"use_student_model": on, "rewards": {**weights, **config.rewards}})
@@ -74,12 +96,19 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
     async def graded(self, response: str) -> Grade:
         """The grade of a response by the rule of the problem's source."""
-        problem = Problem(self.key, self.data.prompt_text, self.data.source, self.data.level)
-        return await source_of(problem).grade_async(response, ProblemTask(problem, self.data.gold))
+        return await source_of(self.own.problem).grade_async(response, self.own)
+
+    @property
+    def own(self) -> ProblemTask:
+        """The task as this package has it, without its worked solution."""
+        return ProblemTask(Problem(self.key, self.data.prompt_text, self.data.source, self.data.level), self.data.gold)
 
     @vf.reward(weight=0.4)
-    async def correctness_reward(self, trace: vf.Trace) -> float:
-        """HRE: the score of the response's final answer by its source's rule: 1.0 or 0.0, between them where it is partial."""
+    async def correctness_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
+        """HRE: the score of the response's final answer by its source's rule: 1.0 or 0.0, between them where it is partial;
+        not recorded for a task without gold."""
+        if not self.data.gold:
+            return {}
         return (await self.graded(response_text(trace))).hre
 
     @vf.reward(weight=0.6)
@@ -90,9 +119,27 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         problem = Problem(self.key, self.data.prompt_text, "vf-eval")
         return await frozen_student().perplexity_reward(problem, response_text(trace))
 
+    @vf.reward(weight=0.0)
+    async def custom_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
+        """The user's own reward of the response, in [0, 1]; not recorded at all without one.
+
+        Raises:
+            RewardError: it gave no such number; the rollout counts as failed.
+        """
+        custom = opened(self.config.needs)
+        if custom is None:
+            return {}
+        return await custom(self.own.problem, response_text(trace), self.own)
+
     async def validate(self, runtime: vf.Runtime) -> bool:
-        """Whether the gold answer can be read and equals itself."""
-        return (await self.graded(f"#### {self.data.gold}")).correct
+        """Whether the gold answer can be read and equals itself, where there is one."""
+        return not self.data.gold or (await self.graded(f"#### {self.data.gold}")).correct
+
+
+@lru_cache(maxsize=4)
+def opened(rewards: RewardConfig) -> CustomReward | None:
+    """The user's own reward: one for all tasks, which bounds how many calls of it are under way."""
+    return open_reward(rewards)
 
 
 def response_text(trace: vf.Trace) -> str:
@@ -155,7 +202,8 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         problems = type(config.problems).model_validate(config.problems.model_dump() | given)
         source = open_problems(problems, config.dataset.path if chosen.path is None else chosen.path)
         task_config = scoring(chosen, config.rewards)
-        for row in load_tasks(source, chosen.split, chosen.size(config)):
+        opened(task_config.needs)  # what is wrong with it is said before anything runs
+        for row in load_tasks(source, chosen.split, chosen.size(config), rewards=task_config.needs):
             task = AlphaZeroTask(task_data(row), task_config)
             yield task if task_config.use_student_model is None else task.with_student(task_config.use_student_model)
 
@@ -164,7 +212,7 @@ def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroT
     """The task's configuration: what the user set under `--env.taskset.task.*`, the rest from `rewards`."""
     given = chosen.task.model_fields_set
     update: dict[str, object] = {"use_student_model": chosen.use_student_model}
-    update |= {name: getattr(rewards, name) for name in ("hre_weight", "pre_weight") if name not in given}
+    update |= {name: getattr(rewards, name) for name in REWARDS if name not in given}
     if chosen.use_student_model is None and not rewards.use_student_model:
         update["use_student_model"] = False
     return chosen.task.model_copy(update={k: v for k, v in update.items() if k not in given})

@@ -14,6 +14,7 @@ from ..engine.protocol import Limits
 from ..errors import RequestError
 from ..problems.grading import Grade
 from ..problems.source import source_of
+from ..rewards.custom import CustomReward
 from ..search.driver import derive_seed
 from ..types import Task
 from .attempt import Answered, MethodContext, chain_of
@@ -55,7 +56,8 @@ class Cell:
 
     `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens` are sampled and
     scored ones of each problem, `groups` which problems repeat each other (`metrics.repeats`); the other figures are sums
-    over problems, `f1` of HotpotQA's alone, `seconds` wall-clock.
+    over problems, `f1` of HotpotQA's alone, `seconds` wall-clock. `rewards` are what the user's own reward gave each
+    response (0 where there is none, None where it failed); empty without one.
     """
 
     benchmark: str
@@ -72,6 +74,7 @@ class Cell:
     seconds: float = 0.0
     f1: float | None = None
     groups: list[int] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
 
     @property
     def distinct(self) -> int:
@@ -109,8 +112,10 @@ async def run_cell(
     budget: int,
     stop: Callable[[], bool],
     tell: Callable[[int], None],
+    custom: CustomReward | None = None,
 ) -> Cell:
-    """All problems of `benchmark` by `method`; `tell(sampled tokens)` after each. Raises StoppedError.
+    """All problems of `benchmark` by `method`; `tell(sampled tokens)` after each. Raises StoppedError, and RewardError where
+    `custom` fails for every response.
 
     Every method sees the same seeds. The policy's cache is emptied first, so that no method lives on another one's.
     """
@@ -135,6 +140,8 @@ async def run_cell(
     f1 = [grade.f1 for grade in grades if grade is not None and grade.f1 is not None]
     cell.f1 = sum(f1) if f1 else None
     cell.tokens, cell.groups = [answer.tokens for answer in found], repeats(benchmark.tasks)
+    if custom is not None:
+        cell.rewards = await custom.scores(benchmark.tasks, [answer.response for answer in found])
     for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
         setattr(cell, name, sum(getattr(answer, name) for answer in found))
     return cell

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..engine.protocol import GenerateRequest
 from ..errors import RequestError
 from ..live import Progress
 from ..policy.student import Student
 from ..problems.source import source_of
+from ..rewards.custom import CustomReward
 from ..search.driver import derive_seed
 from ..types import Task
 
@@ -22,7 +23,8 @@ BATCH = 256  # problems put to the engine together
 class Answers:
     """`correct[i][j]` says whether sample j of problem i is right; `responses` are their texts.
 
-    `skipped` counts problems whose prompt doesn't fit into the context: they count as wrong.
+    `skipped` counts problems whose prompt doesn't fit into the context: they count as wrong. `grades` are each problem's
+    first sample's in [0, 1], and `rewards` what the user's own reward gave it: None where that failed, empty without one.
     """
 
     correct: list[list[bool]]
@@ -30,6 +32,8 @@ class Answers:
     tokens: int
     seconds: float
     skipped: int
+    grades: list[float] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
 
     @property
     def first(self) -> list[bool]:
@@ -47,8 +51,11 @@ def answer(
     seed: int = 0,
     progress: Progress | None = None,
     doing: str = "answering",
+    custom: CustomReward | None = None,
 ) -> Answers:
-    """Answer `tasks` with `n` responses each and grade them against gold. Runs its own event loop.
+    """Answer `tasks` with `n` responses each and grade them against gold, and by `custom`. Runs its own event loop.
+
+    Raises RewardError where `custom` fails for every response.
 
     Where a `progress` is given, the problems are counted there as what it is `doing`.
     """
@@ -80,7 +87,10 @@ def answer(
                 answers.responses.append(texts)
                 grades = [await source_of(task.problem).grade_async(text, task) for text in texts]
                 answers.correct.append([grade.correct for grade in grades] or [False] * n)
+                answers.grades.append(grades[0].hre if grades else 0.0)
                 answers.tokens += tokens
+        if custom is not None:
+            answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])
 
     progress.start(len(tasks), unit="problem", doing=doing)
     try:

@@ -144,9 +144,19 @@ def summary(cell: Cell) -> dict[str, Any]:
         "most_tokens": max(cell.tokens),
         **counts,
         "f1": None if cell.f1 is None else cell.f1 / n,
+        **mean_reward(cell.rewards),
         "ended_by": cell.ended_by,
         "outcomes": cell.outcomes,
     }
+
+
+def mean_reward(rewards: Sequence[float | None]) -> dict[str, Any]:
+    """The user's own reward over the problems where it didn't fail, with its interval, and how many those are not; nothing
+    without one."""
+    known = [reward for reward in rewards if reward is not None]
+    if not known:
+        return {}
+    return {"reward": triple(mean_interval(known)), "failed_rewards": len(rewards) - len(known)}
 
 
 def triple(interval: Interval) -> list[float]:

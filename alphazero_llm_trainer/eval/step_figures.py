@@ -123,10 +123,9 @@ def best_total(responses: Sequence[tuple[Sequence[float], float, int]]) -> tuple
     `responses` are (step scores, outcome, count). Without right and wrong ones it is the least step.
     """
     outcome = np.array([outcome for _, outcome, _ in responses])
+    better = (outcome > outcome.mean()).astype(float) if len(responses) else outcome  # of 0 and 1: the right ones
     found = {
-        rule: area(np.array([total_of(rule, steps) for steps, _, _ in responses]), outcome)
-        if len(responses)
-        else np.nan
+        rule: area(np.array([total_of(rule, steps) for steps, _, _ in responses]), better) if len(responses) else np.nan
         for rule in TOTALS
     }
     usable = [rule for rule in TOTALS if np.isfinite(found[rule])]

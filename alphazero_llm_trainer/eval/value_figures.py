@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,8 @@ class States:
 
     `question` numbers the question, `group` the parent state (siblings share it; -1 for a root), `target` in [0, 1] is
     the mean outcome of `count` finished responses, `depth` the number of steps and `length` of tokens down to the state,
-    `logprob` (nats) the policy's log-probability of those tokens, `final` tells that the response ends there.
+    `logprob` (nats) the policy's log-probability of those tokens, `final` tells that the response ends there, `square` is
+    the mean of the outcomes' squares (None: each is 0 or 1, so that it is the target).
     """
 
     question: np.ndarray
@@ -36,10 +38,21 @@ class States:
     length: np.ndarray
     logprob: np.ndarray
     final: np.ndarray
+    square: np.ndarray | None = None
+
+    @property
+    def squares(self) -> np.ndarray:
+        return self.target if self.square is None else self.square
+
+    @property
+    def noise(self) -> np.ndarray:
+        """The variance of a state's single outcomes, which no value can predict."""
+        return self.squares - self.target**2
 
     def where(self, kept: np.ndarray) -> States:
         """The states that a boolean mask `[N]` keeps."""
-        return States(*(getattr(self, name)[kept] for name in self.__slots__))
+        columns: Any = (getattr(self, name) for name in self.__slots__)
+        return States(*(None if column is None else column[kept] for column in columns))
 
 
 def resampled(question: np.ndarray, statistic: Statistic, seed: int = 0, draws: int = DRAWS) -> Interval:
@@ -69,15 +82,15 @@ def mean(values: np.ndarray) -> Statistic:
 def brier(value: np.ndarray, states: States, seed: int = 0) -> Interval:
     """Mean squared error of `value` against each single outcome (Brier 1950), states weighted by their counts.
 
-    `E[(V - o)^2] = (V - target)^2 + target*(1 - target)`: the second term is what nobody can predict.
+    `E[(V - o)^2] = (V - target)^2 + Var(o)`: the second term is what nobody can predict.
     """
-    weight, loss = states.count, (value - states.target) ** 2 + states.target * (1 - states.target)
+    weight, loss = states.count, (value - states.target) ** 2 + states.noise
     return resampled(states.question, _ratio(weight * loss, weight), seed)
 
 
 def brier_skill(value: np.ndarray, states: States, base: float, seed: int = 0) -> Interval:
     """How much lower the Brier score is than that of always saying `base` (the training questions' rate); 0 is none."""
-    weight, noise = states.count, states.target * (1 - states.target)
+    weight, noise = states.count, states.noise
     gain = (base - states.target) ** 2 - (value - states.target) ** 2
     return resampled(states.question, _ratio(weight * gain, weight * ((base - states.target) ** 2 + noise)), seed)
 
@@ -173,18 +186,18 @@ def in_order(score: np.ndarray, pairs: Pairs) -> np.ndarray:
 def blend(value: np.ndarray, states: States) -> float:
     """The weight lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout` with the least Brier score; NaN without data.
 
-    At a state with n outcomes, k of them correct, one outcome o is the rollout and another o' is what is to be
+    At a state with n outcomes of the sum k, one outcome o is the rollout and another o' is what is to be
     predicted. The squared error of `(1 - lambda)*V + lambda*o` against o', over all ordered pairs, is a parabola in
     lambda with its least value at `E[(o - V)(o' - V)] / E[(o - V)^2]`, here over states with two outcomes or more,
     each weighted by its count, clipped to [0, 1].
     """
     kept = states.count >= 2
-    n, v, target = states.count[kept].astype(float), value[kept], states.target[kept]
+    n, v, target, square = states.count[kept].astype(float), value[kept], states.target[kept], states.squares[kept]
     if not kept.any():
         return float("nan")
     k = n * target
-    both = (k * k - k) / (n * (n - 1)) - 2 * v * target + v * v
-    spread = target - 2 * v * target + v * v
+    both = (k * k - n * square) / (n * (n - 1)) - 2 * v * target + v * v
+    spread = square - 2 * v * target + v * v
     if n @ spread <= 0:
         return 0.0  # V is never wrong
     return float(np.clip(n @ both / (n @ spread), 0.0, 1.0))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
-from ..config.sections import ProblemsConfig
+from ..config.sections import ProblemsConfig, RewardConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
 from .source import SPLITS, Source, open_problems, open_source
 
 
 def load_tasks(
-    source: Source | str, split: str, count: int, *, start: int = 0, path: str | None = None, **options: Any
+    source: Source | str,
+    split: str,
+    count: int,
+    *,
+    start: int = 0,
+    path: str | None = None,
+    rewards: RewardConfig | None = None,
+    **options: Any,
 ) -> list[Task]:
     """At most `count` tasks of a split, from its number `start` on: fewer where the data set ends, never none.
 
@@ -24,10 +31,11 @@ def load_tasks(
         count: how many tasks, at least 1.
         start: index of the first task, from 0.
         path: of a source that is named, a folder that holds its rows.
+        rewards: what the tasks are for may need no gold answers; None: they are needed.
 
     Raises:
         DataError: there is no such task, or rows are missing or broken.
-        ConfigError: an argument doesn't fit the source.
+        ConfigError: an argument doesn't fit the source, or the rewards don't.
     """
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
@@ -40,12 +48,30 @@ def load_tasks(
         if not start or not source.load(split, 1):
             raise DataError(f"{source.name} has no {split} problems: ask for another split, or name another source")
         raise DataError(f"{source.name} {split} has no task number {start}: start earlier or use a larger data set")
+    check_gold(tasks, rewards)
     return tasks
 
 
 def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Task]:
     """`load_tasks` of the problems that the configuration names; an empty list where none are asked for."""
-    return load_tasks(open_source(config), split, count, start=start) if count else []
+    return load_tasks(open_source(config), split, count, start=start, rewards=config.rewards) if count else []
+
+
+def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
+    """Raise for a task without gold where something needs it: DataError, or ConfigError where it is `rewards` that does."""
+    missing = next((task.problem for task in tasks if not task.gold.strip()), None)
+    if missing is None:
+        return
+    if rewards is None or rewards.custom is None:
+        raise DataError(
+            f"source {missing.source} has no gold answer for task {missing.id!r}: write it, drop the task, or give a reward"
+            " that needs none (--reward)"
+        )
+    if rewards.hre_weight > 0:
+        raise ConfigError(
+            f"rewards.hre_weight is {rewards.hre_weight}, a reward that needs gold, and task {missing.id!r} of source"
+            f" {missing.source} has none: set rewards.hre_weight=0 or write the answer"
+        )
 
 
 def check_train_split(record: Mapping[str, Any], path: Path, otherwise: str = "") -> None:

@@ -18,7 +18,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
@@ -29,6 +28,7 @@ from random import Random
 from typing import Any
 
 from ..config.load import Config
+from ..config.objects import load_object
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..errors import AlphaZeroError, ConfigError, DataError
@@ -207,7 +207,7 @@ def own(task: Task, name: str) -> Task:
 
 
 def check_tasks(tasks: Sequence[Task], name: str) -> None:
-    """Raise DataError for duplicate ids, empty questions and missing gold answers."""
+    """Raise DataError for duplicate ids and empty questions. Gold answers are looked at by who needs them (`check_gold`)."""
     seen: set[str] = set()
     for task in tasks:
         if task.problem.id in seen:
@@ -215,8 +215,6 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
         seen.add(task.problem.id)
         if not task.problem.question.strip():
             raise DataError(f"source {name} has an empty question, task {task.problem.id!r}: write it or drop the task")
-        if not task.gold.strip():
-            raise DataError(f"source {name} has no gold answer for task {task.problem.id!r}: write it or drop the task")
 
 
 def by_hash(tasks: Sequence[Task]) -> dict[str, list[Task]]:
@@ -364,35 +362,6 @@ def is_module(name: str) -> bool:
     """Whether this is meant as a module: `package.module`, or the name of one that can be found."""
     parts = name.split(".")
     return all(map(str.isidentifier, parts)) and (len(parts) > 1 or importlib.util.find_spec(name) is not None)
-
-
-def load_object(place: str, name: str, key: str) -> Any:
-    """The object `name` of a Python file or module: the user's own code, which runs when it is loaded.
-
-    `key` is the configuration's, for messages. Raises ConfigError where it can't be loaded, with the code's own error.
-    """
-    try:
-        if place.endswith(".py"):
-            file = Path(place).expanduser()
-            if not file.is_file():
-                raise ConfigError(f"{key} is '{place}:{name}' and {file} is not there: name a Python file")
-            spec = importlib.util.spec_from_file_location(f"_alphazero_user_{file.stem}", file.resolve())
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
-    except AlphaZeroError:
-        raise
-    except Exception as error:  # whatever the user's own module raises while it is imported
-        raise ConfigError(
-            f"{key} is '{place}:{name}' and {place} can't be imported ({type(error).__name__}: {error}): mend it"
-        ) from error
-    if not hasattr(module, name):
-        public = ", ".join(sorted(one for one in vars(module) if not one.startswith("_"))[:12])
-        raise ConfigError(f"{key} is '{place}:{name}' and {place} has no {name}: it has {public}")
-    return getattr(module, name)
 
 
 def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:

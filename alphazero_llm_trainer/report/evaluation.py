@@ -53,13 +53,21 @@ def blocks(results: Results, benchmark: str) -> list[Block]:
     """A headline and a short sorted table for each budget, then pass@k and maj@k."""
     found: list[Block] = []
     for rows in sorted_rows(results, benchmark).values():
-        lines = [["method", "accuracy [95%]", "over greedy", "tokens", "calls"]]
+        rewarded = any("reward" in row for row in rows)
+        lines = [["method", "accuracy [95%]", *["reward [95%]"] * rewarded, "over greedy", "tokens", "calls"]]
         for row in rows:
             over = gains(results, row).get("over greedy")
             figures = ["" if over is None else f"{over:+}", f"{tokens(row):.1f}", f"{row['calls']:.1f}"]
-            lines.append([row["method"], str(Interval(*row["accuracy"])), *figures])
+            lines.append([row["method"], str(Interval(*row["accuracy"])), *[reward_of(row)] * rewarded, *figures])
         found.append((headline(results, rows)[0], lines))
     return found + at_k(results, benchmark)
+
+
+def reward_of(row: Results) -> str:
+    """The mean of the user's own reward with its interval, and how often it failed."""
+    if "reward" not in row:
+        return ""
+    return f"{Interval(*row['reward'])}" + (f" ({row['failed_rewards']:,} failed)" if row["failed_rewards"] else "")
 
 
 def at_k(results: Results, benchmark: str) -> list[Block]:
@@ -100,15 +108,16 @@ def full_table(results: Results, benchmark: str) -> list[list[str]]:
     bases = [base for base in (f"over {name}" for name in (*BASELINES, *CONTROLS)) if base in compared]
     ungraded = [name for name in UNGRADED if any(row[name] for row in rows)]
     f1 = ["F1"] * any(row["f1"] is not None for row in rows)
+    rewarded = ["reward [95%]"] * any("reward" in row for row in rows)
     head = ["budget", "method", "accuracy [95%]", "sampled", "scored", "cached", "calls", "ms", *ungraded]
-    found = [[*head, *bases, *f1]]
+    found = [[*head, *bases, *f1, *rewarded]]
     for row in rows:
         over = gains(results, row)
         line = [f"{row['budget']:,}", row["method"], str(Interval(*row["accuracy"]))]
         line += [f"{row[name]:.1f}" for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls")]
         line += [f"{1000 * row['seconds']:.1f}", *(f"{row[name]}" for name in ungraded)]
         line += [f"{over[base]:+}" if base in over else "" for base in bases]
-        found.append([*line, *(f"{row['f1'] or 0:.3f}" for _ in f1)])
+        found.append([*line, *(f"{row['f1'] or 0:.3f}" for _ in f1), *(reward_of(row) for _ in rewarded)])
     return found
 
 

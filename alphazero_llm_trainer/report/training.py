@@ -55,11 +55,14 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     flat = nothing_learnt(card, metrics)
     if flat is not None:
         return flat, "bad"
-    if card.get("gain") is None:
+    what, found = "", card.get("gain")
+    if found is None:  # without gold answers the user's own reward says it
+        what, found = " in reward", card.get("reward_gain")
+    if found is None:
         return "This run was started without held-out problems: it has no test result", ""
-    gain = Interval(**card["gain"])
+    gain = Interval(**found)
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
-    return f"Training {said}: {gain:+} on the same {card['after']['problems']:,} held-out problems", gain.kind
+    return f"Training {said}: {gain:+}{what} on the same {card['after']['problems']:,} held-out problems", gain.kind
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
@@ -69,7 +72,12 @@ def facts(card: Card) -> list[tuple[str, str]]:
         part = card[name]
         found.append((f"{name} [95%]", f"{accuracy(part)} at {part['tokens'] / part['problems']:.1f} tokens"))
     found += [("gain, paired", f"{Interval(**card['gain']):+}")] if found else []
+    if card.get("reward_gain") is not None:
+        found += [(f"reward {name} [95%]", reward(card[name])) for name in ("before", "after")]
+        found.append(("reward gain, paired", f"{Interval(**card['reward_gain']):+}"))
     found.append(("questions", f"{card['questions']:,}"))
+    if card.get("failed_rewards"):
+        found.append(("left out because the reward failed", f"{card['failed_rewards']:,}"))
     if card.get("seconds"):
         minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
         found += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
@@ -87,6 +95,11 @@ def accuracy(part: Card) -> Interval:
     return Interval(**part["accuracy"])
 
 
+def reward(part: Card) -> str:
+    """The mean of the user's own reward, and how often it failed."""
+    return f"{Interval(**part['reward'])}" + (f" ({part['failed_rewards']:,} failed)" if part["failed_rewards"] else "")
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +109,8 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
     big = "finished" if card.get("seconds") else "training"
     if card.get("gain") is not None:
         big = f"{accuracy(card['before']).value:.3f} → {accuracy(card['after']).value:.3f}"
+    elif card.get("reward_gain") is not None:
+        big = f"{card['before']['reward']['value']:.3f} → {card['after']['reward']['value']:.3f}"
     parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
     if journal.is_file():
         parts += examples(journal)
@@ -118,11 +133,13 @@ def seen(metrics: Iterable[Line]) -> dict[int, int]:
 
 
 def validation(card: Card, metrics: Sequence[Line]) -> Points:
-    """Greedy accuracy on the validation problems over training questions."""
+    """Greedy accuracy on the validation problems over training questions; the mean outcome with a reward of the user's own."""
     problems, after = card["config"]["train"]["validation_size"], seen(metrics)
     found = [(0, card.get("validation_before"))]
     found += [(after[line["round"]], line.get("validation_accuracy")) for line in metrics if line["round"] in after]
     known = [(x, share) for x, share in found if share is not None] if problems else []
+    if card["config"].get("rewards", {}).get("custom") is not None:
+        return [(x, Interval(share, share, share)) for x, share in known]
     return [(x, wilson(round(share * problems), problems)) for x, share in known]
 
 
@@ -170,7 +187,7 @@ def examples(journal: Path) -> list[str]:
     for record in read(journal):
         tree = Tree.from_dict(record["tree"])
         ended = trajectories(tree)
-        samples, right = sum(one.samples for one in ended), sum(one.samples for one in ended if one.hre == 1.0)
+        samples, right = sum(one.samples for one in ended), sum(one.samples for one in ended if one.right)
         if samples:
             kind = "hopeless" if not right else "solved" if right == samples else "mixed"
             even = -abs(right / samples - 0.5)

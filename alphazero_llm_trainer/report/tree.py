@@ -26,13 +26,13 @@ def most_visited(tree: Tree, most: int) -> dict[Place, Step]:
     while waiting and len(found) < most:
         _, place, node = heapq.heappop(waiting)
         if isinstance(node, Rollout):
-            found[place] = f"{mark(node.hre)} {node.text}", node.reward, node.count
+            found[place] = f"{mark(node.grade)} {node.text}", node.reward, node.count
             continue
         words = tree.text[node]
         while len(onward := visited(tree, node)) == 1 and words and not words.endswith("\n") and node not in rolled:
             node = onward[0]
             words += tree.text[node]
-        ended = "" if tree.verdict[node] is None else mark(tree.hre[node])
+        ended = "" if tree.verdict[node] is None else mark(tree.grade(node))
         found[place] = f"{ended} {words}", tree.q(node), tree.N[node]
         for at, inner in enumerate([*visited(tree, node), *rolled.get(node, ())]):
             visits = inner.count if isinstance(inner, Rollout) else tree.N[inner]
@@ -44,9 +44,9 @@ def visited(tree: Tree, node: int) -> list[int]:
     return [child for child in tree.children[node] if tree.N[child]]
 
 
-def mark(hre: float | None) -> str:
+def mark(grade: float | None) -> str:
     """How a response ended: right, wrong or not graded."""
-    return "■" if hre is None else "✓" if hre == 1.0 else "✗"
+    return "■" if grade is None else "✓" if grade == 1.0 else "✗"
 
 
 def outline(tree: Tree, title: str, question: str, most: int = 14) -> Chart:

@@ -1,4 +1,4 @@
-"""The terminal reward of a response: correctness and perplexity, its length and the directions it was steered in."""
+"""The terminal reward of a response: correctness, perplexity and the user's own; its length and its directions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from ..types import RewardParts
 
 
 def combined(
-    hre: float | None, pre: float | None, *, steps: int, right: int, wrong: int, weights: RewardConfig
+    hre: float | None,
+    pre: float | None,
+    custom: float | None = None,
+    *,
+    steps: int,
+    right: int,
+    wrong: int,
+    weights: RewardConfig,
 ) -> RewardParts:
     """The weighted mean of the parts that are on, minus a penalty a step, plus and minus the directions', in [0, 1].
 
     Args:
         hre: correctness in [0, 1], or None when there is no gold.
-        pre: perplexity reward in [0, 1], or None without a student model: then the correctness has all the weight.
+        pre: perplexity reward in [0, 1], or None without a student model: then the other parts have all the weight.
+        custom: the user's own reward in [0, 1], or None without one.
         steps: steps of the response.
         right: how many of them were proposed as likely right.
         wrong: how many were proposed as likely wrong.
@@ -26,16 +34,27 @@ def combined(
     Raises:
         ConfigError: no part is on, or those that are on weigh 0.
     """
-    parts = [
-        (part, weight) for part, weight in ((hre, weights.hre_weight), (pre, weights.pre_weight)) if part is not None
-    ]
-    weight = sum(weight for _, weight in parts)
-    if weight == 0:
+    judged = [(hre, weights.hre_weight), (custom, weights.custom_weight)]
+    total = mean([*judged, (pre, weights.pre_weight)])
+    if total is None:
         raise ConfigError(
             f"rewards.hre_weight is {weights.hre_weight} and rewards.pre_weight is {weights.pre_weight}, so the parts"
             " that are on weigh nothing: give hre_weight a value above 0 or use the student model"
         )
-    total = sum(part * weight for part, weight in parts) / weight
     total -= weights.step_penalty * steps
     total += weights.right_bonus * (right > 0) - weights.wrong_penalty * (wrong > 0)
-    return RewardParts(total=min(1.0, max(0.0, total)), hre=hre, pre=pre)
+    return RewardParts(min(1.0, max(0.0, total)), hre, pre, custom, outcome(hre, custom, weights))
+
+
+def outcome(hre: float | None, custom: float | None, weights: RewardConfig) -> float | None:
+    """Correctness and the user's own reward by their weights, in [0, 1]; None where the latter has no part in it."""
+    if custom is None or weights.custom_weight == 0:
+        return None
+    return mean([(hre, weights.hre_weight), (custom, weights.custom_weight)])
+
+
+def mean(parts: list[tuple[float | None, float]]) -> float | None:
+    """The weighted mean of the parts that are there; None where they weigh nothing."""
+    known = [(part, weight) for part, weight in parts if part is not None and weight > 0]
+    total = sum(weight for _, weight in known)
+    return sum(part * weight for part, weight in known) / total if known else None

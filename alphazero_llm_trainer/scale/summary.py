@@ -94,7 +94,10 @@ def table(summary: Summary) -> str:
         ("computed tokens", f"{facts['computed_tokens']:,} in this session"),
         ("responses right", percent(facts["responses_right"])),
         ("questions solved", percent(facts["solved"])),
-        ("skipped", f"{facts['skipped']:,} (they don't fit the engine)" if facts["skipped"] else "0"),
+        (
+            "skipped",
+            f"{facts['skipped']:,} (they don't fit the engine, or their reward failed)" if facts["skipped"] else "0",
+        ),
         ("set aside", f"{facts['set_aside']:,}"),
         ("cost", f"${facts['dollars']:.4f}"),
         ("seconds", f"{facts['seconds']:.1f} and {facts['start_seconds']:.1f} to start"),

@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..search.tree import Rollout
+from ..search.tree import OUTCOME, Rollout
 from ..types import Cost
 
-FAILED = "failed:"  # how `ended_by` of a question that the engine can't serve begins
-HRE, COUNT = (Rollout.__slots__.index(name) for name in ("hre", "count"))  # a saved rollout is a list in this order
+FAILED = "failed"  # how `ended_by` of a question without a tree begins
+COUNT = Rollout.__slots__.index("count")  # a saved rollout is a list in this order
 
 
 @dataclass(slots=True)
 class Totals:
     """Sums over journal records.
 
-    trees: records with a search; skipped: questions that don't fit the engine (an empty tree is recorded);
+    trees: records with a search; skipped: questions that don't fit the engine or whose reward failed (an empty tree is
+    recorded);
     simulations: backed-up evaluations (visits of the roots); saved: simulations that adaptive budgets and solved questions
     left out; responses: finished responses, repeats counted;
-    right: those whose answer is the gold one; solved: trees with a right response; cost: of the trees.
+    right: those with full marks (the gold answer, where no reward of the user's own takes part); solved: trees with a
+    right response; cost: of the trees.
     """
 
     trees: int = 0
@@ -43,13 +45,12 @@ class Totals:
         self.simulations += tree["N"][0]
         self.saved += record.get("saved", 0)
         right = 0
-        ends = [
-            (n, hre) for v, n, hre in zip(tree["verdict"], tree["samples"], tree["hre"], strict=True) if v is not None
-        ]
-        ends += [(rollout[COUNT], rollout[HRE]) for rollout in tree["rollouts"]]
-        for count, hre in ends:
+        known = tree.get(OUTCOME, tree["hre"])
+        ends = [(n, g) for v, n, g in zip(tree["verdict"], tree["samples"], known, strict=True) if v is not None]
+        ends += [(rollout[COUNT], Rollout(*rollout).grade) for rollout in tree["rollouts"]]
+        for count, grade in ends:
             self.responses += max(count, 1)
-            right += max(count, 1) if hre == 1.0 else 0
+            right += max(count, 1) if grade == 1.0 else 0
         self.right += right
         self.solved += right > 0
 

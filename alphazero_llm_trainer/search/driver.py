@@ -277,5 +277,5 @@ class Search:
 
 def right_responses(tree: Tree) -> int:
     """How many right responses were drawn."""
-    rolled = sum(rollout.samples for rollout in tree.rollouts if rollout.hre == 1.0)
-    return rolled + sum(tree.samples[leaf] for leaf in tree.leaves() if tree.hre[leaf] == 1.0)
+    rolled = sum(rollout.samples for rollout in tree.rollouts if rollout.grade == 1.0)
+    return rolled + sum(tree.samples[leaf] for leaf in tree.leaves() if tree.grade(leaf) == 1.0)

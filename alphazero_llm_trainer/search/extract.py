@@ -17,7 +17,8 @@ class Trajectory:
 
     `token_ids` and `logprobs` (nats, at ingest) are `[T]`; `nodes` are the steps' nodes and `lengths` their token
     counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled; `student` is False
-    when a teacher wrote one of its steps; `text` is the response's.
+    when a teacher wrote one of its steps; `text` is the response's; `outcome` is its correctness, with the user's own reward
+    where that takes part, and None where neither is known.
     """
 
     token_ids: tuple[int, ...]
@@ -29,6 +30,12 @@ class Trajectory:
     samples: int
     student: bool
     text: str
+    outcome: float | None = None
+
+    @property
+    def right(self) -> bool:
+        """Whether it has full marks."""
+        return self.outcome == 1.0
 
 
 def trajectories(tree: Tree) -> list[Trajectory]:
@@ -54,16 +61,16 @@ def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | N
     token_ids, logprobs = tree.sequence(end)
     lengths = [len(tree.token_ids[node]) for node in nodes]
     student, text = all(tree.source[node] == STUDENT for node in nodes), tree.response(end)
-    reward, hre, samples = tree.reward[end], tree.hre[end], max(tree.samples[end], 1)
+    reward, hre, outcome, samples = tree.reward[end], tree.hre[end], tree.grade(end), max(tree.samples[end], 1)
     if rollout is not None:
         token_ids, logprobs = token_ids + rollout.token_ids, logprobs + rollout.logprobs
         text += rollout.text
-        reward, hre, samples = rollout.reward, rollout.hre, max(rollout.samples, 1)
+        reward, hre, outcome, samples = rollout.reward, rollout.hre, rollout.grade, max(rollout.samples, 1)
         if rollout.token_ids:
             nodes, lengths = [*nodes, OUTSIDE], [*lengths, len(rollout.token_ids)]
     if not token_ids or reward is None:
         return None
-    return Trajectory(token_ids, logprobs, tuple(nodes), tuple(lengths), reward, hre, samples, student, text)
+    return Trajectory(token_ids, logprobs, tuple(nodes), tuple(lengths), reward, hre, samples, student, text, outcome)
 
 
 def source_of(tree: Tree, trajectory: Trajectory) -> str:

@@ -164,8 +164,8 @@ class StepExpansion:
         """How far the student's own continuations agree, and the best grade among them, both in [0, 1].
 
         Agreement is the share of the most frequent final answer (of the most frequent next step where nothing is rolled
-        out); one without an answer agrees with none. A grade is the correctness where it is known, else the reward;
-        where nothing is graded it is V.
+        out); one without an answer agrees with none. A grade is the outcome or the correctness where it is known, else
+        the reward; where nothing is graded it is V.
         """
         said: Counter[str] = Counter()
         for playout in playouts:
@@ -176,7 +176,8 @@ class StepExpansion:
             else:
                 text = steps[0].text if steps else ""
             said[text] += bool(text)
-        grades = [p.reward.total if p.reward.hre is None else p.reward.hre for p in playouts if p.reward is not None]
+        rewards = [p.reward for p in playouts if p.reward is not None]
+        grades = [reward.total if reward.grade is None else reward.grade for reward in rewards]
         if not grades and estimate is not None:
             grades = [estimate]
         return max(said.values(), default=0) / max(len(playouts), 1), max(grades, default=0.0)

@@ -1,7 +1,8 @@
 """Tree -> training targets for value, preference, policy and supervised training. Pure: no generation, no model.
 
 Every reader goes by a node's *outcomes*: the finished responses that passed through it and how many of them were
-correct. Step-level trees end their responses in terminal nodes, token-level ones in terminal nodes and rollouts.
+correct, or how good they were where grades lie between right and wrong. Step-level trees end their responses in terminal
+nodes, token-level ones in terminal nodes and rollouts.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ class ValueTarget:
     """What a state was worth.
 
     `node` is the state's node (0: the prompt alone); `token_ids` `[T]` are the response's tokens down to the state, T = 0
-    at the root; `target` in [0, 1] is the mean outcome of the finished responses through it, `weight` >= 1 their number.
+    at the root; `target` in [0, 1] is the mean outcome of the finished responses through it, `weight` >= 1 their number,
+    `square` the mean of the outcomes' squares: the target itself where each is 0 or 1.
     """
 
     node: int
     token_ids: tuple[int, ...]
     target: float
     weight: int
+    square: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +73,32 @@ class SftRow:
     source: str = STUDENT
 
 
-def endings(tree: Tree) -> Iterator[tuple[int, tuple[int, ...], int, float]]:
+def endings(tree: Tree, correctness: bool = False) -> Iterator[tuple[int, tuple[int, ...], int, float]]:
     """Every way a response of the tree ended: (node, tokens after that node, how often, its outcome in [0, 1]).
 
-    The outcome is the correctness where gold was known, the reward elsewhere. A terminal node counts its visits.
+    The outcome is the correctness where gold was known, joined by the user's own reward where that takes part (not with
+    `correctness`); the reward where neither is known. A terminal node counts its visits.
     """
+
     for leaf in tree.leaves():
         reward = tree.reward[leaf]
         # The response that ends a search without rollouts was sampled and never visited.
         count = max(tree.N[leaf], tree.samples[leaf])
         if reward is not None and count > 0:
-            known = tree.hre[leaf]
+            known = tree.hre[leaf] if correctness else tree.grade(leaf)
             yield leaf, (), count, reward if known is None else known
     for rollout in tree.rollouts:
-        yield rollout.node, rollout.token_ids, rollout.count, rollout.reward if rollout.hre is None else rollout.hre
+        known = rollout.hre if correctness else rollout.grade
+        yield rollout.node, rollout.token_ids, rollout.count, rollout.reward if known is None else known
 
 
-def outcomes(tree: Tree) -> tuple[list[int], list[float]]:
-    """For each node, how many finished responses passed through it and the sum of their outcomes."""
+def outcomes(tree: Tree, correctness: bool = False, power: int = 1) -> tuple[list[int], list[float]]:
+    """For each node, how many finished responses passed through it and the sum of their outcomes (see `endings`), each to
+    the power `power`."""
     counts, sums = [0] * len(tree), [0.0] * len(tree)
-    for node, _, count, outcome in endings(tree):
+    for node, _, count, outcome in endings(tree, correctness):
         counts[node] += count
-        sums[node] += count * outcome
+        sums[node] += count * outcome**power
     # Children come after their parents, so one backward pass adds everything up.
     for node in range(len(tree) - 1, ROOT, -1):
         counts[tree.parent[node]] += counts[node]
@@ -116,8 +123,9 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
     """
     if not every_token:
         counts, sums = outcomes(tree)
+        squares = outcomes(tree, power=2)[1]
         return [
-            ValueTarget(node, path, sums[node] / counts[node], counts[node])
+            ValueTarget(node, path, sums[node] / counts[node], counts[node], squares[node] / counts[node])
             for node, path in enumerate(prefixes(tree))
             if counts[node]
         ]
@@ -132,11 +140,15 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
                 node = tree.parent[node]
             state = whole[:length]
             nodes.setdefault(state, node)
-            total = totals.setdefault(state, [0, 0.0])
+            total = totals.setdefault(state, [0, 0.0, 0.0])
             total[0] += count
             total[1] += count * outcome
-    ordered = sorted(totals, key=len)
-    return [ValueTarget(nodes[s], s, totals[s][1] / totals[s][0], int(totals[s][0])) for s in ordered]
+            total[2] += count * outcome**2
+    targets = []
+    for state in sorted(totals, key=len):
+        weight, earned, squared = totals[state]
+        targets.append(ValueTarget(nodes[state], state, earned / weight, int(weight), squared / weight))
+    return targets
 
 
 def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[StepPreference]:
@@ -194,10 +206,10 @@ def policy_targets(tree: Tree) -> list[PolicyTarget]:
 
 
 def sft_rows(tree: Tree) -> list[SftRow]:
-    """The distinct responses that are known to be correct (`hre` 1), in the order they were found.
+    """The distinct responses that are known to have full marks (`Trajectory.right`), in the order they were found.
 
     A terminal node counts its samples, not its visits: descending to it again drew nothing. Where gold was unknown
     nothing is known to be correct, whatever the reward.
     """
-    right = (found for found in trajectories(tree) if found.hre == 1.0)
+    right = (found for found in trajectories(tree) if found.right)
     return [SftRow(found.token_ids, found.text, found.samples, source_of(tree, found)) for found in right]

@@ -119,7 +119,7 @@ class TokenExpansion:
             return None
         limit = max(min(self.longest, self._affordable(self.longest, left, 0)), 1)
         rolled = await self._roll((), (), limit, derive_seed(self.seed, "first"))
-        if data.skip_solved and rolled.reward.hre == 1.0:
+        if data.skip_solved and rolled.reward.grade == 1.0:
             self.tree.rollouts.append(self._rollout(ROOT, rolled, 0, 1))
             return "solved"
         rng = Random(derive_seed(self.seed, "prefix"))
@@ -229,6 +229,7 @@ class TokenExpansion:
             reward.hre,
             reward.pre,
             samples=samples,
+            outcome=reward.outcome,
         )
 
     async def close(self, node: int, left: int | None) -> int:

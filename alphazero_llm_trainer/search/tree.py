@@ -36,6 +36,8 @@ COLUMNS = (
     "hre",  # the reward's correctness part, None where gold is unknown
     "pre",  # the reward's perplexity part, None without a student model
 )
+# Written only where a response has one: correctness and the user's own reward, None where that has no part in it.
+OUTCOME = "outcome"
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class Rollout:
     """How responses went on from `node` to their end, outside the tree: token-level search keeps those here.
 
     `token_ids` and `logprobs` (nats, under the policy at temperature 1) are `[T]`, T = 0 where the response ends in
-    the node itself; `verdict`, `reward`, `hre` and `pre` grade the whole response as a terminal node's columns do;
+    the node itself; `verdict`, `reward`, `hre`, `pre` and `outcome` grade the whole response as a terminal node's columns do;
     `count` is how many simulations ended this way, `samples` how many draws that were: a greedy rollout that is read
     again from a node along it is a visit and no new draw.
     """
@@ -58,6 +60,12 @@ class Rollout:
     pre: float | None
     count: int = 1
     samples: int = 1
+    outcome: float | None = None
+
+    @property
+    def grade(self) -> float | None:
+        """The outcome, else the correctness; None where neither is known."""
+        return self.hre if self.outcome is None else self.outcome
 
 
 class Tree:
@@ -91,6 +99,7 @@ class Tree:
         self.reward: list[float | None] = []
         self.hre: list[float | None] = []
         self.pre: list[float | None] = []
+        self.outcome: list[float | None] = []
         self.children: list[list[int]] = []
         self.virtual: list[int] = []
         self.rollouts: list[Rollout] = []
@@ -111,7 +120,7 @@ class Tree:
         self.direction.append(str(direction))
         self.N.append(0)
         self.W.append(0.0)
-        for column in (self.V, self.prior, self.prm, self.verdict, self.reward, self.hre, self.pre):
+        for column in (self.V, self.prior, self.prm, self.verdict, self.reward, self.hre, self.pre, self.outcome):
             column.append(None)
         self.samples.append(0)
         self.expanded.append(False)
@@ -143,7 +152,7 @@ class Tree:
         self.N += [0] * count
         self.W += [0.0] * count
         nothing = [None] * count
-        for column in (self.V, self.prm, self.verdict, self.reward, self.hre, self.pre):
+        for column in (self.V, self.prm, self.verdict, self.reward, self.hre, self.pre, self.outcome):
             column.extend(nothing)
         self.prior += priors
         self.samples += [0] * count
@@ -160,7 +169,7 @@ class Tree:
     def finish(self, node: int, verdict: str, reward: RewardParts) -> None:
         """Make `node` terminal."""
         self.verdict[node], self.reward[node] = verdict, reward.total
-        self.hre[node], self.pre[node] = reward.hre, reward.pre
+        self.hre[node], self.pre[node], self.outcome[node] = reward.hre, reward.pre, reward.outcome
 
     def backup(self, node: int, reward: float, above: int = -1) -> None:
         """Add one visit of `reward` to `node` and all its ancestors up to `above` (left out; -1: to the root)."""
@@ -207,6 +216,10 @@ class Tree:
             sunk[node, rest] = rollout
         self.rollouts = list(sunk.values())
 
+    def grade(self, node: int) -> float | None:
+        """A terminal node's outcome, else its correctness; None where neither is known."""
+        return self.hre[node] if self.outcome[node] is None else self.outcome[node]
+
     def q(self, node: int) -> float:
         """Mean reward of a visited node."""
         return self.W[node] / self.N[node]
@@ -248,7 +261,10 @@ class Tree:
     def to_dict(self) -> dict[str, Any]:
         """Plain columns, ready for JSON."""
         columns = {name: list(getattr(self, name)) for name in COLUMNS}
+        if any(known is not None for known in self.outcome):
+            columns[OUTCOME] = list(self.outcome)
         rollouts = [[getattr(rollout, name) for name in Rollout.__slots__] for rollout in self.rollouts]
+        rollouts = [row if row[-1] is not None else row[:-1] for row in rollouts]
         backups = [[node, reward] if above < 0 else [node, reward, above] for node, reward, above in self.backups]
         history = {"simulations": [list(one) for one in self.simulations], "backups": backups}
         return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
@@ -264,6 +280,9 @@ class Tree:
                 setattr(tree, name, list(raw[name]))
             count = len(tree.parent)
             if any(len(getattr(tree, name)) != count for name in COLUMNS) or tree.parent[0] != -1:
+                raise DataError("tree columns differ in length: search it again")
+            tree.outcome = list(raw.get(OUTCOME, [None] * count))
+            if len(tree.outcome) != count:
                 raise DataError("tree columns differ in length: search it again")
             tree.token_ids = [tuple(ids) for ids in tree.token_ids]
             tree.logprobs = [tuple(values) for values in tree.logprobs]

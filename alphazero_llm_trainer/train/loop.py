@@ -21,7 +21,7 @@ from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, TrainingError
 from ..eval.greedy import Answers, answer
-from ..eval.metrics import paired_bootstrap, repeats, wilson
+from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
 from ..live import Progress
 from ..policy.folders import resolve_name
 from ..policy.student import frozen_student, load_student
@@ -29,6 +29,7 @@ from ..policy.value_function import EngineValue
 from ..problems.load import tasks_of
 from ..problems.source import open_source
 from ..report.folder import write_report
+from ..rewards.combined import outcome
 from ..search.journal import Journal
 from ..types import Cost, Task
 from .checkpoint import newest, read_manifest, write_manifest
@@ -224,7 +225,9 @@ class Run:
         model.eval()
         self.student.engine.set_policy(None, self.student.engine.version)
         shown: dict[str, Any] = {} if doing is None or not tasks else {"progress": self.progress, "doing": doing}
-        answers = answer(self.student, tasks, max_tokens=self.config.search.max_tokens, **shown)
+        answers = answer(
+            self.student, tasks, max_tokens=self.config.search.max_tokens, custom=self.collector.custom, **shown
+        )
         self.student.engine.forget()
         self.student.engine.rest()
         model.train(training)
@@ -251,20 +254,29 @@ class Run:
             card["before"] = summary(answers, self.test)
             if self.validation:
                 answers = self.evaluate(self.validation, "validation before training")
-                card["validation_before"] = sum(answers.first) / len(answers.first)
+                card["validation_before"] = self.score(answers)
             self.folder.write_card(card)
         self.validation_before = card.get("validation_before")
         return card["before"]["correct"]
 
     def validate(self, rounds_done: int) -> float | None:
-        """Validation accuracy after `rounds_done` rounds; the best weights so far are kept."""
+        """The score on validation problems after `rounds_done` rounds; the best weights so far are kept."""
         if not self.validation:
             return None
         answers = self.evaluate(self.validation)
-        accuracy = sum(answers.first) / len(answers.first)
+        accuracy = self.score(answers)
         if self.config.train.keep_best and (self.best is None or accuracy > self.best[0]):
             self.keep(accuracy, rounds_done)
         return accuracy
+
+    def score(self, answers: Answers) -> float:
+        """What the best weights are chosen by: accuracy, or with a reward of the user's own the mean outcome."""
+        weights = self.config.rewards
+        if not weights.own:
+            return sum(answers.first) / len(answers.first)
+        pairs = zip(answers.grades, answers.rewards, strict=True)
+        known = [outcome(grade, reward, weights) for grade, reward in pairs if reward is not None]
+        return sum(value or 0.0 for value in known) / len(known)
 
     def restore_best(self, facts: dict[str, Any]) -> None:
         """Go on from a checkpoint's best; at the start the untrained student is the one to beat."""
@@ -357,7 +369,7 @@ class Run:
                 ) from error
             kept = f"best on validation ({self.best[0]:.3f} after round {self.best[1]})"
             if self.best[1] == 0:
-                kept = f"the student as it was: no checkpoint beat its validation accuracy of {self.best[0]:.3f}"
+                kept = f"the student as it was: no checkpoint beat its validation score of {self.best[0]:.3f}"
         self.student.model.eval()
         after = self.evaluate(self.test, "held-out problems after training")
         self.keep_answers("after", after)
@@ -367,8 +379,10 @@ class Run:
             if "cost" in line:
                 total.add(Cost(**line["cost"]))
         card["after"] = summary(after, self.test)
-        gain = paired_bootstrap(after.first, before, groups=repeats(self.test)) if self.test else None
+        gain = paired_bootstrap(after.first, before, groups=repeats(self.test)) if card["after"]["accuracy"] else None
         card["gain"] = None if gain is None else asdict(gain)
+        card["reward_gain"] = reward_gain(card["before"], card["after"], self.test)
+        card["failed_rewards"] = sum(line.get("failed_rewards", 0) for line in metrics)
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         self.save_student()
@@ -441,7 +455,8 @@ class _RoundWatch(TrainerCallback):
         accuracy = run.validate(rounds_done)
         if accuracy is not None:
             run.record({"round": rounds_done - 1, "validation_accuracy": accuracy})
-            run.progress.say(f"checkpoint after round {rounds_done}: validation accuracy {accuracy:.3f}")
+            what = "outcome" if run.config.rewards.own else "accuracy"
+            run.progress.say(f"checkpoint after round {rounds_done}: validation {what} {accuracy:.3f}")
         folder = run.folder.path / f"checkpoint-{state.global_step}"
         write_manifest(
             folder,
@@ -465,17 +480,36 @@ def on_chains(config: Config) -> Config:
 
 
 def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Accuracy with its interval (over `distinct` problems), cost, and each problem's result for paired comparisons."""
+    """Accuracy with its interval (over `distinct` problems; None without gold), cost, and each problem's result for paired
+    comparisons. With a reward of the user's own its mean, too, each problem's, and how many failed."""
     right, total, distinct = sum(answers.first), len(answers.first), len(set(repeats(tasks)))
+    known = [reward for reward in answers.rewards if reward is not None]
+    rewarded = {
+        "reward": asdict(mean_interval(known)),
+        "rewards": answers.rewards,
+        "failed_rewards": total - len(known),
+    }
     return {
-        "accuracy": asdict(wilson(right, total, distinct)) if total else None,
+        "accuracy": asdict(wilson(right, total, distinct)) if any(task.gold for task in tasks) else None,
         "problems": total,
         "distinct": distinct,
         "tokens": answers.tokens,
         "seconds": round(answers.seconds, 2),
         "too_long": answers.skipped,
         "correct": answers.first,
+        **(rewarded if known else {}),
     }
+
+
+def reward_gain(before: dict[str, Any], after: dict[str, Any], tasks: Sequence[Task]) -> dict[str, Any] | None:
+    """The paired gain in the user's own reward, over the problems where it failed neither time; None without one."""
+    pairs = zip(before.get("rewards", ()), after.get("rewards", ()), repeats(tasks), strict=False)
+    known = [(a, b, group) for b, a, group in pairs if b is not None and a is not None]
+    if not known:
+        return None
+    later, earlier, groups = zip(*known, strict=True)
+    numbers: dict[int, int] = {}
+    return asdict(paired_bootstrap(later, earlier, groups=[numbers.setdefault(g, len(numbers)) for g in groups]))
 
 
 def quiet_libraries() -> None:

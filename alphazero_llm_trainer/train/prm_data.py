@@ -41,6 +41,11 @@ class StepSet:
     responses: list[tuple[list[tuple[Ids, Ids]], float, int]] = field(default_factory=list)
     id: str = ""
 
+    @property
+    def graded(self) -> bool:
+        """Whether an outcome lies between wrong and right."""
+        return any(0.0 < outcome < 1.0 for _, outcome, _ in self.responses)
+
     def row(self) -> StepRow:
         """All steps and pairs; the row's steps are in this set's order."""
         return pack_steps(self.text, self.prompt_ids, self.steps, self.pairs)
@@ -79,10 +84,11 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
     """Steps of a question's trees, labelled by the mean outcome of the responses through them.
 
     A label is learnt from where the prefix can still come out right. Soft labels are the mean outcome, of enough
-    responses. Hard ones are 1 where any response was right (Wang et al. 2023, "Math-Shepherd"), and a 0 weighs the
-    more the more responses failed after a prefix that is easy to go on from.
+    responses. Hard ones are the best outcome, 1 where any response was right (Wang et al. 2023, "Math-Shepherd"), and what
+    lacks to 1 weighs the more the more responses failed after a prefix that is easy to go on from.
     """
     totals: dict[tuple[Ids, Ids], list[float]] = {}
+    best: dict[tuple[Ids, Ids], float] = {}
     pairs, responses = [], []
     for tree in question.trees:
         depths, paths = tree.depths(), prefixes(tree)
@@ -102,6 +108,7 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
             node = leaf
             while node != ROOT:
                 chain.append(keys[node])
+                best[keys[node]] = max(best.get(keys[node], 0.0), outcome)
                 node = tree.parent[node]
             responses.append((chain[::-1], outcome, count))
     rates = {prefix + step: good / count for (prefix, step), (good, count) in totals.items()}
@@ -114,8 +121,8 @@ def tree_set(question: Question, student: Student, settings: PrmConfig) -> StepS
             steps.append(LabelledStep(prefix, step, good / drawn, float(rate > 0 and drawn >= settings.least_outcomes)))
         else:
             # A right step would have shown a right response by now with about this probability.
-            sure = 1.0 if good else 1.0 - (1.0 - rate) ** drawn
-            steps.append(LabelledStep(prefix, step, float(good > 0), sure))
+            shown, label = 1.0 - (1.0 - rate) ** drawn, best[prefix, step]
+            steps.append(LabelledStep(prefix, step, label, label + (1.0 - label) * shown))
     draws = [count for _, count in totals.values()]
     prompt = student.prompt_ids(question.text)
     return StepSet(question.text, prompt, steps, unique(pairs), draws, responses, question.id)

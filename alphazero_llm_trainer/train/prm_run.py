@@ -179,7 +179,8 @@ def calibration(
     label, weight = [], []
     for one in sets:
         total = sum(step.weight for step in one.steps) or 1.0
-        label += [float(step.target > 0.0) if one.responses else step.target for step in one.steps]
+        sampled = one.responses and not one.graded  # a label there is the share of right responses
+        label += [float(step.target > 0.0) if sampled else step.target for step in one.steps]
         weight += [step.weight / total for step in one.steps]
     if not 0 < sum(w * y for w, y in zip(weight, label, strict=True)) < sum(weight):
         raise DataError("the validation questions' steps are all right or all wrong: give more questions")

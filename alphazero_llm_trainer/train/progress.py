@@ -15,10 +15,12 @@ from ..search.tree import ROOT
 def tell_tree(progress: Progress, tree: GradedTree) -> None:
     """One more question has its tree."""
     found, grown = trajectories(tree.tree), tree.tree
-    right = sum(one.samples for one in found if one.hre == 1.0)
+    right = sum(one.samples for one in found if one.right)
     count = sum(one.samples for one in found)
     progress.note("last tree", last_tree(tree.key, len(grown.N), grown.N[ROOT], right, count, tree.ended_by))
     progress.advance(tokens=tree.cost.sampled_tokens)
+    if tree.failed_reward is not None:
+        progress.say(f"{tree.key} is left out: {tree.failed_reward}")
 
 
 def tell_round(progress: Progress, line: dict[str, Any], rounds: int) -> None:

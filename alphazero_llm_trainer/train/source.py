@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from ..collect import Collector, GradedTree
+from ..collect import FAILED_REWARD, Collector, GradedTree
 from ..config.load import Config
 from ..engine.protocol import Verifier
+from ..errors import RewardError
 from ..policy.engine_tokens import EngineTokens
 from ..policy.student import Student
 from ..problems.load import tasks_of
@@ -43,7 +44,8 @@ class Interrupted(Exception):
 class RoundStats:
     """What a round's searches gave. Shares are of its questions; `depth` is the mean of the trees' deepest nodes.
 
-    `taught` counts the distinct responses with a step of a teacher's.
+    `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the questions that the user's own
+    reward ended, which are among the `failed` ones.
     """
 
     round: int
@@ -64,6 +66,7 @@ class RoundStats:
     rows_unused: int = 0
     rows_filled: int = 0
     failed: int = 0
+    failed_rewards: int = 0
     simulations: int = 0
     nodes_per_tree: float = 0.0
     tokens_per_tree: float = 0.0
@@ -79,9 +82,12 @@ class RoundStats:
 
 
 def outcome(tree: Tree) -> str | None:
-    """What a graded tree's responses came out as: all right "solved", all wrong "hopeless", "mixed"; None without any."""
-    right = {found.hre == 1.0 for found in trajectories(tree)}
-    return None if not right else "mixed" if len(right) == 2 else "solved" if right == {True} else "hopeless"
+    """What a graded tree's responses came out as: all right "solved", all wrong (or equally good) "hopeless", "mixed"; None
+    without any."""
+    found = trajectories(tree)
+    if len({one.outcome for one in found}) > 1:
+        return "mixed"
+    return None if not found else "solved" if found[0].right else "hopeless"
 
 
 def demonstrations(config: Config) -> list[Task]:
@@ -217,6 +223,7 @@ class RoundSource:
             raise Interrupted
         model.train(training)
         trees = [found[key] for key in tasks]
+        self.check_rewards(trees)
         stats.search_seconds = time.perf_counter() - began
         self._count(trees, stats)
         if not stats.reused_trees:
@@ -224,6 +231,12 @@ class RoundSource:
         # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
         stats.cost.seconds = stats.search_seconds
         return trees, stats
+
+    def check_rewards(self, trees: list[GradedTree]) -> None:
+        """Raise RewardError where the user's own reward has failed for every question of the run so far."""
+        failed = [tree.failed_reward for tree in trees if tree.failed_reward is not None]
+        if failed and all(str(r["ended_by"]).startswith(FAILED_REWARD) for r in self.journal.records.values()):
+            raise RewardError(f"the reward of every question failed ({len(failed):,} so far); the first: {failed[0]}")
 
     async def _search(self, missing: list[tuple[str, Task]], number: int, found: dict[str, GradedTree]) -> None:
         async for tree in self.collector.collect(missing, self.config.seed):
@@ -249,6 +262,7 @@ class RoundSource:
         for tree in trees:
             found = trajectories(tree.tree)
             stats.failed += tree.ended_by.startswith("failed")
+            stats.failed_rewards += tree.failed_reward is not None
             stats.flat_at_first += tree.flat_at_first
             stats.flat += self.collector.flat(tree.tree)
             stats.extensions += tree.extensions
@@ -260,7 +274,7 @@ class RoundSource:
             stats.trajectories += len(found)
             stats.taught += sum(not t.student for t in found)
             stats.samples += sum(t.samples for t in found)
-            stats.solved += any(t.hre == 1.0 for t in found)
+            stats.solved += any(t.right for t in found)
             total += sum(self.collector.reward(t) * t.samples for t in found)
             stats.cost.add(tree.cost)
             stats.simulations += tree.tree.N[ROOT]
@@ -462,7 +476,7 @@ class RoundSource:
         found = []
         for tree in trees:
             own = self.of_policy(tree.tree)
-            if own and all(t.hre == 1.0 for t in own):
+            if own and all(t.right for t in own):
                 best = max(own, key=lambda t: t.samples)
                 found.append((self.student.prompt_ids(tree.task.problem.question), best.token_ids))
         return found

@@ -100,7 +100,7 @@ def collect_trees(
 ) -> None:
     """Search `tasks` with many samples a tree into the journal `path`; what is there already is not searched again.
 
-    Trees are graded by correctness alone.
+    Trees are graded by correctness, and by the user's own reward where there is one.
     """
     groups = {"groups": "tree", "iterations": collect.iterations, "samples": collect.samples, "requeue_iterations": 0}
     settings = config.model_copy(
@@ -179,7 +179,8 @@ def held_out_states(questions: Sequence[Question], student: Student) -> tuple[St
                 group = first + tree.parent[node] if node else -1
                 final = tree.verdict[node] is not None
                 entry = (
-                    number, group, state.target, state.weight, depth[node], length[node], logprob[node], final
+                    number, group, state.target, state.weight, depth[node], length[node], logprob[node], final,
+                    state.square,
                 )  # fmt: skip
                 for name, field in zip(States.__slots__, entry, strict=True):
                     columns[name].append(field)

@@ -20,7 +20,7 @@ DRAWN = (
     "parent", "token_ids", "logprobs", "text", "source", "direction", "N", "W", "V", "prior", "prm", "samples",
     "verdict", "reward", "hre", "pre",
 )  # fmt: skip
-ROLLOUT = ("node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples")
+ROLLOUT = ("node", "token_ids", "logprobs", "text", "verdict", "reward", "hre", "pre", "count", "samples", "outcome")
 REJECTED = "rejected"
 LOGPROB_DIGITS = 6  # of a nat; the page shows three
 QUESTION_LETTERS = 200  # of a question in the list
@@ -120,7 +120,7 @@ def pieces(record: Mapping[str, Any], decode: Callable[[Sequence[int]], str], kn
 
 def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(text, grade) of every finished response: visited terminal nodes that no verifier rejected, then rollouts."""
-    parent, text = tree["parent"], tree["text"]
+    parent, text, outcomes = tree["parent"], tree["text"], tree.get("outcome") or [None] * len(tree["parent"])
 
     def down_to(node: int) -> str:
         parts = []
@@ -132,10 +132,16 @@ def responses(tree: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for node, verdict in enumerate(tree["verdict"]):
         if verdict is not None and verdict != REJECTED and tree["N"][node] > 0:
             grade = {name: tree[name][node] for name in ("hre", "pre", "reward", "samples")}
-            yield down_to(node), {**grade, "visits": tree["N"][node]}
+            yield down_to(node), {**grade, "visits": tree["N"][node], "known": known(outcomes[node], grade["hre"])}
     for rollout in rollouts(tree):
         grade = {name: rollout[name] for name in ("hre", "pre", "reward", "samples")}
-        yield down_to(rollout["node"]) + rollout["text"], {**grade, "visits": rollout["count"]}
+        grade |= {"visits": rollout["count"], "known": known(rollout.get("outcome"), grade["hre"])}
+        yield down_to(rollout["node"]) + rollout["text"], grade
+
+
+def known(outcome: float | None, hre: float | None) -> float | None:
+    """What a response is known to be worth: its outcome where the user's own reward takes part, else its correctness."""
+    return hre if outcome is None else outcome
 
 
 def rollouts(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -150,14 +156,14 @@ def row(record: Mapping[str, Any]) -> Row:
     answers: dict[str, _Said] = {}
     for text, grade in responses(tree):
         samples += grade["samples"]
-        graded += grade["hre"] is not None
-        right += grade["samples"] if grade["hre"] == 1.0 else 0
+        graded += grade["known"] is not None
+        right += grade["samples"] if grade["known"] == 1.0 else 0
         stated = extract(text)
         if stated is not None:
             said = answers.setdefault(normalize(stated), _Said())
             said.samples += grade["samples"]
             said.visits += grade["visits"]
-            said.right = said.right if grade["hre"] is None else grade["hre"] == 1.0
+            said.right = said.right if grade["known"] is None else grade["known"] == 1.0
             reward = grade["pre"] if grade["hre"] is not None or grade["pre"] is not None else grade["reward"]
             if reward is not None:
                 said.rewards.append((max(grade["samples"], 1), reward))

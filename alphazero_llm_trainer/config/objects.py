@@ -1,0 +1,40 @@
+"""Python objects by address: `file.py:NAME` and `package.module:NAME`, the user's own code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import AlphaZeroError, ConfigError
+
+
+def load_object(place: str, name: str, key: str) -> Any:
+    """The object `name` of a Python file or module: the user's own code, which runs when it is loaded.
+
+    `key` is the configuration's, for messages. Raises ConfigError where it can't be loaded, with the code's own error.
+    """
+    try:
+        if place.endswith(".py"):
+            file = Path(place).expanduser()
+            if not file.is_file():
+                raise ConfigError(f"{key} is '{place}:{name}' and {file} is not there: name a Python file")
+            spec = importlib.util.spec_from_file_location(f"_alphazero_user_{file.stem}", file.resolve())
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(place)
+    except AlphaZeroError:
+        raise
+    except Exception as error:  # whatever the user's own module raises while it is imported
+        raise ConfigError(
+            f"{key} is '{place}:{name}' and {place} can't be imported ({type(error).__name__}: {error}): mend it"
+        ) from error
+    if not hasattr(module, name):
+        public = ", ".join(sorted(one for one in vars(module) if not one.startswith("_"))[:12])
+        raise ConfigError(f"{key} is '{place}:{name}' and {place} has no {name}: it has {public}")
+    return getattr(module, name)

@@ -1,0 +1,367 @@
+"""Rewards of the user's own: `--reward FILE:FN`, in training, credit, evaluation and `vf-eval`, and what can go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.collect import Collector, GradedTree
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import RewardConfig
+from alphazero_llm_trainer.environment.__main__ import main as vf_eval
+from alphazero_llm_trainer.errors import ConfigError, DataError, RewardError
+from alphazero_llm_trainer.eval import value_figures as metrics
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import TaskList
+from alphazero_llm_trainer.rewards.combined import combined
+from alphazero_llm_trainer.rewards.custom import CustomReward, name_reward, open_reward
+from alphazero_llm_trainer.scale.totals import Totals
+from alphazero_llm_trainer.search.extract import trajectories
+from alphazero_llm_trainer.search.journal import read
+from alphazero_llm_trainer.search.targets import outcomes, sft_rows, step_preferences, value_targets
+from alphazero_llm_trainer.search.tree import ROOT, Tree
+from alphazero_llm_trainer.train.prm_data import tree_set
+from alphazero_llm_trainer.train.source import outcome
+from alphazero_llm_trainer.train.value_run import Question
+from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
+from alphazero_llm_trainer.viewer.record import row
+
+TASK = Task(Problem("mine/1", "2 + 2?", "mine"), "4")
+SMALL = [
+    "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--save-every", "16",
+    "--set", "train.questions_per_round=8",
+    "--set", "train.validation_size=8",
+    "--set", "train.demonstrations=8",
+    "--set", "train.requeue_iterations=0",
+    "--set", "train.rows_per_round=8",
+    "--set", "train.grpo.batch_size=4",
+    "--set", "train.grpo.epochs=1",
+]  # fmt: skip
+ALONE = ["--set", "rewards.hre_weight=0", "--set", "rewards.pre_weight=0", "--set", "rewards.step_penalty=0"]
+
+# Shorter responses are better; nothing in it looks at the answer.
+BRIEF = "def brief(problem, response, task):\n    return 1.0 / (1.0 + len(response) / 20)\n"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def asked(function: Callable[..., Any], response: str = "a response", **options: Any) -> float:
+    return asyncio.run(CustomReward(function, "mine.py:fn", **options)(TASK.problem, response, TASK))
+
+
+def file_of(folder: Path, code: str, name: str = "rewards.py") -> Path:
+    file = folder / name
+    file.write_text(code, encoding="utf-8")
+    return file
+
+
+# -- the function ------------------------------------------------------------------------------------------------------
+
+
+def test_sync_and_async_functions_see_problem_response_and_task() -> None:
+    seen = []
+
+    def sync(problem: Problem, response: str, task: Task) -> float:
+        seen.append((problem, response, task))
+        return 0.25
+
+    async def waits(problem: Problem, response: str, task: Task) -> float:
+        await asyncio.sleep(0)
+        return sync(problem, response, task) + 0.5
+
+    assert asked(sync, "it is 4\n") == 0.25
+    assert asked(waits, "it is 4\n") == 0.75
+    assert asked(partial(waits), "it is 4\n") == 0.75
+    assert asked(lambda *given: waits(*given), "it is 4\n") == 0.75  # noqa: PLW0108 - only its result can be awaited
+    assert seen == [(TASK.problem, "it is 4", TASK)] * 4
+    assert asked(lambda *_: True) == 1.0
+    assert asked(lambda *_: np.float32(0.5)) == 0.5
+
+
+@pytest.mark.parametrize("wrong", [1.5, -0.01, float("nan"), float("inf"), "0.5", None, [0.5]])
+def test_anything_but_a_number_from_0_to_1_is_one_sentence(wrong: Any) -> None:
+    with pytest.raises(
+        RewardError, match=r"rewards\.custom is 'mine\.py:fn' and gave .* problem mine/1: return a number"
+    ):
+        asked(lambda *_: wrong)
+
+
+def test_an_exception_and_a_call_that_takes_too_long_are_one_sentence() -> None:
+    async def never(*_: Any) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    with pytest.raises(RewardError, match=r"raised ZeroDivisionError \(division by zero\) for problem mine/1: mend it"):
+        asked(lambda *_: 1 / 0)
+    began = time.perf_counter()
+    for slow in (never, lambda *_: time.sleep(5)):
+        with pytest.raises(RewardError, match=r"took longer than 0\.05 s .* raise rewards\.custom_timeout_seconds"):
+            asked(slow, timeout=0.05)
+    assert time.perf_counter() - began < 4
+
+
+def test_calls_under_way_are_bounded_and_sync_ones_run_beside_each_other() -> None:
+    running, most = 0, 0
+
+    def counted(*_: Any) -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.02)
+        running -= 1
+        return 1.0
+
+    reward = CustomReward(counted, "mine", concurrent=3)
+    for _ in range(2):  # one event loop after the other, as training has them
+        assert asyncio.run(reward.scores([TASK] * 12, ["x"] * 12)) == [1.0] * 12
+    assert most == 3
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("{file}:absent", "has no absent: it has brief"),
+        ("{file}:number", "a int: name a function"),
+        ("{file}:few", "take problem, response and task"),
+        ("{file}", r"write file\.py:NAME or package\.module:NAME"),
+        ("gone.py:fn", r"gone\.py is not there"),
+        ("no_such_module:fn", "No module named 'no_such_module'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path: Path) -> None:
+    file = file_of(tmp_path, BRIEF + "number = 3\ndef few(response):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match=r"rewards\.custom is .*" + said):
+        open_reward(RewardConfig(custom=address.format(file=file)))
+
+
+def test_a_function_in_memory_gets_an_address() -> None:
+    def mine(problem: Problem, response: str, task: Task) -> float:
+        return 0.5
+
+    opened = open_reward(RewardConfig(custom=name_reward(mine)))
+    assert opened is not None and opened.function is mine
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "parts", "total", "outcome"),
+    [
+        ({}, (1.0, 0.5, 0.2), (0.4 + 0.3 + 0.2) / 2, (0.4 + 0.2) / 1.4),
+        ({}, (1.0, None, 0.2), (0.4 + 0.2) / 1.4, (0.4 + 0.2) / 1.4),
+        ({"hre_weight": 0, "pre_weight": 0}, (1.0, 0.5, 0.2), 0.2, 0.2),
+        ({"hre_weight": 0}, (None, 0.5, 0.2), (0.3 + 0.2) / 1.6, 0.2),
+        ({"custom_weight": 0.4}, (0.0, None, 0.5), 0.25, 0.25),
+        ({"custom_weight": 0}, (1.0, 0.5, 0.2), 0.7, None),
+        ({}, (1.0, 0.5, None), 0.7, None),
+    ],
+)
+def test_it_joins_or_replaces_the_other_parts_by_its_weight(
+    given: dict[str, float], parts: tuple[Any, ...], total: float, outcome: float | None
+) -> None:
+    weights = RewardConfig(step_penalty=0, **given)
+    found = combined(*parts, steps=3, right=0, wrong=0, weights=weights)
+    assert found.total == pytest.approx(total) and (found.hre, found.pre, found.custom) == parts
+    assert found.outcome == (None if outcome is None else pytest.approx(outcome))
+
+
+def test_a_reward_alone_needs_no_other_part() -> None:
+    alone = {"hre_weight": 0, "pre_weight": 0, "use_student_model": False}
+    assert load_config(overrides=[{"rewards": {**alone, "custom": "m:f"}}]).rewards.own
+    with pytest.raises(ConfigError, match="both 0"):
+        load_config(overrides=[{"rewards": {**alone, "custom": "m:f", "custom_weight": 0}}])
+
+
+def test_tasks_without_gold_are_for_a_reward_that_needs_none() -> None:
+    tasks = [Task(Problem(f"poems/{i}", f"Write {i} lines.", "poems"), "") for i in range(40)]
+    source = TaskList(tasks, "poems", "words")
+    assert len(load_tasks(source, "train", 5, rewards=RewardConfig(custom="m:f", hre_weight=0))) == 5
+    with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.4, a reward that needs gold, and task 'poems/"):
+        load_tasks(source, "train", 5, rewards=RewardConfig(custom="m:f"))
+    with pytest.raises(DataError, match="source poems has no gold answer for task 'poems/"):
+        load_tasks(source, "train", 5)
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+def graded_tree() -> Tree:
+    """Two first steps, each with two ends: (good) 0.9 and 0.5, (bad) 0.3 and 0.1; by gold all are right but the first."""
+    tree = Tree()
+    for first, ends in ((1, (0.9, 0.5)), (2, (0.3, 0.1))):
+        node = tree.attach(ROOT, Step((first,), (-0.7,), f"{first}\n"))
+        for at, worth in enumerate(ends):
+            token = 10 * first + at
+            leaf = tree.attach(node, Step((token,), (-0.7,), f"#### {token}"))
+            tree.finish(leaf, "answer", RewardParts(worth / 2, hre=float(token != 10), custom=worth, outcome=worth))
+            tree.samples[leaf] = 1
+            tree.backup(leaf, worth / 2)
+    return tree
+
+
+def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
+    tree = Tree.from_dict(json.loads(json.dumps(graded_tree().to_dict())))
+    assert [one.outcome for one in trajectories(tree)] == [0.9, 0.5, 0.3, 0.1]
+    root, good, *_ = value_targets(tree)
+    assert (root.target, good.target) == pytest.approx((0.45, 0.7))
+    assert good.square == pytest.approx((0.81 + 0.25) / 2)
+    assert [pytest.approx(p.margin) for p in step_preferences(tree, least=1)] == [0.5, 0.4]
+    assert outcomes(tree, correctness=True)[1][ROOT] == 3.0
+    assert outcome(tree) == "mixed" and not sft_rows(tree)
+    task = Task(Problem("mine/1", "q", "mine"), "4")
+    graded = GradedTree("mine/1", task, tree, SimpleNamespace(as_dict=dict), "iterations", False, 0)  # type: ignore[arg-type]
+    assert row(graded.record()).outcome == "wrong"
+    totals = Totals()
+    totals.add({"ended_by": "iterations", "cost": {}, "tree": tree.to_dict()})
+    assert (totals.responses, totals.right) == (4, 0)
+
+
+def test_hard_labels_of_a_process_reward_model_are_the_best_graded_outcome() -> None:
+    student: Any = SimpleNamespace(prompt_ids=lambda text: (5,))
+    hard = load_config(overrides=["train.prm.labels=hard"]).train.prm
+    found = {step.step_ids: step for step in tree_set(Question("q", [graded_tree()]), student, hard).steps}
+    assert (found[(1,)].target, found[(2,)].target) == (0.9, 0.3)
+    assert 0.9 < found[(1,)].weight < 1.0
+
+
+def test_the_blend_knows_the_variance_of_graded_outcomes() -> None:
+    """Outcomes that are equal at each state: a rollout predicts the next one perfectly, so it gets all the weight."""
+    target, count = np.array([0.2, 0.6, 0.9]), np.array([4, 4, 4])
+    other = {name: np.zeros(3) for name in ("depth", "length", "logprob")}
+    states = metrics.States(
+        np.arange(3), -np.ones(3), target, count, **other, final=np.zeros(3, bool), square=target**2
+    )
+    assert metrics.blend(np.full(3, 0.5), states) == pytest.approx(1.0)
+    assert metrics.brier(target, states).value == pytest.approx(0.0)
+
+
+def test_a_graded_reward_decides_credit_where_correctness_sees_a_flat_group(tmp_path: Path) -> None:
+    file = file_of(tmp_path, BRIEF)
+    base = ["student=embedded", "rewards.pre_weight=0", "search.temperature=1.5", f"rewards.custom={file}:brief"]
+    config = load_config(overrides=[*base, "rewards.hre_weight=0"])
+    student, tasks = load_student(config), load_tasks("embedded", "train", 24, levels=[4])
+
+    async def grown(collector: Collector) -> list[Tree]:
+        return [tree.tree async for tree in collector.collect([(task.problem.id, task) for task in tasks], 3)]
+
+    by_length = Collector(student, config, None)
+    by_gold = Collector(student, load_config(overrides=[*base, "train.reward=hre"]), None)
+    flat = 0
+    for tree in asyncio.run(grown(by_length)):
+        found = trajectories(tree)
+        for one in found:
+            worth = 1.0 / (1.0 + len(one.text.strip()) / 20)
+            assert one.outcome == pytest.approx(worth)
+            assert by_length.reward(one) == one.reward == pytest.approx(worth - 0.01 * len(one.lengths))
+            assert by_gold.reward(one) == one.hre in (0.0, 1.0)
+        counts, sums = by_length.worth(tree)
+        assert sums[ROOT] / counts[ROOT] == pytest.approx(tree.q(ROOT))
+        counts, sums = by_gold.worth(tree)
+        assert sums[ROOT] == sum(one.hre * one.samples for one in found)  # type: ignore[operator]
+        flat += by_gold.flat(tree) and not by_length.flat(tree)
+    assert flat > 0
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path: Path, capsys: Any) -> None:
+    """Two problems in three are rewarded; the others get NaN, 1.5 or an exception, and the run goes on."""
+    code = (
+        "from hashlib import sha256\n"
+        "async def some(problem, response, task):\n"
+        "    kind = sha256(problem.id.encode()).digest()[0] % 9\n"
+        "    if kind == 0:\n        raise KeyError('lost')\n"
+        "    return {1: float('nan'), 2: 1.5}.get(kind, 1.0 / (1.0 + len(response) / 20))\n"
+    )
+    file, out = file_of(tmp_path, code), tmp_path / "runs"
+    arguments = [*SMALL, *ALONE, "--set", "rewards.use_student_model=false", "--out", str(out)]
+    assert train_main([*arguments, "--reward", f"{file}:some"]) == 0
+    run, said = out / "run-001", capsys.readouterr()
+    card = json.loads((run / "run.json").read_text())
+    records = list(read(run / "journal.jsonl"))
+    failed = [record for record in records if record["ended_by"].startswith("failed reward: ")]
+    assert len(records) == 16 and 0 < card["failed_rewards"] == len(failed) < 16
+    assert f"left out because the reward failed  {len(failed)}" in said.out
+    assert all("rewards.custom is" in record["ended_by"] and "\n" not in record["ended_by"] for record in failed)
+    assert said.err.count("is left out: rewards.custom is") == len(failed)
+    for when in ("before", "after"):
+        known = [reward for reward in card[when]["rewards"] if reward is not None]
+        assert card[when]["reward"]["value"] == pytest.approx(sum(known) / len(known))
+        assert card[when]["failed_rewards"] == 8 - len(known)
+    assert card["reward_gain"] is not None and "reward before [95%]" in said.out
+    assert "reward after [95%]" in (run / "report.html").read_text()
+    rewarded = [Tree.from_dict(record["tree"]) for record in records if record not in failed]
+    assert all(one.reward == one.outcome for tree in rewarded for one in trajectories(tree))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line.get("failed_rewards", 0) for line in lines) == len(failed)
+    assert train_main([*arguments, "--reward", f"{file}:some", "--resume"]) == 0
+
+
+def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) -> None:
+    file = file_of(tmp_path, "def broken(problem, response, task):\n    return response.score\n")
+    for held_out in ("8", "0"):  # noticed by the evaluation before training; without one, by the first round
+        arguments = [
+            *SMALL,
+            "--eval-size",
+            held_out,
+            "--set",
+            "train.validation_size=0",
+            "--out",
+            str(tmp_path / held_out),
+        ]
+        assert train_main([*arguments, "--reward", f"{file}:broken"]) == 2
+        said = capsys.readouterr().err
+        assert "error: " in said and "Traceback" not in said
+        assert "raised AttributeError ('str' object has no attribute 'score')" in said.splitlines()[-1]
+        assert ("every one of 8 responses" if held_out == "8" else "every question failed (8 so far)") in said
+
+
+def test_eval_shows_the_reward(tmp_path: Path, capsys: Any) -> None:
+    file = file_of(tmp_path, BRIEF)
+    arguments = ["eval", "--model", "embedded", "--methods", "greedy", "-n", "6", "--out", str(tmp_path / "eval")]
+    assert main([*arguments, "--reward", f"{file}:brief"]) == 0
+    said = capsys.readouterr().out
+    results = json.loads((tmp_path / "eval" / "results.json").read_text())
+    [found] = results["rows"]
+    cell = json.loads((tmp_path / "eval" / "cells" / "embedded.greedy.200.json").read_text())
+    assert found["reward"][0] == pytest.approx(sum(cell["rewards"]) / 6) and 0 < found["reward"][0] < 1
+    assert "reward [95%]" in said and f"{found['reward'][0]:.3f}" in said
+    assert main([*arguments, "--resume"]) == 2
+    assert "rewards.custom is None" in capsys.readouterr().err
+
+
+def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = file_of(tmp_path, BRIEF)
+    arguments = ["alphazero-llm-trainer", "-n", "3", "--no-rich", "--env.taskset.use-student-model", "false"]
+    assert vf_eval([*arguments, "--env.taskset.task.custom", f"{file}:brief"]) == 0
+    [traces] = tmp_path.rglob("traces.jsonl")
+    for line in traces.read_text().splitlines():
+        [trace] = json.loads(line)["traces"]
+        parts = trace["rewards"]
+        weights = {name: part["weight"] for name, part in parts.items() if part is not None}
+        assert weights["correctness_reward"] == pytest.approx(0.4 / 1.4)
+        assert weights["custom_reward"] == pytest.approx(1.0 / 1.4)
+        assert 0 < parts["custom_reward"]["score"] < 1
+    assert "custom_reward 0." in capsys.readouterr().out
