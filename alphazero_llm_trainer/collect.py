@@ -128,6 +128,8 @@ def make_evaluate(
             response = "".join(step.text for step in steps)
             # Only the terminal checker calls a response finished that has no final-answer line.
             grade = await source_of(problem).grade_async(response, tasks[problem.id], strict=verdict != "checked")
+            if grade.error is not None:
+                raise RequestError(grade.error)
             correct = grade.hre
         likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
         reward = combined(correct, likely, steps=len(steps), right=right, wrong=wrong, weights=weights)

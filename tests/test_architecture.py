@@ -195,7 +195,8 @@ NO_TORCH = {"types", "errors", "answers", "live", "config", "search", "rewards",
             "collect", "eval.metrics", "eval.value", "viewer", "report",
             "cli.base", "cli.main", "cli.sample", "cli.export",
             "train.credit", "train.rows", "train.checkpoint", "train.run", "engine.protocol",
-            "environment.argv", "policy.chat",
+            "environment.argv", "environment.taskset_checks", "environment.taskset_scoring",
+            "environment.taskset_source", "policy.chat",
             "scale.schedule", "scale.folder", "scale.pool", "scale.remote", "scale.actors", "scale.ray_pool", "scale.fleet",
             "scale.sample"}  # fmt: skip
 
@@ -279,6 +280,7 @@ BROAD = {
     ("scale.actors", "search"),  # a question's failure is recorded as data
     ("scale.remote", "_serve"),  # handed to the caller in the other process
     ("problems.source", "load_object"),  # the user's own module may raise anything while it is imported
+    ("environment.taskset_checks", "own_code"),  # so may somebody else's taskset
     ("problems.gym", "_grade"),  # a task's own grader reads a model's text
     ("policy.student", "load_model"),  # hub, safetensors and JSON failures share no base class
 }
