@@ -166,7 +166,9 @@ async def run_samples(
         return [chain.text if chain.whole else None for chain in chains]
 
     texts = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
-    flat = await graded([text for row in texts for text in row], [task for task in benchmark.tasks for _ in range(samples)])
+    flat = await graded(
+        [text for row in texts for text in row], [task for task in benchmark.tasks for _ in range(samples)]
+    )
     for i, (row, task) in enumerate(zip(texts, benchmark.tasks, strict=True)):
         result.correct.append([g is not None and g.correct for g in flat[i * samples : (i + 1) * samples]])
         keys = [None if text is None else source_of(task.problem).vote_key(text) for text in row]
