@@ -346,7 +346,8 @@ class Collector:
 
 def reading_of(problem: Problem) -> Reading:
     """What responses to a problem answer, for votes: as its source reads them."""
-    return lambda response: source_of(problem).vote_key(response) or None
+    source = source_of(problem)
+    return lambda response: source.vote_key(response) or None
 
 
 def scripted_teacher(config: Config) -> Teacher:

@@ -1086,6 +1086,37 @@ def answers_fuzz(data: Row) -> Page:
     )
 
 
+def reasoning_gym(data: Row) -> Page:
+    rows = data["rows"]
+    short = [row for row in rows if row["why"]]
+    fine, loaded = len(rows) - len(short), sum(row["loads"] for row in rows)
+    return Page(
+        "reasoning-gym's tasks as sources",
+        f"{fine} of {len(rows)} tasks of reasoning-gym load and grade all their own gold answers as 1",
+        f"Every task of reasoning-gym {data['version']} is opened as `reasoning-gym:TASK`. Its first"
+        f" {data['problems_a_split']} problems of {' and '.join(data['splits'])} are loaded, and their gold answers are graded as a"
+        " response's last line `#### ANSWER` is.",
+        {
+            "Problems": f"{data['problems_a_split']} a split and task",
+            "Seeds": "fixed in the source",
+            "Tokens": "none: no model is asked",
+            "Command": command(data),
+        },
+        [
+            f"{loaded} of {len(rows)} tasks load and print a prompt. Those that fall short:",
+            "",
+            *table(
+                [{"task": f"`{row['task']}`", "why": row["why"].replace("|", "\\|")} for row in short],
+                {"task": "{task}", "why": "{why}"},
+            ),
+        ],
+        [
+            "A gold answer that scores 1 does not show that every right answer does, or that wrong ones score less.",
+            "Tasks are taken with reasoning-gym's own settings of difficulty.",
+        ],
+    )
+
+
 def startup(data: Row) -> Page:
     rows = [{**row, "name": f"`{row['command']}`"} for row in data["rows"]]
     last = rows[-1]
@@ -1133,6 +1164,7 @@ MACHINERY: dict[str, Callable[[Row], Page]] = {
     "teacher_faults": teacher_faults,
     "grade_agreement": grade_agreement,
     "answers_fuzz": answers_fuzz,
+    "reasoning_gym": reasoning_gym,
     "startup": startup,
 }
 ON_ANOTHER_PAGE = {"shared_base"}  # memory's

@@ -280,6 +280,7 @@ BROAD = {
     ("scale.actors", "search"),  # a question's failure is recorded as data
     ("scale.remote", "_serve"),  # handed to the caller in the other process
     ("problems.source", "load_object"),  # the user's own module may raise anything while it is imported
+    ("problems.source", "call"),  # so may the function that returns tasks
     ("environment.taskset_checks", "own_code"),  # so may somebody else's taskset
     ("problems.gym", "_grade"),  # a task's own grader reads a model's text
     ("policy.student", "load_model"),  # hub, safetensors and JSON failures share no base class

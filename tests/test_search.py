@@ -719,7 +719,7 @@ def test_a_rejected_step_is_no_response() -> None:
 
 def test_answers_in_words_vote_too() -> None:
     tree = grown((("#### The Eiffel Tower",), 0.5, 2), (("#### eiffel tower",), 0.5, 2), (("#### Paris",), 0.9, 1))
-    reading = reading_of("hotpotqa")
+    reading = reading_of(Problem("p", "q", "hotpotqa"))
     chosen = choose(tree, "vote", reading=reading)
     assert chosen is not None and chosen.why.startswith("69%")  # 2.0 of 2.9
     assert chosen.answer == reading("#### Eiffel Tower")
@@ -734,9 +734,13 @@ def test_answers_in_words_vote_too() -> None:
 def test_a_search_reads_answers_by_the_problems_source() -> None:
     config = load_config(overrides=["student=embedded"])
     one: Any = answer_search(SimpleNamespace(engine=None), config, None)  # type: ignore[arg-type]
-    assert one.reading("gsm8k")("#### 7.0") == "7"
-    assert one.reading("math")(r"so \boxed{\frac{1}{2}}") == one.reading("math")(r"#### \frac{1}{2}")
-    assert one.reading("hotpotqa")("#### The Eiffel Tower") == one.reading("hotpotqa")("#### eiffel tower")
+    assert one.reading(Problem("p", "q", "gsm8k"))("#### 7.0") == "7"
+    assert one.reading(Problem("p", "q", "math"))(r"so \boxed{\frac{1}{2}}") == one.reading(Problem("p", "q", "math"))(
+        r"#### \frac{1}{2}"
+    )
+    assert one.reading(Problem("p", "q", "hotpotqa"))("#### The Eiffel Tower") == one.reading(
+        Problem("p", "q", "hotpotqa")
+    )("#### eiffel tower")
 
 
 def test_ties_go_to_the_earliest() -> None:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.collect import make_evaluate
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import numbers
-from alphazero_llm_trainer.problems.grading import Verdict
+from alphazero_llm_trainer.problems.grading import RULES, Grade, Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import SPLITS, Source, TaskList, open_problems, register, source_of
-from alphazero_llm_trainer.types import Problem, Task
+from alphazero_llm_trainer.problems.source import (
+    SPLITS,
+    Source,
+    TaskList,
+    open_one_of,
+    open_problems,
+    open_source,
+    register,
+    source_of,
+)
+from alphazero_llm_trainer.types import Problem, Step, Task
 
 GENERATED = ("embedded", "numbers", "numbers:24")
 
@@ -233,7 +249,7 @@ def test_broken_rows_are_named(text: str, words: str, tmp_path: Path) -> None:
 
 CODE = """
 from alphazero_llm_trainer.problems.source import Source, TaskList
-from alphazero_llm_trainer.types import Problem, Task
+from alphazero_llm_trainer.types import Problem, Step, Task
 
 PAIRS = [(f"{i} + 1?", str(i + 1)) for i in range(40)]
 
@@ -298,6 +314,132 @@ def test_what_is_no_source_is_said_in_one_sentence() -> None:
         open_named("gsm8k", levels=(1,))
 
 
+def test_what_ones_own_code_raises_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def broken():\n    raise RuntimeError('the base is down')\n"
+        "NO_GOLD = [('one?', ' ')]\nTWICE = [('one?', '1'), ('one?', '2')]\nTEST_ONLY = {'test': [('one?', '1')]}\n"
+    )
+    for name, words in (
+        ("broken", r"own\.py:broken raised RuntimeError .the base is down."),
+        ("NO_GOLD", "has no gold answer for task"),
+        ("TWICE", "has two tasks with the id"),
+    ):
+        with pytest.raises(AlphaZeroError, match=words):
+            open_named(f"{file}:{name}")
+    with pytest.raises(DataError, match=r"own\.py:TEST_ONLY has no train problems"):
+        load_tasks(open_named(f"{file}:TEST_ONLY"), "train", 1)
+    with pytest.raises(
+        ConfigError, match=r"no\.such\.module can't be imported .ModuleNotFoundError: No module named 'no'"
+    ):
+        open_named("no.such.module:NAME")
+
+
+def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path) -> None:
+    file = rows(tmp_path, 20)
+    first = open_named(str(file))
+    assert open_named(str(file)) is first
+    file.write_text(json.dumps({"question": "another?", "answer": "1"}) + "\n")
+    os.utime(file, ns=(1, 1))
+    again = open_named(str(file))
+    assert isinstance(again, TaskList) and sum(map(len, again.tasks.values())) == 1
+
+
+def test_one_of_several_sources_takes_the_settings_it_knows() -> None:
+    config = load_config(overrides=["problems.levels=[3]", "problems.hold_out=structures"])
+    assert open_one_of(config, "embedded").load("test", 4)[0].problem.level == 3
+    assert open_one_of(config, "numbers").load("test", 4)[0].problem.level == 3
+    assert open_one_of(config, "gsm8k").levels == ()
+    with pytest.raises(ConfigError, match=r"problems\.hold_out is 'structures' and source numbers knows questions"):
+        open_source(config, "numbers")
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_flags_of_rows_reach_the_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"text": f"What is {i} + 1?", "key": f"it is {i + 1}"}) for i in range(40)]
+    file.write_text("\n".join(lines) + "\n")
+    flags = ["--source", str(file), "--question-column", "text", "--answer-column", "key", "--grade", "exact"]
+    assert main(["search", "--model", "embedded", *flags, "--simulations", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["question"].startswith("What is")
+    assert source_of(Problem("p", "q", str(file))).rule == "exact"
+    assert main(["train", *flags, "--model", "embedded", "--num", "500"]) == 2
+    assert "has 32 training questions from number 0 on: ask for --num 32" in capsys.readouterr().err
+    assert main(["train", *flags[:4], "--answer-column", "keys"]) == 2
+    message = capsys.readouterr().err
+    assert "has no column 'keys', it has text, key: name the right one" in message and message.count("\n") == 1
+
+
+def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "student")
+    sizes = ["train.sft.steps=40", "train.sft.evaluate_every=40", "train.sft.validation_size=4"]
+    small = [part for size in sizes for part in ("--set", size)]
+    base = ["sft", "--source", "numbers", "--model", "small", "--num", "60", "--eval-size", "4", "--out", out]
+    assert main([*base, *small, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["demonstrations"] == "numbers train 0..59" and facts["student"] == "small"
+    tokenizer = load_student(load_config(), path=Path(out)).tokenizer
+    [task] = open_named("numbers").load("test", 1)
+    ids = tokenizer(f"{task.problem.question}\n{task.solution}").input_ids
+    assert tokenizer.unk_token_id not in ids and len(tokenizer) < 60
+    assert tokenizer.decode(ids) == f"{task.problem.question}\n{task.solution}"
+    assert main(["search", "--model", out, "--source", "numbers", "--simulations", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["question"].startswith("Use ")
+
+
+def test_what_cannot_be_trained_from_scratch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "--model", "small", "--source", "numbers"]) == 2
+    assert "student small has no weights yet" in capsys.readouterr().err
+    assert main(["sft", "--model", "small", "--source", "svamp", "--out", str(tmp_path / "s")]) == 2
+    assert "its words don't fit a small vocabulary" in capsys.readouterr().err
+
+
+# -- scores between right and wrong ------------------------------------------------------------------------------------
+
+
+class Halves(Source):
+    """Half the credit for an answer that is one off."""
+
+    name = "halves"
+
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        return [Task(Problem(f"halves/{split}/{i}", f"{i}?", "halves"), str(i)) for i in range(start, start + count)]
+
+    def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+        def one(answer: str | None, gold: str) -> Grade:
+            off = 9 if answer is None else abs(int(answer) - int(gold))
+            verdict = Verdict.CORRECT if off == 0 else Verdict.WRONG
+            return Grade(verdict, answer, partial=max(0.0, 1 - off / 2))
+
+        return [one(self.final_answer(response, strict), task.gold) for response, task in pairs]
+
+
+def test_a_graded_score_is_the_hard_reward() -> None:
+    source = register(Halves())
+    [task] = source.load("train", 1, start=5)
+    grades = source.grade_many([(f"#### {n}", task) for n in (5, 6, 7)])
+    assert [(grade.correct, grade.score, grade.hre) for grade in grades] == [
+        (True, 1, 1),
+        (False, 0.5, 0.5),
+        (False, 0, 0),
+    ]
+    evaluate = make_evaluate(load_config().rewards, None, {task.problem.id: task})
+    steps = [[Step((1,), (0.0,), f"#### {n}")] for n in (5, 6, 7)]
+    found = [asyncio.run(evaluate(task.problem, one, [], "answer")) for one in steps]
+    assert [parts.hre for parts in found] == [1.0, 0.5, 0.0]
+    # The step costs 0.01; correctness is the only other part.
+    assert [parts.total for parts in found] == pytest.approx([0.99, 0.49, 0.0])
+
+
+def test_words_earn_their_f1() -> None:
+    [grade] = RULES["words"].grade_many([("#### Chief", "Chief of Protocol")])
+    assert not grade.correct and grade.hre == grade.score == grade.f1 == pytest.approx(0.5)
+    [grade] = RULES["numbers"].grade_many([("#### 4", "5")])
+    assert grade.score == 0.0 and grade.partial is None
+
+
 # -- reasoning-gym -----------------------------------------------------------------------------------------------------
 
 
@@ -327,8 +469,8 @@ def test_gsm_symbolic_holds_out_whole_templates() -> None:
     assert templates(shared, "train") & templates(shared, "test")
     [task] = load_tasks(shared, "train", 1)
     assert task.solution is not None and shared.grade(task.solution, task).correct
-    with pytest.raises(ConfigError, match="no templates to hold out"):
-        load_tasks(open_named("reasoning-gym:chain_sum", hold_out="templates"), "train", 1)
+    with pytest.raises(ConfigError, match="knows questions: use one of these"):
+        open_named("reasoning-gym:chain_sum", hold_out="templates")
 
 
 # -- the house ---------------------------------------------------------------------------------------------------------

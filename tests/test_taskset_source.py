@@ -167,8 +167,8 @@ def test_the_tasks_own_rewards_are_summed_and_scaled(reply: str, reward: float) 
     source = open_taskset(WORDS)
     assert source.range == Range(-0.25, 2.0)
     grade = source.grade(reply, apple(source))
-    assert grade.score == pytest.approx((reward + 0.25) / 2.25)
-    assert grade.hre == grade.score and grade.correct is (reward == 2.0)
+    assert grade.hre == pytest.approx((reward + 0.25) / 2.25)
+    assert grade.correct is (reward == 2.0)
 
 
 @pytest.mark.parametrize("messages", ["false", "true"])
@@ -249,9 +249,9 @@ def test_rewards_run_where_signals_do_unless_a_loop_runs_there(monkeypatch: pyte
 def test_a_range_is_declared_or_its_breach_told(caplog: pytest.LogCaptureFixture) -> None:
     source = VerifiersTaskset("word-length?reward_range=0:1")
     task = apple(source)
-    assert source.grade("Perhaps 6", task).score == 0.25
+    assert source.grade("Perhaps 6", task).hre == 0.25
     assert caplog.records == []
-    assert [source.grade(reply, task).score for reply in ("5", "8!")] == [1.0, 0.0]
+    assert [source.grade(reply, task).hre for reply in ("5", "8!")] == [1.0, 0.0]
     assert [record.levelname for record in caplog.records] == ["WARNING"] and "reward of 2" in caplog.text
     with caplog.at_level(logging.INFO):
         VerifiersTaskset("word-length")

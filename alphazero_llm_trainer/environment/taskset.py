@@ -79,7 +79,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 
     @vf.reward(weight=0.4)
     async def correctness_reward(self, trace: vf.Trace) -> float:
-        """HRE: 1.0 when the response's final answer is right by its source's rule (HotpotQA: exact match), else 0.0."""
+        """HRE: the score of the response's final answer by its source's rule: 1.0 or 0.0, between them where it is partial."""
         return (await self.graded(response_text(trace))).hre
 
     @vf.reward(weight=0.6)

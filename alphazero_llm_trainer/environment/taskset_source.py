@@ -217,7 +217,7 @@ class VerifiersTaskset(Source):
         if reason is not None:
             verdict = Verdict.TIMED_OUT if trace.is_timeout else Verdict.FAILED
             error = f"{self.name} gave no reward for task {task.problem.id!r} ({reason}): mend its rewards"
-            return Grade(verdict, stated, score=0.0, error=error)
+            return Grade(verdict, stated, partial=0.0, error=error)
         if not self.range.holds(trace.reward) and not self._warned:
             self._warned = True
             log.warning(
@@ -225,7 +225,7 @@ class VerifiersTaskset(Source):
                 self.name, trace.reward, self.range.low, self.range.high, RANGE,
             )  # fmt: skip
         score = self.range.scaled(trace.reward)
-        return Grade(Verdict.CORRECT if score >= WHOLE else Verdict.WRONG, stated, score=score)
+        return Grade(Verdict.CORRECT if score >= WHOLE else Verdict.WRONG, stated, partial=score)
 
     def _observed(self) -> Range:
         """The rewards' range, by their weights and by a few replies to the first tasks."""

@@ -9,7 +9,7 @@ the last `\boxed{}`, "the answer is". After that:
   `y = 5`), percentages and whatever else `answers.equal` doesn't find equal are math-verify's, in a process of its own
   (see `math_verifier`).
 * **words**: where there is no such answer, a response of one line is the answer. EM and F1 over words after the official
-  normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018); right means EM.
+  normalisation of HotpotQA (`hotpot_evaluate_v1.py`, Yang et al. 2018); right means EM, and F1 is the score.
 * **exact**: as words; right means the same text but for white space.
 * **choice**: as words; the first letter that stands alone counts.
 
@@ -53,14 +53,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A verdict, the answer it is about (as written), EM and F1 in [0, 1] of words, and a score where a rule gives more
-    than right and wrong. `error` is one sentence where there is no grade: nothing is to be learnt from it."""
+    """A verdict, the answer it is about (as written), EM and F1 in [0, 1] of words, and `partial` credit in [0, 1] where a
+    rule gives more than right and wrong. `error` is one sentence where there is no grade: nothing is to be learnt from it."""
 
     verdict: Verdict
     answer: str | None
     em: float | None = None
     f1: float | None = None
-    score: float | None = None
+    partial: float | None = None
     error: str | None = None
 
     @property
@@ -68,9 +68,14 @@ class Grade:
         return self.verdict is Verdict.CORRECT
 
     @property
+    def score(self) -> float:
+        """In [0, 1]: the partial credit where there is some, else 1.0 for a correct answer and 0.0 for any other."""
+        return float(self.correct) if self.partial is None else self.partial
+
+    @property
     def hre(self) -> float:
-        """The hard reward estimate: the score where there is one, else 1.0 for a correct answer and 0.0 for any other."""
-        return (1.0 if self.correct else 0.0) if self.score is None else self.score
+        """The hard reward estimate of docs/design.md, section 5."""
+        return self.score
 
 
 class Rule:
@@ -155,9 +160,10 @@ class WordsRule(ExactRule):
     def compare(self, answer: str | None, gold: str) -> Grade:
         """See `Rule.compare`; with EM and F1."""
         if answer is None:
-            return Grade(Verdict.UNPARSED, None, 0.0, 0.0)
+            return Grade(Verdict.UNPARSED, None, 0.0, 0.0, 0.0)
         right = self.same(answer, gold)
-        return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer, float(right), word_f1(answer, gold))
+        f1 = word_f1(answer, gold)
+        return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer, float(right), f1, f1)
 
     def key(self, answer: str) -> str:
         """See `ExactRule.key`."""

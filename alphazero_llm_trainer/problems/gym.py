@@ -8,6 +8,7 @@ a task with few different questions has small splits.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +22,13 @@ from .prompts import OPEN_PROMPT, SYSTEM_PROMPT
 from .source import Source, check_alone
 from .splits import split_of
 
-STREAM = 1_000_000  # entries of a task; some tasks keep a list as long
+STREAM = 1_000_000  # entries of a task
+SHORTER = {"acre": 2_000, "word_ladder": 10_000}  # of tasks that make all entries at once
+EXAMPLES = (
+    "example_correct_answer",
+    "example_answer",
+    "possible_answer",
+)  # in an entry's metadata: one of many right ones
 SEED = 0
 TRIES = 400  # entries in a row that may be repeats before a split is at its end
 
@@ -65,7 +72,7 @@ class ReasoningGym(Source):
         """The tasks of a split in the order of the stream."""
         seen: set[str] = set()
         repeated = 0
-        for index in range(STREAM):
+        for index in range(SHORTER.get(self.task, STREAM)):
             entry = self.data[index]
             question = str(entry["question"])
             if question in seen:
@@ -83,8 +90,11 @@ class ReasoningGym(Source):
         return str(entry["question"])
 
     def as_task(self, entry: dict[str, Any], index: int) -> Task:
-        """An entry as a task. Its gold answer is "" where the task has many right ones and names none."""
-        gold = entry["answer"]
+        """An entry as a task. Where many answers are right its gold answer is an example, or "" where there is none."""
+        examples = (entry["metadata"].get(name) for name in EXAMPLES)
+        gold = next((one for one in (entry["answer"], *examples) if one is not None), None)
+        if isinstance(gold, dict):
+            gold = json.dumps(gold)
         problem = Problem(f"{self.name}/{index}", str(entry["question"]), self.name)
         return Task(problem, "" if gold is None else str(gold), self.solution(entry))
 
@@ -113,7 +123,7 @@ class ReasoningGym(Source):
             # The task's own code reads a model's text, and many tasks raise at what they can't read.
             score = 0.0
         score = min(1.0, max(0.0, score))
-        return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, score=score)
+        return Grade(Verdict.CORRECT if score == 1.0 else Verdict.WRONG, answer, partial=score)
 
 
 class GsmSymbolic(ReasoningGym):
@@ -170,6 +180,6 @@ def create(task: str) -> Any:
             f" {', '.join(near[:6])}"
         )
     try:
-        return reasoning_gym.create_dataset(task, size=STREAM, seed=SEED)
+        return reasoning_gym.create_dataset(task, size=SHORTER.get(task, STREAM), seed=SEED)
     except (AssertionError, ValueError, TypeError) as error:
         raise ConfigError(f"reasoning-gym:{task} can't be made on its own ({error}): choose another task") from error

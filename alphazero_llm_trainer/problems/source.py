@@ -340,21 +340,19 @@ def _find(problems: ProblemsConfig, path: str | None) -> Source:
         return from_object(found, address, problems)
     if address.endswith(ROW_FILES):
         return load_class("file").open(address, problems, path)
-    if rest and (name.endswith(".py") or importable(name)):
+    if rest and (name.endswith(".py") or is_module(name)):
         return from_object(load_object(name, rest, "problems.source"), address, problems)
-    known = ", ".join(sorted(names()))
+    known = ", ".join(sorted(set(names()) - {"file", "hub"}))
     raise UnknownSourceError(
         f"problems.source is {address!r}: choose one of {known}, a file of rows ({', '.join(ROW_FILES)}),"
         " hub:OWNER/NAME, file.py:NAME or package.module:NAME"
     )
 
 
-def importable(module: str) -> bool:
-    """Whether a module of this name can be found; its packages are imported, itself it isn't."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+def is_module(name: str) -> bool:
+    """Whether this is meant as a module: `package.module`, or the name of one that can be found."""
+    parts = name.split(".")
+    return all(map(str.isidentifier, parts)) and (len(parts) > 1 or importlib.util.find_spec(name) is not None)
 
 
 def load_object(place: str, name: str, key: str) -> Any:
@@ -417,14 +415,24 @@ def call_for_tasks(function: Callable[..., Any], address: str) -> Any:
     except (TypeError, ValueError):
         parameters = {}  # type: ignore[assignment]
     if "split" not in parameters:
-        return function()
-    by_split = {}
-    for split in SPLITS:
-        try:
-            by_split[split] = function(split=split)
-        except ValueError:
-            by_split[split] = []
-    return by_split
+        return call(function, address)
+    return {split: call(function, address, split=split) for split in SPLITS}
+
+
+def call(function: Callable[..., Any], address: str, **split: str) -> Any:
+    """What the user's function returns; nothing where it raises ValueError for a split that it doesn't have.
+
+    Raises ConfigError with the function's own error.
+    """
+    try:
+        found = function(**split)
+        return list(found) if inspect.isgenerator(found) else found
+    except AlphaZeroError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        if split and isinstance(error, ValueError):
+            return []
+        raise ConfigError(f"source {address} raised {type(error).__name__} ({error}): mend the function") from error
 
 
 def as_tasks(given: Any, address: str) -> list[Task]:

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +148,20 @@ class Run:
         config, train = self.config, self.config.train
         self.demonstrations = demonstrations(config)
         # Demonstrations are the first tasks of the train split; questions are the ones after them.
-        self.tasks = tasks_of(config, "train", train.num_examples, len(self.demonstrations) + train.first_question)
-        if len(self.tasks) < train.num_examples:
-            self.size = replace(self.size, rounds=math.ceil(len(self.tasks) / self.size.questions_per_round))
+        self.tasks = self.questions(len(self.demonstrations) + train.first_question)
         self.test = tasks_of(config, "test", train.eval_size)
         self.validation = tasks_of(config, "validation", train.validation_size)
+
+    def questions(self, start: int) -> list[Task]:
+        """What is trained on, from number `start` of the train split on. Raises ConfigError where there are too few."""
+        config, wanted = self.config, self.config.train.num_examples
+        tasks = tasks_of(config, "train", wanted, start)
+        if len(tasks) < wanted:
+            raise ConfigError(
+                f"train.num_examples is {wanted:,} and source {config.problems.source} has {len(tasks):,} training questions"
+                f" from number {start:,} on: ask for --num {len(tasks)} or fewer"
+            )
+        return tasks
 
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""

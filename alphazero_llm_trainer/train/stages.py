@@ -46,9 +46,9 @@ class GenerationRun(Run):
         super().__init__(config, stop, progress)
         self.given = list(tasks)
 
-    def load_data(self) -> None:
-        super().load_data()
-        self.tasks = self.given
+    def questions(self, start: int) -> list[Task]:
+        """See `Run.questions`."""
+        return self.given
 
 
 class Stages:
