@@ -134,9 +134,11 @@ def make_evaluate(
         correct = own = None
         if tasks is not None:
             task, response = tasks[problem.id], "".join(step.text for step in steps)
-            if task.gold:
+            if task.gold or source_of(problem).gold_free:
                 # Only the terminal checker calls a response finished that has no final-answer line.
                 grade = await source_of(problem).grade_async(response, task, strict=verdict != "checked")
+                if grade.error is not None:
+                    raise RequestError(grade.error)
                 correct = grade.hre
             if custom is not None:
                 own = await custom(problem, response, task)

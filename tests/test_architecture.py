@@ -196,7 +196,8 @@ NO_TORCH = {"types", "errors", "answers", "live", "config", "search", "rewards",
             "collect", "eval.metrics", "eval.value_figures", "viewer", "report",
             "cli.base", "cli.main", "cli.sample", "cli.export",
             "train.credit", "train.rows", "train.checkpoint", "train.run", "engine.protocol",
-            "environment.argv", "policy.chat",
+            "environment.argv", "environment.taskset_checks", "environment.taskset_scoring",
+            "environment.taskset_source", "policy.chat",
             "scale.question_queue", "scale.sample_folder", "scale.pool", "scale.remote", "scale.actors",
             "scale.ray_pool", "scale.fleet", "scale.sample"}  # fmt: skip
 
@@ -283,6 +284,7 @@ BROAD = {
     ("rewards.custom", "__call__"),  # and so may the user's own reward
     ("rewards.custom", "work"),  # the same, handed over from its thread
     ("problems.source", "call"),  # so may the function that returns tasks
+    ("environment.taskset_checks", "own_code"),  # so may somebody else's taskset
     ("problems.gym", "_grade"),  # a task's own grader reads a model's text
     ("policy.student", "load_model"),  # hub, safetensors and JSON failures share no base class
 }

@@ -362,7 +362,7 @@ def fit(combination: Combination, config: Config, student: Student, name: str) -
     tasks = load(config, name, "validation", config.eval.fit_problems, start)
 
     async def right(response: str, task: Task) -> bool:
-        [grade] = graded([response], [task])
+        [grade] = await graded([response], [task])
         return grade is not None and grade.correct
 
     asyncio.run(

@@ -16,7 +16,7 @@ from .loopback import Loopback
 from .taskset import AlphaZeroTask, AlphaZeroTasksetConfig
 
 
-class AlphaZeroEnvConfig(vf.EnvConfig):
+class AlphaZeroEnvConfig(vf.SingleAgentEnvConfig):
     """verifiers' single-agent configuration with this package's harness, in this process."""
 
     agent: vf.AgentConfig = vf.AgentConfig(harness=AlphaZeroHarnessConfig(), runtime=vf.SubprocessConfig())
@@ -32,7 +32,7 @@ class AlphaZeroEnvConfig(vf.EnvConfig):
         return self
 
 
-class AlphaZeroEnv(vf.Env[AlphaZeroEnvConfig]):
+class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
     """One agent answers one problem.
 
     A client whose base URL is `embedded://student/v1` is the embedded student: it is loaded and served on 127.0.0.1 at
@@ -43,9 +43,6 @@ class AlphaZeroEnv(vf.Env[AlphaZeroEnvConfig]):
         super().__init__(config)
         self._starting = asyncio.Lock()
         self._loopback: Loopback | None = None
-
-    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
-        await agents.agent.run(task)
 
     async def run_episode(self, task: vf.Task, ctx: vf.ModelContext, **observers: Any) -> vf.Episode:
         """verifiers' episode with `embedded://` resolved and perplexity switched on or off where it is left open."""

@@ -130,7 +130,7 @@ async def run_cell(
 
     found = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
     cell = Cell(benchmark.name, method, budget, seconds=time.perf_counter() - began)
-    grades = graded([answer.response for answer in found], benchmark.tasks)
+    grades = await graded([answer.response for answer in found], benchmark.tasks)
     verdicts = [
         TOO_LONG if answer.ended_by == TOO_LONG else NO_ANSWER if grade is None else str(grade.verdict)
         for answer, grade in zip(found, grades, strict=True)
@@ -173,7 +173,9 @@ async def run_samples(
         return [chain.text if chain.whole else None for chain in chains]
 
     texts = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
-    flat = graded([text for row in texts for text in row], [task for task in benchmark.tasks for _ in range(samples)])
+    flat = await graded(
+        [text for row in texts for text in row], [task for task in benchmark.tasks for _ in range(samples)]
+    )
     for i, (row, task) in enumerate(zip(texts, benchmark.tasks, strict=True)):
         result.correct.append([g is not None and g.correct for g in flat[i * samples : (i + 1) * samples]])
         keys = [None if text is None else source_of(task.problem).vote_key(text) for text in row]
@@ -182,7 +184,7 @@ async def run_samples(
     return result
 
 
-def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade | None]:
+async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade | None]:
     """The grade of each task's response; None where there is none. The one place here that reads gold answers."""
     grades: list[Grade | None] = [None] * len(tasks)
     by_source: dict[str, list[int]] = {}
@@ -191,7 +193,7 @@ def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade
             by_source.setdefault(task.problem.source, []).append(i)
     for places in by_source.values():
         source = source_of(tasks[places[0]].problem)
-        of_source = source.grade_many([(responses[i] or "", tasks[i]) for i in places])
+        of_source = await source.grade_all([(responses[i] or "", tasks[i]) for i in places])
         for i, grade in zip(places, of_source, strict=True):
             grades[i] = grade
     return grades

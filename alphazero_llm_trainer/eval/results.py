@@ -16,7 +16,7 @@ from .cells import NO_ANSWER, TOO_LONG, Cell, Samples
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
 
 FORMAT = 1
-UNGRADED = (str(Verdict.UNPARSED), str(Verdict.TIMED_OUT), NO_ANSWER, TOO_LONG)
+UNGRADED = (str(Verdict.UNPARSED), str(Verdict.TIMED_OUT), str(Verdict.FAILED), NO_ANSWER, TOO_LONG)
 BASELINES = ("greedy", "majority", "best-of-n")
 CONTROLS = ("adaptive-best-of-n", "early-abort")  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")

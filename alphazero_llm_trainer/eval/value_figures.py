@@ -51,8 +51,9 @@ class States:
 
     def where(self, kept: np.ndarray) -> States:
         """The states that a boolean mask `[N]` keeps."""
-        columns: Any = (getattr(self, name) for name in self.__slots__)
-        return States(*(None if column is None else column[kept] for column in columns))
+        columns: list[Any] = [getattr(self, name) for name in self.__slots__]
+        masked: list[Any] = [None if column is None else column[kept] for column in columns]
+        return States(*masked)
 
 
 def resampled(question: np.ndarray, statistic: Statistic, seed: int = 0, draws: int = DRAWS) -> Interval:

@@ -41,24 +41,27 @@ _CLOSED = {"yes", "no", "noanswer"}  # no partial credit for, or by, these
 
 
 class Verdict(StrEnum):
-    """unparsed: no answer was found in the response, or it can't be read; timed-out: math-verify took too long."""
+    """unparsed: no answer was found in the response, or it can't be read; timed-out: math-verify or a task's own reward took
+    too long; failed: a task's own reward raised an error."""
 
     CORRECT = "correct"
     WRONG = "wrong"
     UNPARSED = "unparsed"
     TIMED_OUT = "timed-out"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
     """A verdict, the answer it is about (as written), EM and F1 in [0, 1] of words, and `partial` credit in [0, 1] where a
-    rule gives more than right and wrong."""
+    rule gives more than right and wrong. `error` is one sentence where there is no grade: nothing is to be learnt from it."""
 
     verdict: Verdict
     answer: str | None
     em: float | None = None
     f1: float | None = None
     partial: float | None = None
+    error: str | None = None
 
     @property
     def correct(self) -> bool:

@@ -10,7 +10,7 @@ from ..config.load import Config
 from ..config.sections import ProblemsConfig, RewardConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
-from .source import SPLITS, Source, open_problems, open_source
+from .source import SPLITS, Source, open_problems, open_source, source_of
 
 
 def load_tasks(
@@ -59,7 +59,8 @@ def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Tas
 
 def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:
     """Raise for a task without gold where something needs it: DataError, or ConfigError where it is `rewards` that does."""
-    missing = next((task.problem for task in tasks if not task.gold.strip()), None)
+    without = (task.problem for task in tasks if not task.gold.strip())
+    missing = next((problem for problem in without if not source_of(problem).gold_free), None)
     if missing is None:
         return
     if rewards is None or rewards.custom is None:

@@ -65,11 +65,12 @@ class Source(ABC):
     Attributes:
         name: its address, as `problems.source` says it and `Problem.source` keeps it.
         rule: how answers are found and compared (`grading.RULES`): "numbers", "math", "words", "exact" or "choice".
-        system_prompt: what a chat model is told before a problem.
+        system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
         hold_outs: what `problems.hold_out` may keep out of training: no two splits share it.
         demonstration_share: share of a training batch that replays worked solutions unless the configuration says.
+        gold_free: its grades need no gold answer.
         prompt_tokens: tokens of a long prompt with its system prompt and chat template, for the memory plan.
     """
 
@@ -79,8 +80,9 @@ class Source(ABC):
     levels: tuple[int, ...] = ()
     hold_outs: tuple[str, ...] = ("questions",)
     demonstration_share: float = 0.0
+    gold_free: bool = False
     prompt_tokens: int = 320
-    system_prompt: str = ""
+    system_prompt: str | None = None
 
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
@@ -128,11 +130,15 @@ class Source(ABC):
         """The grade of one response: a verdict and a score in [0, 1]."""
         return self.grade_many([(response, task)], strict)[0]
 
+    async def grade_all(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
+        """`grade_many` without holding up the event loop."""
+        if self.reader.waits:
+            return await asyncio.to_thread(self.grade_many, pairs, strict)
+        return self.grade_many(pairs, strict)
+
     async def grade_async(self, response: str, task: Task, strict: bool = False) -> Grade:
         """`grade` without holding up the event loop."""
-        if self.reader.waits:
-            return await asyncio.to_thread(self.grade, response, task, strict)
-        return self.grade(response, task, strict)
+        return (await self.grade_all([(response, task)], strict))[0]
 
     # -- what some sources know --------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ def full_table(results: Results, benchmark: str) -> list[list[str]]:
     rows = list(chain(*sorted_rows(results, benchmark).values()))
     compared = {base for row in rows for base in gains(results, row)}
     bases = [base for base in (f"over {name}" for name in (*BASELINES, *CONTROLS)) if base in compared]
-    ungraded = [name for name in UNGRADED if any(row[name] for row in rows)]
+    ungraded = [name for name in UNGRADED if any(row.get(name) for row in rows)]  # 0.4 has fewer
     f1 = ["F1"] * any(row["f1"] is not None for row in rows)
     rewarded = ["reward [95%]"] * any("reward" in row for row in rows)
     head = ["budget", "method", "accuracy [95%]", "sampled", "scored", "cached", "calls", "ms", *ungraded]
@@ -115,7 +115,7 @@ def full_table(results: Results, benchmark: str) -> list[list[str]]:
         over = gains(results, row)
         line = [f"{row['budget']:,}", row["method"], str(Interval(*row["accuracy"]))]
         line += [f"{row[name]:.1f}" for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls")]
-        line += [f"{1000 * row['seconds']:.1f}", *(f"{row[name]}" for name in ungraded)]
+        line += [f"{1000 * row['seconds']:.1f}", *(f"{row.get(name, 0)}" for name in ungraded)]
         line += [f"{over[base]:+}" if base in over else "" for base in bases]
         found.append([*line, *(f"{row['f1'] or 0:.3f}" for _ in f1), *(reward_of(row) for _ in rewarded)])
     return found

@@ -27,7 +27,7 @@ from ..policy.folders import resolve_name
 from ..policy.student import frozen_student, load_student
 from ..policy.value_function import EngineValue
 from ..problems.load import tasks_of
-from ..problems.source import open_source
+from ..problems.source import open_source, source_of
 from ..report.folder import write_report
 from ..rewards.combined import outcome
 from ..search.journal import Journal
@@ -490,7 +490,9 @@ def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
         "failed_rewards": total - len(known),
     }
     return {
-        "accuracy": asdict(wilson(right, total, distinct)) if any(task.gold for task in tasks) else None,
+        "accuracy": asdict(wilson(right, total, distinct))
+        if any(task.gold or source_of(task.problem).gold_free for task in tasks)
+        else None,
         "problems": total,
         "distinct": distinct,
         "tokens": answers.tokens,

@@ -1,0 +1,361 @@
+"""`--source verifiers:ENV_ID`: somebody else's taskset and our own one as problems."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import verifiers.v1 as vf
+from safetensors.torch import load_file
+from test_environment import served
+
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.collect import make_evaluate
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import ProblemsConfig
+from alphazero_llm_trainer.environment.argv import OUR_ID
+from alphazero_llm_trainer.environment.taskset_scoring import Range
+from alphazero_llm_trainer.environment.taskset_source import VerifiersTaskset, own_splits
+from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError, RequestError
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.grading import Verdict
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import SPLITS, names, open_problems
+from alphazero_llm_trainer.train.warmup import worked_solutions
+from alphazero_llm_trainer.types import Step, Task
+
+FOLDER = Path(__file__).parent / "tasksets" / "word_length"
+OWN, WORDS = f"verifiers:{OUR_ID}", "verifiers:word-length"
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third-party package, as verifiers finds an environment that is worked on: its folder is on the path."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def open_taskset(address: str, **options: Any) -> VerifiersTaskset:
+    source = open_problems(ProblemsConfig.model_validate({"source": address, **options}), None)
+    assert isinstance(source, VerifiersTaskset)
+    return source
+
+
+def apple(source: VerifiersTaskset) -> Task:
+    """The task with the word of five letters."""
+    tasks = [task for split in SPLITS for task in source.load(split, 200)]
+    return next(task for task in tasks if task.problem.question.endswith(" apple?"))
+
+
+# -- found and loaded --------------------------------------------------------------------------------------------------
+
+
+def test_it_is_found_by_the_entry_point_and_loads_no_torch() -> None:
+    assert names()["verifiers"] == "alphazero_llm_trainer.environment.taskset_source:VerifiersTaskset"
+    code = (
+        f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n"
+        "from alphazero_llm_trainer.config.sections import ProblemsConfig\n"
+        "from alphazero_llm_trainer.problems.source import open_problems\n"
+        f"source = open_problems(ProblemsConfig(source={WORDS!r}), None)\n"
+        "[task] = source.load('train', 1)\n"
+        "assert source.grade(f'#### {task.gold}', task).correct\n"
+        "assert 'torch' not in sys.modules\n"
+        "print([task.problem.id for split in ('train', 'validation', 'arena', 'test') for task in source.load(split, 99)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    source = open_taskset(WORDS)
+    # Another process has the same tasks in the same splits.
+    assert done.stdout.strip() == str([task.problem.id for split in SPLITS for task in source.load(split, 99)])
+
+
+def test_a_taskset_without_splits_is_cut_by_hash() -> None:
+    source = open_taskset(WORDS)
+    tasks = {split: source.load(split, 200) for split in SPLITS}
+    assert {split: len(found) for split, found in tasks.items()} == {
+        "train": 96, "validation": 6, "arena": 6, "test": 12
+    }  # fmt: skip
+    questions = [task.problem.question for found in tasks.values() for task in found]
+    assert len(set(questions)) == 120
+    again = VerifiersTaskset("word-length")
+    assert {split: again.load(split, 200) for split in SPLITS} == tasks
+    assert tasks["train"][3:5] == source.load("train", 2, 3)
+    # The order of the tasks and their number don't matter to a question that comes twice: it is in one split.
+    twice = VerifiersTaskset("word-length?size=12")
+    assert sum(len(twice.load(split, 99)) for split in SPLITS) == 12
+
+
+def test_prompts_become_questions() -> None:
+    text, chat = open_taskset(WORDS), open_taskset(f"{WORDS}?messages=true")
+    assert text.system_prompt == chat.system_prompt == "Answer with one number."
+    assert apple(chat).problem.question == apple(text).problem.question == "How many letters has apple?"
+    assert apple(text).gold == "5" and apple(text).problem.source == WORDS
+    mixed = open_taskset(f"{WORDS}?two_prompts=true")
+    assert mixed.system_prompt is None
+    assert apple(mixed).problem.question == "Answer with one number.\n\nHow many letters has apple?"
+    assert open_taskset(WORDS, system_prompt="Count.").system_prompt == "Count."
+
+
+def test_an_endless_taskset_is_read_as_far_as_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counting.py").write_text(
+        "import itertools\nimport verifiers.v1 as vf\n\n"
+        "class CountingTask(vf.Task):\n"
+        "    @vf.reward\n"
+        "    async def right(self, trace: vf.Trace) -> float:\n"
+        "        return float(trace.last_reply == str(self.data.idx + 1))\n\n"
+        "class Counting(vf.Taskset[CountingTask, vf.TasksetConfig]):\n"
+        "    INFINITE = True\n"
+        "    def load(self):\n"
+        "        return (CountingTask(vf.TaskData(prompt=f'{i} + 1?')) for i in itertools.count())\n\n"
+        "__all__ = ['Counting']\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = open_taskset("verifiers:counting")
+    tasks = {split: source.load(split, 30) for split in SPLITS}
+    assert source.endless and source.system_prompt is None and all(len(found) == 30 for found in tasks.values())
+    assert len({task.problem.question for found in tasks.values() for task in found}) == 120
+    fresh = VerifiersTaskset("counting")  # another process, asked for a task that it hasn't read
+    task = tasks["arena"][-1]
+    number = int(task.problem.question.partition(" ")[0])
+    assert fresh.grade(str(number + 1), task).correct and not fresh.grade(str(number), task).correct
+    assert fresh.load("validation", 30) == tasks["validation"]
+
+
+def test_own_choices_of_a_split_are_taken() -> None:
+    config = vf.taskset_config_type(OUR_ID)()
+    assert own_splits(config) == {split: split for split in SPLITS}
+    source = open_taskset(f"{OWN}?train_size=7&eval_size=3")
+    native = open_problems(ProblemsConfig(source="embedded"), None)
+    for split, count in (("train", 7), ("validation", 3), ("arena", 3), ("test", 3)):
+        same = [(t.problem.id, t.problem.question, t.gold) for t in load_tasks(native, split, count)]
+        assert [(t.problem.id, t.problem.question, t.gold) for t in load_tasks(source, split, 99)] == same
+    # Set by the address, it is one more option, and the splits are cut out of it.
+    assert sum(len(open_taskset(f"{OWN}?split=test&eval_size=40").load(split, 99)) for split in SPLITS) == 40
+
+
+# -- graded ------------------------------------------------------------------------------------------------------------
+
+# The rewards of word_length.py for "apple": 0.5 / (1 + how far off) + 1.5 where it is right - 0.25 for shouting, which is
+# -0.25 at least and 2.0 at most.
+REWARDS = {
+    "It has 5": 2.0,
+    "5!": 1.75,
+    "Perhaps 6": 0.25,
+    "8!": 0.5 / 4 - 0.25,
+    "no idea": 0.5 / 7,
+    "": 0.5 / 7,
+}
+
+
+@pytest.mark.parametrize(("reply", "reward"), REWARDS.items())
+def test_the_tasks_own_rewards_are_summed_and_scaled(reply: str, reward: float) -> None:
+    source = open_taskset(WORDS)
+    assert source.range == Range(-0.25, 2.0)
+    grade = source.grade(reply, apple(source))
+    assert grade.hre == pytest.approx((reward + 0.25) / 2.25)
+    assert grade.correct is (reward == 2.0)
+
+
+@pytest.mark.parametrize("messages", ["false", "true"])
+def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(messages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same replies through vf's `run_episode`, against an endpoint that gives them."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    source = open_taskset(f"{WORDS}?messages={messages}")
+    item = source._items[apple(source).problem.id]
+    raw = {
+        "taskset": {"id": "word-length", "messages": messages == "true"},
+        "agent": {"harness": {"id": OUR_ID}, "runtime": {"type": "subprocess"}},
+    }
+    env = vf.load_environment(vf.resolve_env_config(raw))
+
+    def played(reply: str) -> vf.Trace:
+        async def use(url: str) -> vf.Episode:
+            ctx = vf.ModelContext(model="m", client=vf.EvalClientConfig(base_url=url, api_key_var="NO_SUCH_KEY"))
+            async with env.serving():
+                return await env.run_episode(item, ctx)
+
+        _, episode = asyncio.run(served(lambda body: reply, use))
+        [trace] = episode.traces
+        return trace
+
+    def told(trace: vf.Trace) -> dict[str, Any]:
+        record = trace.to_record()
+        parts = ("task", "rewards", "metrics", "info", "is_completed", "ok", "stop_condition", "is_timeout", "errors")
+        nodes = [{key: node[key] for key in ("parent", "message", "sampled")} for node in record["nodes"]]
+        calls = [{key: call[key] for key in ("node", "endpoint", "finish_reason")} for call in record["calls"]]
+        return {key: record[key] for key in parts} | {"nodes": nodes, "calls": calls, "reward": trace.reward}
+
+    for reply in ("It has 5", "8!"):
+        theirs, mine = told(played(reply)), told(asyncio.run(source.score(item, reply)))
+        assert theirs == mine
+        assert mine["reward"] == pytest.approx(REWARDS[reply]) and mine["metrics"] == {"length": len(reply)}
+
+
+def test_slow_broken_and_flaky_rewards() -> None:
+    source = open_taskset(WORDS)
+    task = apple(source)
+    late, broken, fine = source.grade_many([("slow 5", task), ("broken 5", task), ("5", task)])
+    assert late.verdict is Verdict.TIMED_OUT and late.hre == 0.0 and "took too long" in (late.error or "")
+    assert broken.verdict is Verdict.FAILED and "RuntimeError: the grader is out of order" in (broken.error or "")
+    assert fine.correct and fine.error is None
+    source._items[task.problem.id].__class__.attempts = 0
+    assert source.grade("flaky 5", task).correct  # the environment declares a retry for this error
+
+
+def test_what_has_no_grade_ends_a_training_question() -> None:
+    source = open_taskset(WORDS)
+    task = apple(source)
+    evaluate = make_evaluate(load_config().rewards, None, {task.problem.id: task})
+    with pytest.raises(RequestError, match="gave no reward for task"):
+        asyncio.run(evaluate(task.problem, [Step((1,), (0.0,), "broken")], [], "ended"))
+    assert asyncio.run(evaluate(task.problem, [Step((1,), (0.0,), "5")], [], "ended")).hre == 1.0
+
+
+def test_rewards_run_where_signals_do_unless_a_loop_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_taskset(WORDS)
+    task, seen = apple(source), []
+    score = source.score
+
+    async def watched(item: vf.Task, reply: str) -> vf.Trace:
+        seen.append(threading.current_thread() is threading.main_thread())
+        return await score(item, reply)
+
+    monkeypatch.setattr(source, "score", watched)
+
+    async def inside() -> None:
+        assert source.grade("5", task).correct
+        assert (await source.grade_async("5", task)).correct
+
+    assert source.grade("5", task).correct
+    asyncio.run(inside())
+    assert seen == [True, False, True]
+
+
+def test_a_range_is_declared_or_its_breach_told(caplog: pytest.LogCaptureFixture) -> None:
+    source = VerifiersTaskset("word-length?reward_range=0:1")
+    task = apple(source)
+    assert source.grade("Perhaps 6", task).hre == 0.25
+    assert caplog.records == []
+    assert [source.grade(reply, task).hre for reply in ("5", "8!")] == [1.0, 0.0]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "reward of 2" in caplog.text
+    with caplog.at_level(logging.INFO):
+        VerifiersTaskset("word-length")
+    assert "-0.25 x shouting + 0.5 x close + 1.5 x right, from -0.25 to 2" in caplog.text
+
+
+def test_votes_are_by_the_answer_or_the_whole_text() -> None:
+    source = open_taskset(WORDS)
+    assert source.vote_key("I count\n#### 1,000") == source.vote_key(r"so \boxed{1000}") == "1000"
+    assert source.vote_key("It has  5") == source.vote_key("it has 5") != ""
+    assert source.final_answer("It has 5", strict=True) is None and source.final_answer("It has 5") == "It has 5"
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "": "write verifiers:ENV_ID",
+    "not-there-at-all": "uv pip install not-there-at-all",
+    "json": "exports no Taskset",
+    "word-length?colour=red": "colour",
+    "word-length?size=many": "size",
+    "word-length?reward_range=1": "write LOW:HIGH",
+    "word-length?size=0": "has no tasks",
+    "word-length?needs=tools": "needs tools .Dictionary.",
+    "word-length?needs=runtime": "reward tests_pass needs a runtime",
+    "word-length?needs=container": "needs a container",
+    "word-length?needs=turns": "when a conversation stops .said_enough.",
+    "word-length?needs=image": "has image",
+    "word-length?needs=user": "a simulated user opens",
+    "word-length?needs=judge": r"judge a-judge at http://127\.0\.0\.1:9/v1 isn't reachable",
+    "word-length?needs=no rewards": "has no rewards",
+    "word-length?needs=crash": "OSError: no such table",
+}
+
+
+@pytest.mark.parametrize(("address", "words"), REFUSED.items())
+def test_what_is_more_than_one_reply_is_refused_in_one_sentence(address: str, words: str) -> None:
+    with pytest.raises(AlphaZeroError, match=words) as caught:
+        VerifiersTaskset.open(address, ProblemsConfig(source=f"verifiers:{address}"), None)
+    assert isinstance(caught.value, ConfigError) and "\n" not in str(caught.value)
+
+
+def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "talking.py").write_text(
+        "import verifiers.v1 as vf\n\n"
+        "class Talking(vf.Taskset[vf.Task, vf.TasksetConfig]):\n    def load(self):\n        return []\n\n"
+        "class Debate(vf.SingleAgentEnv):\n    async def run(self, task, agents):\n        pass\n\n"
+        "__all__ = ['Talking', 'Debate']\n"
+    )
+    (tmp_path / "needy.py").write_text("import a_package_of_nobody\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="environment Debate has several turns"):
+        VerifiersTaskset("talking")
+    with pytest.raises(ConfigError, match="needs the package a_package_of_nobody"):
+        VerifiersTaskset("needy")
+
+
+def test_commands_refuse_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["train", "--source", f"{WORDS}?needs=tools", "--checkpoint-dir", str(tmp_path)],
+        ["search", "--source", "verifiers:not-there-at-all"],
+        ["sft", "--source", WORDS, "--model", "embedded", "--out", str(tmp_path / "sft")],
+    ):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1, error
+    assert "trained from scratch" in error
+    with pytest.raises(DataError, match="has no worked solution"):  # what a student that goes on is told
+        worked_solutions(load_config(overrides=[f"problems.source={WORDS}"]), open_taskset(WORDS))
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- trained -----------------------------------------------------------------------------------------------------------
+
+RUN = [
+    "--num-examples", "24", "--save-every", "12", "--eval-size", "8", "--student", "embedded", "--use-grpo",
+    "--set", "train.questions_per_round=12",
+    "--set", "train.validation_size=8",
+    "--set", "train.keep_best=false",
+    "--set", "train.rows_per_round=16",
+    "--set", "train.demonstrations=0",  # a taskset has no worked solutions to replay
+    "--set", "train.grpo.batch_size=8",
+    "--set", "train.grpo.epochs=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("groups", ["tree", "chain"])
+def test_our_own_taskset_trains_to_the_same_weights_as_the_native_source(groups: str, tmp_path: Path) -> None:
+    trained = []
+    for name, source in (("native", "embedded"), ("taskset", OWN)):
+        run = [*RUN, "--source", source, "--set", f"train.groups={groups}"]
+        assert train_main([*run, "--checkpoint-dir", str(tmp_path / name)]) == 0
+        trained.append(load_file(tmp_path / name / "run-001" / "student" / "model.safetensors"))
+    assert trained[0].keys() == trained[1].keys()
+    assert all(torch.equal(trained[0][key], trained[1][key]) for key in trained[0])
+    shipped = load_student(load_config(overrides=["student=embedded"])).model.state_dict()
+    assert any(not torch.equal(trained[0][key], shipped[key]) for key in trained[0])
+
+
+def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--set", "search.iterations=4", "--set", "train.iterations=4"]
+    assert main(["search", "--source", OWN, "--model", "embedded", *small]) == 0
+    assert "####" in capsys.readouterr().out
+    sample = ["sample", "--source", OWN, "--model", "embedded", "-n", "2", "--out", str(tmp_path / "trees"), *small]
+    assert main(sample) == 0
+    evaluate = ["eval", "--source", OWN, "--model", "embedded", "-n", "4", "--methods", "greedy", "majority"]
+    assert main([*evaluate, "--budget-tokens", "200", "--out", str(tmp_path / "eval"), *small]) == 0
