@@ -13,8 +13,8 @@ from .config.load import Config
 from .config.sections import RewardConfig
 from .engine.protocol import GenerateRequest, Teacher, ValueFunction
 from .errors import ConfigError, DataError, RequestError
-from .policy.steps import EngineSteps
-from .policy.tokens import EngineTokens
+from .policy.engine_steps import EngineSteps
+from .policy.engine_tokens import EngineTokens
 from .problems.source import open_source, source_of
 from .rewards.combined import combined
 from .rewards.pre import pre
@@ -23,7 +23,7 @@ from .search.driver import Advisor, Evaluate, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
 from .search.targets import outcomes
 from .search.tree import ROOT, Tree
-from .search.valued import Reader
+from .search.valued import ReadTokens
 from .teachers.build import Remote, build_teachers, build_terminal_checker, is_remote
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
 
@@ -36,7 +36,7 @@ class _Measured:
     """What is known of a problem: its baseline's log-probabilities with what they took, and which tokens were scored."""
 
     baseline: asyncio.Future[tuple[tuple[float, ...], Cost]]
-    scored: Reader = field(default_factory=Reader)
+    scored: ReadTokens = field(default_factory=ReadTokens)
     paid: bool = False
 
 
@@ -217,7 +217,7 @@ class Collector:
         self.student, self.config, self.perplexity, self.stop = student, config, perplexity, stop
         if value is None and config.search.value is not None:
             # Here, because torch takes seconds to load and a search actor without a model does without it.
-            from .policy.value import load_value
+            from .policy.value_function import load_value
 
             value = load_value(Path(config.search.value), student, config)
         self.value = value

@@ -44,8 +44,8 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine import native  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
+from alphazero_llm_trainer.policy.engine_tokens import EngineTokens  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.policy.tokens import EngineTokens  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.search.driver import Search, derive_seed  # noqa: E402
 from alphazero_llm_trainer.search.tree import ROOT, Tree  # noqa: E402

@@ -30,8 +30,10 @@ from alphazero_llm_trainer.problems import embedded  # noqa: E402
 SETS = {"held-out structures": "test", "held-in structures, held-out numbers": "train"}  # the structures' split
 
 
-def run(*arguments: str) -> str:
-    """One of the package's commands in a process of its own; returns how a user writes it."""
+def run(*arguments: str, result: Path) -> str:
+    """One of the package's commands in a process of its own, unless its `result` is there; returns how a user writes it."""
+    if result.exists():
+        return " ".join(["alphazero-llm-trainer", *arguments])
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     script = str(Path(sys.executable).with_name("alphazero-llm-trainer"))
     subprocess.run([script, *arguments], cwd=ROOT, check=True, env=environment)
@@ -43,16 +45,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--num", type=int, default=1000, help="test problems of each set")
     parser.add_argument("--sft-steps", type=int, default=2000, help="updates of the warm-up")
-    parser.add_argument("--num-examples", type=int, default=1920, help="training questions")
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "structures", help="a folder that is new")
+    parser.add_argument("--num-examples", type=int, default=5760, help="training questions")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=ROOT / "checkpoints" / "structures",
+        help="where the runs go; finished ones are kept",
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "structures.json")
     args = parser.parse_args()
     student, common = args.work / "sft", ["--seed", str(args.seed), "--set", "problems.hold_out=structures"]
-    common += ["--student", "embedded"]
     commands = [
-        run("sft", *common, "--out", str(student), "--eval-size", "100", "--set", f"train.sft.steps={args.sft_steps}"),
-        run("train", *common, "--use-grpo", "--path", str(student), "--num-examples", str(args.num_examples),
-            "--checkpoint-dir", str(args.work), "--eval-size", "0"),
+        run("sft", *common, "--student", "embedded", "--out", str(student), "--eval-size", "100",
+            "--set", f"train.sft.steps={args.sft_steps}", result=student / "manifest.json"),
+        run("train", *common, "--use-grpo", "--model", str(student), "--num-examples", str(args.num_examples),
+            "--out", str(args.work), "--eval-size", "0", result=args.work / "run-001" / "student"),
     ]  # fmt: skip
     trained = args.work / "run-001"
     card = json.loads((trained / "run.json").read_text(encoding="utf-8"))

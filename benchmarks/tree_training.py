@@ -39,7 +39,7 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.search.extract import trajectories  # noqa: E402
-from alphazero_llm_trainer.train.packing import Plan, Work, plan, spread, tensors  # noqa: E402
+from alphazero_llm_trainer.train.packing import PackingPlan, Work, plan, spread, tensors  # noqa: E402
 
 CPU = torch.device("cpu")
 Row = tuple[np.ndarray, np.ndarray]  # prompt, completion
@@ -108,7 +108,7 @@ def flat_scores(model: Any, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Te
     return out.log_probs[:, -after:], out.entropy[:, -after:]
 
 
-def planned(model: Any, rows: Sequence[Row]) -> Plan:
+def planned(model: Any, rows: Sequence[Row]) -> PackingPlan:
     return plan([p for p, _ in rows], [c for _, c in rows], max(len(c) for _, c in rows), Work.of(model.config))
 
 

@@ -34,7 +34,7 @@ from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest, Va
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.live import Progress  # noqa: E402
 from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
-from alphazero_llm_trainer.policy.value import EngineValue, last_layer, load_value  # noqa: E402
+from alphazero_llm_trainer.policy.value_function import EngineValue, last_layer, load_value  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.source import source_of  # noqa: E402
 from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402

@@ -456,8 +456,6 @@ def search_vs_greedy(data: Row) -> Page:
         "method": "{method}",
         "accuracy": "{share}",
         "tokens a problem": "{tokens:.0f}",
-        "sampled": "{sampled_tokens:.0f}",
-        "scored": "{scored_tokens:.0f}",
         "over greedy": "{over}",
     }
     return Page(
@@ -470,7 +468,8 @@ def search_vs_greedy(data: Row) -> Page:
             "Problems": f"{data['num']:,} {EMBEDDED}, {data['distinct_solutions']:,} distinct solutions, over which the"
             " intervals are",
             "Seeds": str(data["seed"]),
-            "Tokens": "all that the model computes for an answer: sampled ones, and those that the perplexity scores",
+            "Tokens": "all that the model computes for an answer. The greedy response that PRE measures against is among them;"
+            " a sample's own log-probabilities are its perplexity, so no token is scored a second time",
             "Command": command(data),
         },
         [
@@ -1094,8 +1093,8 @@ def reasoning_gym(data: Row) -> Page:
         "reasoning-gym's tasks as sources",
         f"{fine} of {len(rows)} tasks of reasoning-gym load and grade all their own gold answers as 1",
         f"Every task of reasoning-gym {data['version']} is opened as `reasoning-gym:TASK`. Its first"
-        f" {data['problems_a_split']} problems of {' and '.join(data['splits'])} are loaded, and their gold answers are graded as a"
-        " response's last line `#### ANSWER` is.",
+        f" {data['problems_a_split']} problems of {' and '.join(data['splits'])} are loaded, and their gold answers are graded"
+        " as a response's last line `#### ANSWER` is.",
         {
             "Problems": f"{data['problems_a_split']} a split and task",
             "Seeds": "fixed in the source",
@@ -1103,6 +1102,7 @@ def reasoning_gym(data: Row) -> Page:
             "Command": command(data),
         },
         [
+            "",
             f"{loaded} of {len(rows)} tasks load and print a prompt. Those that fall short:",
             "",
             *table(

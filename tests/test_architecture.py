@@ -192,13 +192,13 @@ PLACES = {
     "math_verify": {"problems.math_worker"},
 }
 NO_TORCH = {"types", "errors", "answers", "live", "config", "search", "rewards", "teachers",
-            "collect", "eval.metrics", "eval.value", "viewer", "report",
+            "collect", "eval.metrics", "eval.value_figures", "viewer", "report",
             "cli.base", "cli.main", "cli.sample", "cli.export",
             "train.credit", "train.rows", "train.checkpoint", "train.run", "engine.protocol",
             "environment.argv", "environment.taskset_checks", "environment.taskset_scoring",
             "environment.taskset_source", "policy.chat",
-            "scale.schedule", "scale.folder", "scale.pool", "scale.remote", "scale.actors", "scale.ray_pool", "scale.fleet",
-            "scale.sample"}  # fmt: skip
+            "scale.question_queue", "scale.sample_folder", "scale.pool", "scale.remote", "scale.actors",
+            "scale.ray_pool", "scale.fleet", "scale.sample"}  # fmt: skip
 
 
 def within(name: str, places: set[str]) -> bool:

@@ -17,7 +17,7 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.driver import Search
 from alphazero_llm_trainer.search.extract import trajectories
 from alphazero_llm_trainer.search.tree import ROOT
-from alphazero_llm_trainer.search.valued import MeteredValue, Reader
+from alphazero_llm_trainer.search.valued import MeteredValue, ReadTokens
 from alphazero_llm_trainer.types import Cost, Problem, Step, Task
 
 MODES = ["search.mode=step", "search.mode=token"]
@@ -148,7 +148,7 @@ def test_a_search_without_anything_that_grades_is_refused() -> None:
 
 
 def test_a_reader_reads_each_token_once() -> None:
-    reader = Reader()
+    reader = ReadTokens()
     assert [reader.read(ids) for ids in [(1, 2, 3), (1, 2, 4, 5), (2, 3), (1, 2)]] == [3, 2, 2, 0]
     assert reader.unread((1, 2, 4, 6)) == 1 and reader.unread((1, 2, 4, 6)) == 1 and reader.unread(()) == 0
     value = MeteredValue(Network(), Cost())

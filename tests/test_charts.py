@@ -13,7 +13,7 @@ import pytest
 from test_viewer import browser  # noqa: F401
 
 from alphazero_llm_trainer.eval.metrics import Interval
-from alphazero_llm_trainer.report.charts import WIDTH, Chart, Row, line_chart, row_chart, standalone, ticks
+from alphazero_llm_trainer.report.charts import WIDTH, Chart, ChartRow, line_chart, row_chart, standalone, ticks
 from alphazero_llm_trainer.report.page import figures, hero, page, table
 from alphazero_llm_trainer.report.tables import columns, markdown
 from alphazero_llm_trainer.report.tree import outline
@@ -57,9 +57,9 @@ def test_ticks_are_round_and_hold_the_numbers(low: float, high: float) -> None:
 
 def test_rows_stand_where_their_values_are() -> None:
     rows = [
-        Row(NAME, Interval(0.5, 0.25, 1.0), notes=["12 tokens"]),
-        Row("none right", Interval(0.0, 5e-19, 0.07), "plain", dots=[0.1]),
-        Row("not measured", Interval(math.nan, math.nan, math.nan)),
+        ChartRow(NAME, Interval(0.5, 0.25, 1.0), notes=["12 tokens"]),
+        ChartRow("none right", Interval(0.0, 5e-19, 0.07), "plain", dots=[0.1]),
+        ChartRow("not measured", Interval(math.nan, math.nan, math.nan)),
     ]
     chart = row_chart("Accuracy", rows, "accuracy [95%]", reference=0.5)
     drawn = shapes(chart)
@@ -88,7 +88,7 @@ def test_lines_say_all_values_at_a_place_and_leave_out_what_is_no_number() -> No
 @pytest.mark.parametrize("count", [1, 2, 400])
 def test_everything_stays_inside(count: int) -> None:
     long = "a method with a name that is much too long for a telephone, calculator+prm"
-    rows = [Row(f"{long} {at}", Interval(at, at - 1, at + 1), notes=[long * 2]) for at in range(min(count, 12))]
+    rows = [ChartRow(f"{long} {at}", Interval(at, at - 1, at + 1), notes=[long * 2]) for at in range(min(count, 12))]
     lines = line_chart("Lines", {f"{long} {at}": exact(*((x, x * at) for x in range(count))) for at in range(3)}, "x")
     for chart in (row_chart("Rows", rows, "x"), lines):
         assert chart is not None
@@ -99,7 +99,7 @@ def test_everything_stays_inside(count: int) -> None:
 
 
 def test_an_svg_file_stands_alone() -> None:
-    chart = row_chart("Rungs", [Row("SFT", Interval(0.6, 0.5, 0.7))], "accuracy")
+    chart = row_chart("Rungs", [ChartRow("SFT", Interval(0.6, 0.5, 0.7))], "accuracy")
     root = ElementTree.fromstring(standalone([chart, chart]))
     assert [element.get("x") for element in root.iter(f"{SVG}svg")][1:] == ["24", str(24 + WIDTH + 24)]
     assert "--ink:" in (root.find(f"{SVG}style").text or "")  # type: ignore[union-attr]
@@ -142,7 +142,7 @@ def test_tables_are_aligned() -> None:
 def test_arrow_keys_and_the_pointer_show_values(browser: Any, tmp_path: Path) -> None:  # noqa: F811
     from selenium.webdriver import ActionChains, Keys
 
-    rows = [Row("greedy", Interval(0.5, 0.4, 0.6)), Row("mcts", Interval(0.7, 0.6, 0.8))]
+    rows = [ChartRow("greedy", Interval(0.5, 0.4, 0.6)), ChartRow("mcts", Interval(0.7, 0.6, 0.8))]
     parts = [hero("0.7", NAME, "good", [("seed", "7")]), figures([row_chart("Accuracy", rows, "[95%]")])]
     (tmp_path / "page.html").write_text(page(NAME, parts), encoding="utf-8")
     browser.execute_cdp_cmd(

@@ -11,8 +11,8 @@ import pytest
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.eval.attempt import Sampler
-from alphazero_llm_trainer.eval.compare import Benchmark, Cell, Samples, StoppedError, run_cell, run_samples
+from alphazero_llm_trainer.eval.attempt import MethodContext
+from alphazero_llm_trainer.eval.cells import Benchmark, Cell, Samples, StoppedError, run_cell, run_samples
 from alphazero_llm_trainer.eval.metrics import area, majority_at_k, paired_bootstrap, pass_at_k, wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
@@ -38,12 +38,12 @@ def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
 
 
 @pytest.fixture(scope="module")
-def sampler() -> Sampler:
+def sampler() -> MethodContext:
     config = load_config(overrides=["student=embedded"])
-    return Sampler(load_student(config), Calculator(), config)
+    return MethodContext(load_student(config), Calculator(), config)
 
 
-def test_a_cell_adds_up(sampler: Sampler) -> None:
+def test_a_cell_adds_up(sampler: MethodContext) -> None:
     tasks = load_tasks("embedded", "test", 30)
     told: list[int] = []
     found = asyncio.run(run_cell(sampler, Benchmark("embedded", tasks), "best-of-n", 120, lambda: False, told.append))
@@ -56,7 +56,7 @@ def test_a_cell_adds_up(sampler: Sampler) -> None:
     assert row["sampled_tokens"] == found.sampled_tokens / 30 and row["most_tokens"] == max(found.tokens)
 
 
-def test_a_stopped_cell_is_not_kept(sampler: Sampler) -> None:
+def test_a_stopped_cell_is_not_kept(sampler: MethodContext) -> None:
     asked = iter([False] * 5 + [True] * 100)
     sampled = Benchmark("embedded", load_tasks("embedded", "test", 20))
     for work in (run_cell(sampler, sampled, "greedy", 50, lambda: next(asked), lambda tokens: None),):
@@ -64,7 +64,7 @@ def test_a_stopped_cell_is_not_kept(sampler: Sampler) -> None:
             asyncio.run(work)
 
 
-def test_samples_are_graded_and_keyed(sampler: Sampler) -> None:
+def test_samples_are_graded_and_keyed(sampler: MethodContext) -> None:
     tasks = load_tasks("embedded", "test", 10)
     found = asyncio.run(run_samples(sampler, Benchmark("embedded", tasks), 4, lambda: False, lambda tokens: None))
     assert [len(row) for row in found.correct] == [4] * 10

@@ -18,12 +18,12 @@ from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.environment.chat import ChatSteps
+from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
 from alphazero_llm_trainer.environment.front_end import notes
+from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
 from alphazero_llm_trainer.environment.harness import AlphaZeroHarness, AlphaZeroHarnessConfig, record
 from alphazero_llm_trainer.environment.loopback import Loopback
-from alphazero_llm_trainer.environment.student import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
 from alphazero_llm_trainer.environment.taskset import (
     AlphaZeroData,
     AlphaZeroTask,

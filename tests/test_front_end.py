@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alphazero_llm_trainer.environment import report
+from alphazero_llm_trainer.environment import rollouts as report
 from alphazero_llm_trainer.environment.argv import OUR_ID, Mode, names_us, plan, translate
 from alphazero_llm_trainer.environment.front_end import EXIT_ALL_FAILED, one_sentence, parse, run
 from alphazero_llm_trainer.environment.front_end import defaults as added_defaults

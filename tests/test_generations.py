@@ -24,7 +24,7 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval.metrics import Interval
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.policy.value import policy_fingerprint
+from alphazero_llm_trainer.policy.value_function import policy_fingerprint
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.journal import Journal, read
 from alphazero_llm_trainer.train.arena import gate

@@ -7,8 +7,8 @@ import pytest
 from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.problems.data_set import split_rows
 from alphazero_llm_trainer.problems.load import SPLITS, load_tasks
-from alphazero_llm_trainer.problems.rows import split_rows
 
 
 def row(n=1, **columns):

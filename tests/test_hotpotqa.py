@@ -9,9 +9,9 @@ import verifiers.v1 as vf
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
+from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL
 from alphazero_llm_trainer.environment.harness import TOO_LONG
-from alphazero_llm_trainer.environment.report import summarise
-from alphazero_llm_trainer.environment.student import EMBEDDED_MODEL, EMBEDDED_URL
+from alphazero_llm_trainer.environment.rollouts import summarise
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import load_student
@@ -144,7 +144,7 @@ def test_vf_eval_scores_what_fits_and_counts_what_does_not(tmp_path, search):
     assert (summary.total, summary.failed, summary.skipped) == (2, 0, 1)
 
 
-def test_the_taskset_grades_by_exact_match(tmp_path):
+def test_the_taskset_grades_by_the_f1_of_words(tmp_path):
     (tmp_path / "validation.jsonl").write_text(row(1, answer="The 70 Countries"))
     raw = {"taskset": {"id": OUR_ID, "source": "hotpotqa", "path": str(tmp_path)}}
     [task] = vf.load_environment(vf.resolve_env_config(raw)).taskset
@@ -156,4 +156,4 @@ def test_the_taskset_grades_by_exact_match(tmp_path):
         trace = type("Trace", (), {"info": {}, "last_reply": reply})()
         return asyncio.run(task.correctness_reward(trace))
 
-    assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [1.0, 0.0, 0.0]
+    assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [1.0, pytest.approx(2 / 3), 0.0]

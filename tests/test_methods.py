@@ -18,12 +18,12 @@ from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
-from alphazero_llm_trainer.eval.attempt import Attempt, Chain, OverBudgetError, Sampler, chain_of
+from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, OverBudgetError, chain_of
 from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.verifiers import Calculator, LogProbability, NoVerifier, Product, ValueVerifier
-from alphazero_llm_trainer.policy.prm import EnginePrm
+from alphazero_llm_trainer.policy.prm_verifier import EnginePrm
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.policy.value import EngineValue
+from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.calculator import consistent
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.types import Problem, Step
@@ -95,7 +95,7 @@ def test_no_method_ever_spends_more_than_its_budget(
 ) -> None:
     """`answered` raises when its books say so; here the engines' own counters agree with the books."""
     judge = verifier_of(verifier, network, prm)
-    sampler = Sampler(student, judge, config)
+    sampler = MethodContext(student, judge, config)
     student.engine.tree.clear()
     network.value.engine.tree.clear()
     sampled, scored = student.engine.cost.sampled_tokens, judge.scored_tokens
@@ -112,7 +112,7 @@ def test_no_method_ever_spends_more_than_its_budget(
 
 def test_seeds_decide_whatever_runs_beside(student: Student, config: Config, network: ValueVerifier) -> None:
     for verifier in (Calculator(), network):
-        sampler = Sampler(student, verifier, config)
+        sampler = MethodContext(student, verifier, config)
         for method in METHODS:
 
             async def together(sampler=sampler, method=method):
@@ -133,18 +133,18 @@ def test_over_budget_is_an_error(student: Student, config: Config, monkeypatch: 
 
     monkeypatch.setitem(METHODS, "greedy", spendthrift)
     with pytest.raises(OverBudgetError, match=r"greedy sampled 51 and scored 0 tokens on .* with a budget of 50"):
-        asyncio.run(answered("greedy", Sampler(student, NoVerifier(), config), TASKS[0].problem, 0, 50))
+        asyncio.run(answered("greedy", MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 50))
 
 
 def test_greedy_is_the_package_s_greedy(student: Student, config: Config) -> None:
-    sampler = Sampler(student, NoVerifier(), config)
+    sampler = MethodContext(student, NoVerifier(), config)
     expected = plain.answer(student, TASKS, max_tokens=config.search.max_tokens)
     for task, [text] in zip(TASKS, expected.responses, strict=True):
         assert asyncio.run(answered("greedy", sampler, task.problem, 0, 400)).response == text
 
 
 def test_the_tool_leaves_no_wrong_result(student: Student, config: Config) -> None:
-    sampler = Sampler(student, NoVerifier(), config)
+    sampler = MethodContext(student, NoVerifier(), config)
     without = [asyncio.run(answered("greedy", sampler, task.problem, 0, 400)) for task in TASKS]
     tooled = [asyncio.run(answered("calculator-tool", sampler, task.problem, 0, 400)) for task in TASKS]
     assert not all(consistent(one.response or "") for one in without)  # else this shows nothing
@@ -155,7 +155,7 @@ def test_the_tool_leaves_no_wrong_result(student: Student, config: Config) -> No
 
 
 def test_accepted_responses_passed_the_verifier(student: Student, config: Config) -> None:
-    sampler = Sampler(student, Calculator(), config)
+    sampler = MethodContext(student, Calculator(), config)
     for method in ("adaptive-best-of-n", "early-abort", "step-rejection", "mcts"):
         found = [asyncio.run(answered(method, sampler, task.problem, 0, 300)) for task in TASKS]
         accepted = [one for one in found if one.ended_by == "accepted"]
@@ -164,7 +164,7 @@ def test_accepted_responses_passed_the_verifier(student: Student, config: Config
 
 
 def test_repairing_a_step_costs_less_than_starting_anew(student: Student, config: Config) -> None:
-    sampler = Sampler(student, Calculator(), config)
+    sampler = MethodContext(student, Calculator(), config)
     spent = {
         method: sum(asyncio.run(answered(method, sampler, task.problem, 0, 300)).tokens for task in TASKS)
         for method in ("adaptive-best-of-n", "step-rejection", "best-of-n")
@@ -173,7 +173,7 @@ def test_repairing_a_step_costs_less_than_starting_anew(student: Student, config
 
 
 def test_a_response_that_a_limit_cut_is_no_answer(student: Student, config: Config) -> None:
-    attempt = Attempt(Sampler(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
+    attempt = Attempt(MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
 
     def chain(*texts: str, ended: bool = False) -> Chain:
         return chain_of(tuple(Step((1,), (0.0,), text) for text in texts), ended)
@@ -193,19 +193,19 @@ def test_a_response_that_a_limit_cut_is_no_answer(student: Student, config: Conf
 def test_a_prompt_that_does_not_fit_is_reported(student: Student, config: Config) -> None:
     problem = Problem("long", "apples " * 2000, "test")
     for method in METHODS:
-        found = asyncio.run(answered(method, Sampler(student, Calculator(), config), problem, 0, 100))
+        found = asyncio.run(answered(method, MethodContext(student, Calculator(), config), problem, 0, 100))
         assert (found.response, found.ended_by, found.tokens) == (None, "too long", 0)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_response_that_never_ends_its_first_line_is_no_answer(student: Student, method: str) -> None:
-    sampler = Sampler(student, Calculator(), load_config(overrides=["student=embedded", "search.max_tokens=3"]))
+    sampler = MethodContext(student, Calculator(), load_config(overrides=["student=embedded", "search.max_tokens=3"]))
     found = asyncio.run(answered(method, sampler, TASKS[0].problem, 0, 60))
     assert found.response is None and 0 < found.tokens <= 60
 
 
 def test_votes_are_counted_by_answer(student: Student, config: Config) -> None:
-    attempt = Attempt(Sampler(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
+    attempt = Attempt(MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
 
     def chain(text: str) -> Chain:
         return Chain((Step((1,), (0.0,), text),), whole=True)
@@ -219,7 +219,7 @@ def test_votes_are_counted_by_answer(student: Student, config: Config) -> None:
 
 def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(student: Student, config: Config) -> None:
     """What methods keep back finishes a response: they don't end with nothing."""
-    sampler = Sampler(student, Calculator(), config)
+    sampler = MethodContext(student, Calculator(), config)
     for method in ("early-abort", "step-rejection", "adaptive-best-of-n", "best-of-n"):
         found = [asyncio.run(answered(method, sampler, task.problem, 0, 80)) for task in TASKS]
         assert sum(one.response is not None for one in found) == len(TASKS)

@@ -24,7 +24,7 @@ from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.native import NativeLlama
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
-from alphazero_llm_trainer.engine.rows import Row
+from alphazero_llm_trainer.engine.queue_rows import DecodingRow
 from alphazero_llm_trainer.engine.sampling import Sampler
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
@@ -318,7 +318,7 @@ def test_near_temperature_0_the_likeliest_token_is_drawn(temperature: float) -> 
 
 def token_outside() -> None:
     engine = tiny_engine()
-    engine.forward.compute([Row(engine.tree.walk((5, VOCABULARY)), 0)])
+    engine.forward.compute([DecodingRow(engine.tree.walk((5, VOCABULARY)), 0)])
 
 
 def table_outside() -> None:

@@ -15,8 +15,8 @@ import torch
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.train import PrmConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
-from alphazero_llm_trainer.eval import prm as metrics
-from alphazero_llm_trainer.policy.prm import FOLDER, load_prm, squash, total_of, unsquash
+from alphazero_llm_trainer.eval import step_figures as metrics
+from alphazero_llm_trainer.policy.prm_verifier import FOLDER, load_prm, squash, total_of, unsquash
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.scripted_teacher import spoiled

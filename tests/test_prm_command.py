@@ -9,7 +9,7 @@ import pytest
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.policy.prm import FOLDER, load_prm
+from alphazero_llm_trainer.policy.prm_verifier import FOLDER, load_prm
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.train.prm_data import encode_step, spoiled_sets

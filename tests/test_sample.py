@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.scale.folder import SampleFolder
+from alphazero_llm_trainer.scale.question_queue import QuestionQueue
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.scale.schedule import Schedule
+from alphazero_llm_trainer.scale.sample_folder import SampleFolder
 from alphazero_llm_trainer.scale.summary import Summary
 from alphazero_llm_trainer.search.journal import Shards, read_shards
 
@@ -36,7 +36,7 @@ def test_innocent_questions_are_never_set_aside(count: int, width: int, attempts
     rng = Random(seed)
     keys = [f"q{i}" for i in range(count)]
     poison = {key for key in keys if rng.random() < 0.15}
-    schedule = Schedule(keys, attempts)
+    schedule = QuestionQueue(keys, attempts)
     runs: Counter[str] = Counter()
     for _ in range(10_000):
         batch = [key for _ in range(width) if (key := schedule.fresh()) is not None] or list(schedule.group() or ())
@@ -54,7 +54,7 @@ def test_innocent_questions_are_never_set_aside(count: int, width: int, attempts
 
 def test_a_failure_beside_others_does_not_count() -> None:
     told = []
-    schedule = Schedule(["a", "b"], 2, on_failure=lambda *event: told.append(event))
+    schedule = QuestionQueue(["a", "b"], 2, on_failure=lambda *event: told.append(event))
     assert schedule.fresh() == "a" and schedule.fresh() == "b" and schedule.fresh() is None
     assert not schedule.failed("a", "time-out")
     assert schedule.done("b") and not schedule.done("b") and not schedule.set_aside
@@ -66,7 +66,7 @@ def test_a_failure_beside_others_does_not_count() -> None:
 
 
 def test_what_earlier_sessions_know_counts() -> None:
-    schedule = Schedule(["a", "b", "c"], 2, failures={"a": 2, "b": 1}, suspects=["b", "gone"])
+    schedule = QuestionQueue(["a", "b", "c"], 2, failures={"a": 2, "b": 1}, suspects=["b", "gone"])
     assert set(schedule.set_aside) == {"a"} and schedule.fresh() == "c" and schedule.fresh() is None
     assert schedule.group() == ("b",) and schedule.group() is None
 
@@ -147,7 +147,7 @@ def test_a_folder_holds_one_run_and_one_writer(tmp_path: Path) -> None:
 
 
 def test_questions_that_were_in_flight_at_deaths_come_under_suspicion(tmp_path: Path) -> None:
-    def session(*events: tuple[str, bool]) -> Schedule:
+    def session(*events: tuple[str, bool]) -> QuestionQueue:
         folder = SampleFolder(tmp_path, IDENTITY, 4, 5, resume=True)
         folder.begin(POLICY)
         schedule = folder.schedule(["a", "b", "c", "d"], 2)

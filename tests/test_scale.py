@@ -21,15 +21,15 @@ from faults import a_job, actors, forked, keys_of, lines_in, trees_in, wait_for,
 
 from alphazero_llm_trainer.engine.protocol import Capabilities, GenerateRequest, TeacherLedger
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
-from alphazero_llm_trainer.policy.value import EngineValue
+from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.scale.fleet import Fleet
 from alphazero_llm_trainer.scale.host import load_host
 from alphazero_llm_trainer.scale.local import LocalPool
 from alphazero_llm_trainer.scale.pool import Pool
+from alphazero_llm_trainer.scale.question_queue import QuestionQueue
 from alphazero_llm_trainer.scale.ray_pool import RayPool
 from alphazero_llm_trainer.scale.remote import EngineCard, EngineLostError, Letter, Link, PostOffice, RemoteEngine
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.scale.schedule import Schedule
 from alphazero_llm_trainer.types import Cost
 
 CARD = EngineCard(3, 1, frozenset({1}), frozenset({2}), Capabilities(True, True, True, 64))
@@ -175,7 +175,7 @@ def both_versions(job: Any) -> dict[int, dict[str, Any]]:
             host.student.engine.set_policy(nudged(host.student.model.state_dict()), version)
         pool = LocalPool(host, job.config)
         tasks = {task.problem.id: task for task in job.tasks}
-        found = pool.collect(Schedule(list(tasks), 3), tasks, job.split, job.config.seed, lambda: False)
+        found = pool.collect(QuestionQueue(list(tasks), 3), tasks, job.split, job.config.seed, lambda: False)
         trees[version] = {record["key"]: what_counts(record) for record in found}
     return trees
 

@@ -24,9 +24,9 @@ from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import Calculator
-from alphazero_llm_trainer.policy.prm import EnginePrm, squash
+from alphazero_llm_trainer.policy.prm_verifier import EnginePrm, squash
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.policy.value import EngineValue
+from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
@@ -36,11 +36,11 @@ from alphazero_llm_trainer.serve.failures import ApiError
 from alphazero_llm_trainer.serve.fair import FairQueue
 from alphazero_llm_trainer.serve.guard import Guard, is_loopback
 from alphazero_llm_trainer.serve.lag import Lag
-from alphazero_llm_trainer.serve.metrics import Metrics
 from alphazero_llm_trainer.serve.names import Method, Names
 from alphazero_llm_trainer.serve.outcomes import Outcome
+from alphazero_llm_trainer.serve.prometheus import Metrics
 from alphazero_llm_trainer.serve.server import listen, serve
-from alphazero_llm_trainer.serve.text import TextReader
+from alphazero_llm_trainer.serve.token_text import TextReader
 from alphazero_llm_trainer.serve.traces import KeptJournal, Trace, TraceStore
 from alphazero_llm_trainer.serve.wanted import Wanted, chat_request
 from alphazero_llm_trainer.serve.wire import usage

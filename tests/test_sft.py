@@ -18,7 +18,7 @@ from alphazero_llm_trainer.train.sft import (
     StudentShape,
     WeightedCollator,
     WeightedSFTTrainer,
-    _Watch,
+    _TimedWatch,
     new_student,
     run_sft,
     sft_rows,
@@ -79,7 +79,7 @@ def hand_loss(model, rows):
 
 def test_of_equally_good_evaluations_the_earliest_weights_are_kept():
     model, accuracies = torch.nn.Linear(1, 1), iter([0.5, 0.5, 0.75, 0.75])
-    watch = _Watch(SETTINGS, lambda model: next(accuracies))
+    watch = _TimedWatch(SETTINGS, lambda model: next(accuracies))
     kept = []
     for step in range(4):
         torch.nn.init.constant_(model.weight, step)

@@ -21,7 +21,7 @@ from alphazero_llm_trainer.teachers.budget import Books, Spent
 from alphazero_llm_trainer.teachers.cache import AnswerCache
 from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint, RetryPolicy
 from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
-from alphazero_llm_trainer.teachers.models import OpenAITeacher, TerminalChecker
+from alphazero_llm_trainer.teachers.openai_teacher import OpenAITeacher, TerminalChecker
 from alphazero_llm_trainer.types import Direction, Problem
 
 KEY = "sk-secret-0123456789"

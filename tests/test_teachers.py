@@ -24,7 +24,7 @@ from alphazero_llm_trainer.teachers.breaker import Breaker
 from alphazero_llm_trainer.teachers.build import build_teachers, build_terminal_checker
 from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint, RetryPolicy, open_endpoint, retry_after
 from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
-from alphazero_llm_trainer.teachers.models import OpenAITeacher, TerminalChecker, parse_step
+from alphazero_llm_trainer.teachers.openai_teacher import OpenAITeacher, TerminalChecker, parse_step
 from alphazero_llm_trainer.types import Direction, Problem
 
 PROBLEM = Problem("p/0", "Ana has 3 apples and buys 4. How many has she?", "test")

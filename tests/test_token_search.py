@@ -29,7 +29,7 @@ from support import (
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.policy.tokens import EngineTokens, beam_search
+from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
 from alphazero_llm_trainer.search.choose import agreed, choose, settled
 from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
 from alphazero_llm_trainer.search.extract import OUTSIDE, step_values, trajectories

@@ -25,7 +25,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.search.journal import read
 from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.train.checkpoint import write_manifest
-from alphazero_llm_trainer.train.loop import Run, _Watch
+from alphazero_llm_trainer.train.loop import Run, _RoundWatch
 from alphazero_llm_trainer.train.models import make_trainable
 from alphazero_llm_trainer.train.run import RunFolder
 
@@ -352,9 +352,9 @@ def test_each_figure_that_is_not_finite_names_the_last_good_checkpoint(broken, t
     write_manifest(tmp_path / "checkpoint-8", {})
     good = {"loss": 0.1, "grad_norm": 1.0, "critic_loss": 0.2}
     state = SimpleNamespace(global_step=12)
-    _Watch(run).on_log(None, state, None, good)
+    _RoundWatch(run).on_log(None, state, None, good)
     with pytest.raises(TrainingError, match=rf"{broken} is nan at update 12.*checkpoint-8"):
-        _Watch(run).on_log(None, state, None, {**good, broken: float("nan")})
+        _RoundWatch(run).on_log(None, state, None, {**good, broken: float("nan")})
 
 
 def test_a_truncated_checkpoint_is_refused_and_named(whole_run, tmp_path, capsys):

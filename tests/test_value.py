@@ -25,11 +25,11 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.config.train import CollectConfig, ValueConfig
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
-from alphazero_llm_trainer.eval import value as metrics
+from alphazero_llm_trainer.eval import value_figures as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import Student
-from alphazero_llm_trainer.policy.value import FOLDER, load_value, policy_fingerprint
+from alphazero_llm_trainer.policy.value_function import FOLDER, load_value, policy_fingerprint
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.journal import read
 from alphazero_llm_trainer.search.targets import prefixes

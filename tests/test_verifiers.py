@@ -23,9 +23,9 @@ from alphazero_llm_trainer.eval.verifiers import (
     ValueVerifier,
     check_name,
 )
-from alphazero_llm_trainer.policy.steps import EngineSteps
+from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.policy.value import EngineValue
+from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.types import Problem, Step

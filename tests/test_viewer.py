@@ -18,7 +18,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.report.trees import Reader, find_source
+from alphazero_llm_trainer.report.trees import TreeReader, find_source
 from alphazero_llm_trainer.search.driver import Search, SearchResult
 from alphazero_llm_trainer.search.select import step_priors
 from alphazero_llm_trainer.search.tree import ROOT, Tree
@@ -300,7 +300,7 @@ def test_a_search_printed_as_json_is_a_tree(tmp_path: Path, capsys: pytest.Captu
         raw.pop(name)
     (tmp_path / "old.json").write_text(json.dumps(raw), encoding="utf-8")
     source = find_source(tmp_path / "old.json")
-    [record] = [Reader(source, None)(record) for record in source]
+    [record] = [TreeReader(source, None)(record) for record in source]
     assert record["chosen"] == drawn["chosen"] and "search" not in record
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError
+from ..eval.cells import Benchmark, StoppedError, graded, run_cell, run_samples
 from ..eval.combination import Combination, fit_combination
-from ..eval.compare import Benchmark, StoppedError, graded, run_cell, run_samples
 from ..eval.results import (
     CARD,
     RESULTS,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
     from ..policy.student import load_student
-    from ..policy.value import policy_fingerprint
+    from ..policy.value_function import policy_fingerprint
 
     directory = Path(config.train.checkpoint_dir)
     out: Path = args.out or (newest_folder(directory) if args.resume else next_folder(directory))
@@ -121,7 +121,7 @@ def work(
     stop: Any,
 ) -> None:
     """Every cell that is missing, budgets from small to large; each is kept as soon as it is finished."""
-    from ..eval.attempt import Sampler
+    from ..eval.attempt import MethodContext
     from ..problems.source import open_one_of
 
     cells = [(b, m, budget) for b in benchmarks for budget in sorted(args.budget_tokens) for m in args.methods]
@@ -148,7 +148,7 @@ def work(
         if finished:
             continue
         progress.describe(f"{benchmark.name}, {method}, {budget}")
-        sampler = Sampler(student, judges[benchmark.name], config)
+        sampler = MethodContext(student, judges[benchmark.name], config)
 
         def tell(tokens: int) -> None:
             progress.advance(tokens=tokens)
@@ -172,7 +172,7 @@ def load_verifiers(args: argparse.Namespace, config: Config, student: Student) -
 def fit(combination: Combination, config: Config, student: Student, name: str) -> dict[str, Any]:
     """Fit on validation problems that no checkpoint was selected on, where there are as many; returns the facts."""
     from ..engine.protocol import Limits
-    from ..policy.steps import EngineSteps
+    from ..policy.engine_steps import EngineSteps
     from ..problems.source import open_one_of
 
     start = config.train.validation_size if open_one_of(config, name).endless else 0

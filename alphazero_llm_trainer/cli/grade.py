@@ -18,7 +18,7 @@ from ..problems.source import SPLITS, WITH_PUBLIC_ROWS, open_source
 from .base import add_config_arguments, add_json, check_least, check_out, print_json, resolve
 
 if TYPE_CHECKING:
-    from ..eval.agreement import Judged
+    from ..eval.agreement import JudgedPair
     from ..types import Task
 
 EVERY_ROW = 1_000_000
@@ -104,7 +104,7 @@ def rows(name: str, config: Config) -> tuple[list[Task], list[Task]]:
     return load_tasks(source, "test", EVERY_ROW), others
 
 
-def draw(table: Mapping[str, Counter[str]], judged: Sequence[Judged]) -> str:
+def draw(table: Mapping[str, Counter[str]], judged: Sequence[JudgedPair]) -> str:
     """One line a form: pairs, how often each grader is right, and the patterns; then all forms together."""
     right = {one.pair.form: one.pair.right for one in judged}
     lines = [f"  {'form':20} {'truth':6} {'pairs':>6} {'ours':>7} {'m-verify':>9} {'string':>7}  patterns"]
@@ -125,7 +125,7 @@ def line(form: str, truth: str, counts: Counter[str]) -> str:
     return f"  {form:20} {truth:6} {total:>6,} {shares[0]:>7.1%} {shares[1]:>9.1%} {shares[2]:>7.1%}  {patterns}"
 
 
-def examples(judged: Sequence[Judged]) -> dict[str, list[dict[str, str]]]:
+def examples(judged: Sequence[JudgedPair]) -> dict[str, list[dict[str, str]]]:
     """For each form the first pairs that our grader or math-verify is wrong about."""
     found: dict[str, list[dict[str, str]]] = {}
     for one in judged:

@@ -17,7 +17,7 @@ from .base import Stop, add_config_arguments, add_json, add_model, add_source, c
 
 if TYPE_CHECKING:
     from ..config.train import PrmConfig, ValueConfig
-    from ..policy.judges import JudgeFolder
+    from ..policy.judge_folder import JudgeFolder
     from ..policy.student import Student
     from ..types import Task
 

@@ -27,7 +27,7 @@ def add_prm(commands: Any) -> None:
 def run_prm(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
     from ..eval.results import read_json
-    from ..policy.prm import FOLDER
+    from ..policy.prm_verifier import FOLDER
     from ..report.judges import prm_text
     from ..train import prm_data, prm_run
 

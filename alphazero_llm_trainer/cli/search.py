@@ -80,7 +80,7 @@ def run_search(args: argparse.Namespace) -> int:
     perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
     value = None
     if config.search.value is not None:
-        from ..policy.value import load_value
+        from ..policy.value_function import load_value
 
         value = load_value(Path(config.search.value), student, config)
     result = asyncio.run(answer_search(student, config, perplexity, Stop(), value).run(problem, config.seed))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from ..eval.attempt import Attempt, Chain, Sampler
+from ..eval.attempt import Attempt, Chain, MethodContext
 from ..eval.methods import METHODS
 from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
 from ..policy.student import load_student
-from ..policy.value import load_value, policy_fingerprint
+from ..policy.value_function import load_value, policy_fingerprint
 from ..problems.source import open_source
 from ..search.tree import REJECTED, ROOT
 from ..serve.answering import Answerer, Stepwise
@@ -93,7 +93,7 @@ def load_verifier(named: str, student: Student, config: Config, args: argparse.N
 class Recorded(Attempt):
     """An attempt that a client waits for: its chains make a tree, and the best so far is at hand when the time is over."""
 
-    def __init__(self, sampler: Sampler, given: Stepwise) -> None:
+    def __init__(self, sampler: MethodContext, given: Stepwise) -> None:
         super().__init__(sampler, given.problem, given.seed, given.budget)
         self.given = given
         self.found: list[Chain] = []  # the best one alone
@@ -139,5 +139,5 @@ class Recorded(Attempt):
 async def by_eval(name: str, given: Stepwise) -> tuple[str | None, str]:
     """A method of `eval` as the server asks for it."""
     student: Any = given.student
-    attempt = Recorded(Sampler(student, given.verifier, given.config), given)
+    attempt = Recorded(MethodContext(student, given.verifier, given.config), given)
     return await METHODS[name](attempt)

@@ -25,7 +25,7 @@ def add_value(commands: Any) -> None:
 def run_value(args: argparse.Namespace, config: Config) -> int:
     """Train, print the held-out table and write the folder."""
     from ..eval.results import read_json
-    from ..policy.value import FOLDER
+    from ..policy.value_function import FOLDER
     from ..report.folder import write_report
     from ..report.judges import value_text
     from ..train import value_run

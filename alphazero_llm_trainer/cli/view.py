@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
-from ..report.trees import Reader, Source, chosen_records, find_source
+from ..report.trees import Source, TreeReader, chosen_records, find_source
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page, tree_page
 from .base import check_least, check_out
 
@@ -39,7 +39,7 @@ def run_view(args: argparse.Namespace) -> int:
     check_least(1, trees=args.trees)
     check_out(args.out, file=True)
     source = find_source(args.run_or_journal)
-    reader = Reader(source, args.tokenizer)
+    reader = TreeReader(source, args.tokenizer)
     title = source.title if args.question is None else f"{args.question} · {source.title}"
     if args.question is not None:
         records = [reader(record) for record in chosen_records(source, args.question)]

@@ -12,7 +12,7 @@ from ..config.sections import EngineConfig
 from .native import NativeLlama, rotary_table
 from .plain import PlainLlama
 from .prefix_tree import PrefixTree
-from .rows import Forward
+from .queue_rows import Forward
 from .slots import SlotForward
 
 if TYPE_CHECKING:

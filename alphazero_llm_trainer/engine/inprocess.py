@@ -25,7 +25,7 @@ from .forward import make_forward
 from .native import library
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Capabilities, Generated, GenerateRequest, Watch
-from .rows import Call, Rider
+from .queue_rows import Call, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class EngineStats:
+class InProcessStats:
     """What the engine did since it was made: forwards, rows and tokens computed, seconds inside the model's forward."""
 
     forwards: int = 0
@@ -96,7 +96,7 @@ class InProcessEngine:
         self.max_batch = settings.rows(token_bytes * context)
         self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
         self.valued = False
-        self.cost, self.stats, self.version = Cost(), EngineStats(), 0
+        self.cost, self.stats, self.version = Cost(), InProcessStats(), 0
         self.facts: dict[str, Any] = {"backend": "inprocess"}
         self.sampler = Sampler(library() if settings.native == "auto" else None)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, line_end_ids)

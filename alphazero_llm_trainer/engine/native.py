@@ -22,7 +22,7 @@ import torch
 from ..errors import EngineError
 from .kernel_build import kernels
 from .prefix_tree import TOP, WHOLE, PrefixTree
-from .rows import Computed, Row
+from .queue_rows import Computed, DecodingRow
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, LlamaModel
@@ -123,7 +123,7 @@ class NativeLlama:
             raise EngineError("there is not enough memory for the value head")
         self.valued = plain is not None
 
-    def compute(self, rows: Sequence[Row]) -> Computed:
+    def compute(self, rows: Sequence[DecodingRow]) -> Computed:
         """See `Forward.compute`. A node that several rows need is computed once."""
         tree = self.tree
         plan = _Plan(tree, rows)
@@ -178,7 +178,7 @@ class _Plan:
     a place in `nodes` with the node whose log-probability comes of it.
     """
 
-    def __init__(self, tree: PrefixTree, rows: Sequence[Row]) -> None:
+    def __init__(self, tree: PrefixTree, rows: Sequence[DecodingRow]) -> None:
         self.tree, self.whole = tree, tree.next_logprobs is not None
         self.nodes: list[int] = []
         self.keep: list[int] = []
@@ -202,7 +202,7 @@ class _Plan:
         self.target.append(-1)
         return place
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: DecodingRow) -> None:
         tree, places, chain = self.tree, self.places, row.nodes
         end = chain[-1]
         if row.scoring is not None:

@@ -17,10 +17,10 @@ from ..errors import EngineError
 from ..types import Cost
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Generated
-from .rows import Computed, Rider, Row
+from .queue_rows import Computed, DecodingRow, Rider
 from .sampling import Pairs, Sampler
 
-Frontier = list[tuple[int, list[Rider], Row | None]]
+Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
 
 
 class _Drawn(NamedTuple):
@@ -41,9 +41,9 @@ class Schedule:
         self, tree: PrefixTree, sampler: Sampler, cost: Cost, eos_ids: frozenset[int], line_end_ids: frozenset[int]
     ) -> None:
         self.tree, self.sampler, self.cost, self.eos_ids, self.line_end_ids = tree, sampler, cost, eos_ids, line_end_ids
-        self.waiting: deque[Row] = deque()
-        self.live: list[Row] = []
-        self.pending: dict[int, Row] = {}
+        self.waiting: deque[DecodingRow] = deque()
+        self.live: list[DecodingRow] = []
+        self.pending: dict[int, DecodingRow] = {}
         self.walkers: list[tuple[int, list[Rider]]] = []
         self.drawing: list[list[Rider]] = []  # riders of the step under way: a failure must find every caller
 
@@ -71,7 +71,7 @@ class Schedule:
                 " search.concurrent"
             )
 
-    def row(self, node: int, path: list[int] | None) -> tuple[Row, int]:
+    def row(self, node: int, path: list[int] | None) -> tuple[DecodingRow, int]:
         """The row that computes `node` (the one that is pending, or a new one) and how many tokens are known before it."""
         found = self.pending.get(node)
         if found is not None:
@@ -81,13 +81,13 @@ class Schedule:
         self.pending[node] = made
         return made, made.start
 
-    def queue(self, path: list[int], start: int) -> Row:
+    def queue(self, path: list[int], start: int) -> DecodingRow:
         """Put a row in the queue that computes `path` from `start` on, and what is not ready before that."""
         ready = self.tree.ready
         while start > 0 and not ready[path[start - 1]]:
             start -= 1
         self.tree.lock(path[-1])
-        made = Row(path[start:], start)
+        made = DecodingRow(path[start:], start)
         self.waiting.append(made)
         return made
 
@@ -118,7 +118,7 @@ class Schedule:
                 self.live.append(row)
                 room -= 1
 
-    def close(self, row: Row) -> None:
+    def close(self, row: DecodingRow) -> None:
         """A row has been computed, or given up: its nodes may be dropped now."""
         if row.scoring is None:
             self.pending.pop(row.nodes[-1], None)
@@ -143,7 +143,7 @@ class Schedule:
         self.live = self.advance(frontier, table, index) if frontier else []
         self.drawing = []
 
-    def _answer(self, read: list[Row], table: np.ndarray | None, index: list[int]) -> None:
+    def _answer(self, read: list[DecodingRow], table: np.ndarray | None, index: list[int]) -> None:
         """Resolve the futures of the live rows (all but the riders') and close the rows that have no riders.
 
         `read` are the rows whose distribution is at `index` of `table`.
@@ -170,7 +170,7 @@ class Schedule:
             self.advance([(node, riders, None) for node, riders in walkers], None, [])
             self.drawing = []
 
-    def advance(self, frontier: Frontier, table: np.ndarray | None, index: list[int]) -> list[Row]:
+    def advance(self, frontier: Frontier, table: np.ndarray | None, index: list[int]) -> list[DecodingRow]:
         """Every rider draws its next token and goes on through known nodes until it ends or must wait for a forward.
 
         Args:

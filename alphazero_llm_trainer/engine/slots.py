@@ -11,7 +11,7 @@ import torch
 
 from ..config.sections import FIRST_ROWS, FIRST_TOKENS, PREFILL_TOKENS
 from .prefix_tree import TOP, WHOLE, PrefixTree
-from .rows import Computed, Row
+from .queue_rows import Computed, DecodingRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ class Slots:
             (layers, 2, slots, kv_heads, room, head_dim), dtype=tree.states.dtype, device=tree.states.device
         )
 
-    def place(self, rows: Sequence[Row]) -> list[Row]:
+    def place(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
         """Bring the known tokens of `rows` into slots 0..n-1; returns the rows in that order, short ones first.
 
         A row of one token whose parent was computed in the last forward goes on in that one's slot.
@@ -56,8 +56,8 @@ class Slots:
         order = sorted(rows, key=lambda row: len(row.nodes))
         self.ensure(len(order), max(row.start + len(row.nodes) for row in order))
         decoding = sum(len(row.nodes) == 1 for row in order)
-        placed: dict[int, Row] = {}
-        homeless: list[Row] = []
+        placed: dict[int, DecodingRow] = {}
+        homeless: list[DecodingRow] = []
         for row in order[:decoding]:
             slot = self.ends.pop(parent[row.nodes[0]], None) if row.start else None
             if slot is None:
@@ -140,7 +140,7 @@ class SlotForward:
         self.value = None if weight is None else (weight.detach().to(self.tree.states.device), bias)
 
     @torch.inference_mode()
-    def compute(self, rows: Sequence[Row]) -> Computed:
+    def compute(self, rows: Sequence[DecodingRow]) -> Computed:
         """See `Forward.compute`."""
         began = time.perf_counter()
         placed = self.slots.place(rows)
@@ -152,7 +152,7 @@ class SlotForward:
         read = [tables[id(row)] for row in rows if id(row) in tables]
         return Computed(sum(len(row.nodes) for row in rows), seconds, np.stack(read) if read else None)
 
-    def _windows(self, rows: list[Row]) -> list[tuple[int, int]]:
+    def _windows(self, rows: list[DecodingRow]) -> list[tuple[int, int]]:
         """Ranges of rows (sorted by length) that are computed together."""
         windows: list[tuple[int, int]] = []
         decode = next((i for i, row in enumerate(rows) if len(row.nodes) > 1), len(rows))
@@ -171,7 +171,7 @@ class SlotForward:
             start = end
         return windows
 
-    def _window(self, rows: list[Row], start: int, tables: dict[int, np.ndarray]) -> None:
+    def _window(self, rows: list[DecodingRow], start: int, tables: dict[int, np.ndarray]) -> None:
         """Compute the rows in the slots from `start` on; distributions that the tree can't keep go to `tables`."""
         tree, window = self.tree, self.slots.window
         device = tree.states.device
@@ -210,14 +210,14 @@ class SlotForward:
                 self._record_scores(row, head(hidden[i, : len(row.nodes)]).float())
         self._memoise(rows, logprobs, tables)
 
-    def _record_scores(self, row: Row, logits: torch.Tensor) -> None:
+    def _record_scores(self, row: DecodingRow, logits: torch.Tensor) -> None:
         """Write the log-probabilities of a scoring row's chain (all but its first token) into the tree."""
         tokens = torch.tensor([self.tree.token[node] for node in row.nodes[1:]], device=logits.device)
         picked = torch.log_softmax(logits[:-1], dim=-1).gather(1, tokens[:, None])[:, 0].tolist()
         for node, value in zip(row.nodes[1:], picked, strict=True):
             self.tree.logprob[node] = value
 
-    def _memoise(self, rows: list[Row], logprobs: torch.Tensor, tables: dict[int, np.ndarray]) -> None:
+    def _memoise(self, rows: list[DecodingRow], logprobs: torch.Tensor, tables: dict[int, np.ndarray]) -> None:
         """Keep the distributions `[n, vocabulary]` after the rows' last nodes, all of each or its likeliest tokens."""
         tree = self.tree
         ends = [row.nodes[-1] for row in rows]

@@ -10,9 +10,9 @@ from typing import Any, Self
 import verifiers.v1 as vf
 from pydantic import model_validator
 
+from .frozen import EMBEDDED_URL, frozen_student
 from .harness import AlphaZeroHarnessConfig
 from .loopback import Loopback
-from .student import EMBEDDED_URL, frozen_student
 from .taskset import AlphaZeroTask, AlphaZeroTasksetConfig
 
 

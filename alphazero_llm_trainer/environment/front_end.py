@@ -81,7 +81,7 @@ def evaluate(argv: list[str]) -> int:
     from verifiers.v1.cli.eval.main import main
     from verifiers.v1.cli.output import output_path
 
-    from . import report
+    from . import rollouts
 
     config = parse(argv)
     added = defaults(config)
@@ -102,8 +102,8 @@ def evaluate(argv: list[str]) -> int:
             raise ConfigError(stop.code) from stop
         return stop.code or 0
     folder = output_path(config)
-    summary = report.summarise(folder)
-    print(f"\n{report.text(summary, folder)}")
+    summary = rollouts.summarise(folder)
+    print(f"\n{rollouts.text(summary, folder)}")
     if summary.failed and summary.failed == summary.total:
         print(f"vf-eval: every rollout failed, the first one with: {summary.first_error}", file=sys.stderr)
         return EXIT_ALL_FAILED
@@ -150,7 +150,7 @@ def defaults(config: EvalConfig) -> list[str]:
     """
     from verifiers.v1.configs.client import EvalClientConfig, resolve_api_key
 
-    from .student import EMBEDDED_MODEL, EMBEDDED_URL
+    from .frozen import EMBEDDED_MODEL, EMBEDDED_URL
 
     added: list[str] = []
     given, agent, taskset = config.model_fields_set, _agent(config), _taskset(config)
@@ -218,7 +218,7 @@ def _agent(config: EvalConfig) -> Any:
 def describe(config: EvalConfig) -> str:
     """One line: which model and which problems were taken, and how to change them."""
     from ..config.load import load_config
-    from .student import EMBEDDED_URL
+    from .frozen import EMBEDDED_URL
 
     taskset = _taskset(config)
     embedded = config.client.base_url == EMBEDDED_URL

@@ -18,8 +18,8 @@ from ..teachers.build import build_teachers
 from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem
 from .argv import OUR_ID
-from .chat import CallFailed, Chat, ChatSteps, answers_itself
-from .student import frozen_student
+from .calls import CallFailed, ChatCalls, ChatSteps, answers_itself
+from .frozen import frozen_student
 
 FAILED = 1
 TOO_LONG = "too long"  # trace.info["skipped"] of a question that doesn't fit into the embedded student's context
@@ -84,7 +84,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
         # No time limit here: the rollout has its own (--env.agent.timeout.rollout).
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-            chat = Chat(session, endpoint, secret, ctx.model)
+            chat = ChatCalls(session, endpoint, secret, ctx.model)
             try:
                 if self.config.search == "none":
                     await chat(messages, **self._sampling(ctx.model))
@@ -101,7 +101,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             return {"temperature": self.config.temperature}
         return {"temperature": 0.0} if answers_itself(model) else {}
 
-    async def _search(self, chat: Chat, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
+    async def _search(self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
         if self._resolved is None:
             self._resolved = self.config.resolve()

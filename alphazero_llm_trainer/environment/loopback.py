@@ -14,7 +14,7 @@ from ..config.sections import Temperature
 from ..engine.protocol import Generated, GenerateRequest
 from ..errors import EngineError
 from ..policy.chat import ChatMessage
-from .student import EMBEDDED_MODEL, FrozenStudent
+from .frozen import EMBEDDED_MODEL, FrozenStudent
 
 MAX_BODY = 4 * 1024 * 1024
 

@@ -16,7 +16,7 @@ from ..problems.load import load_tasks
 from ..problems.source import open_problems, source_of
 from ..types import Problem
 from ..types import Task as ProblemTask
-from .student import frozen_student
+from .frozen import frozen_student
 
 TRAIN_SPLIT = "train"
 PROBLEMS = {

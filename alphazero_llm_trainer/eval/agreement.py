@@ -33,7 +33,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedPair:
     """A pair with each grader's opinion whether it is right, and our verdict."""
 
     pair: Pair
@@ -200,7 +200,7 @@ def pairs(tasks: Sequence[Task]) -> Iterator[Pair]:
             yield Pair("another row's gold", task, _hashes(other), False)
 
 
-def judge(all_pairs: Sequence[Pair]) -> list[Judged]:
+def judge(all_pairs: Sequence[Pair]) -> list[JudgedPair]:
     """What the graders think of the pairs of one source."""
     source = source_of(all_pairs[0].task.problem)
     grades = source.grade_many([(pair.response, pair.task) for pair in all_pairs])
@@ -209,11 +209,11 @@ def judge(all_pairs: Sequence[Pair]) -> list[Judged]:
     for pair, grade, verdict in zip(all_pairs, grades, alone, strict=True):
         stated = RULES["math"].final_answer(pair.response)
         opinions = (grade.correct, verdict == Verdict.CORRECT, stated == pair.task.gold)
-        judged.append(Judged(pair, opinions, grade.verdict))
+        judged.append(JudgedPair(pair, opinions, grade.verdict))
     return judged
 
 
-def tally(judged: Sequence[Judged]) -> dict[str, Counter[str]]:
+def tally(judged: Sequence[JudgedPair]) -> dict[str, Counter[str]]:
     """For each form the number of pairs with each pattern of right graders."""
     table: dict[str, Counter[str]] = {}
     for one in judged:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..answers import is_final
 from ..config.load import Config
 from ..engine.protocol import Judgement, Limits, Verifier
-from ..policy.steps import EngineSteps
+from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
 from ..search.driver import derive_seed
 from ..search.verified import Judge
@@ -69,7 +69,7 @@ class Chain:
         return 0.0 if self.judged is None else self.judged.total
 
 
-class Sampler:
+class MethodContext:
     """What all methods draw from: the student's steps, the verifier, and the limits of a response."""
 
     def __init__(self, student: Student, verifier: Verifier, config: Config) -> None:
@@ -96,7 +96,7 @@ class Attempt:
     (`search.verify.reserve`, at most half of the budget).
     """
 
-    def __init__(self, sampler: Sampler, problem: Problem, seed: int, budget: int) -> None:
+    def __init__(self, sampler: MethodContext, problem: Problem, seed: int, budget: int) -> None:
         self.sampler, self.problem, self.seed, self.budget = sampler, problem, seed, budget
         self.settings, self.verify = sampler.settings, sampler.settings.verify
         self.prompt = sampler.policy.prompt_ids(problem)

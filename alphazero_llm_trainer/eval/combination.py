@@ -22,8 +22,8 @@ import numpy as np
 
 from ..engine.protocol import Judgement, Limits, Verifier
 from ..errors import DataError, RequestError
+from ..policy.engine_steps import EngineSteps
 from ..policy.logistic import Logistic, fit_logistic
-from ..policy.steps import EngineSteps
 from ..problems.calculator import consistent
 from ..search.driver import derive_seed
 from ..types import Problem, Step, Task

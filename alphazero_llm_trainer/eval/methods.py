@@ -14,13 +14,13 @@ from ..problems.calculator import exact_result
 from ..problems.source import source_of
 from ..search.driver import Search
 from ..types import Problem, Step
-from .attempt import Answered, Attempt, Chain, OverBudgetError, Sampler, chain_of
+from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of
 
 Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
 
 
-async def answered(name: str, sampler: Sampler, problem: Problem, seed: int, budget: int) -> Answered:
+async def answered(name: str, sampler: MethodContext, problem: Problem, seed: int, budget: int) -> Answered:
     """The answer of method `name` within `budget` tokens. Raises OverBudgetError when it spends more."""
     attempt = Attempt(sampler, problem, seed, budget)
     if attempt.longest <= 0:

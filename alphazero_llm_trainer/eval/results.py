@@ -11,7 +11,7 @@ from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..problems.grading import Verdict
 from ..train.checkpoint import write_whole
-from .compare import NO_ANSWER, TOO_LONG, Cell, Samples
+from .cells import NO_ANSWER, TOO_LONG, Cell, Samples
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
 
 FORMAT = 1

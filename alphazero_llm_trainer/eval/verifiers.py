@@ -15,7 +15,7 @@ from ..types import Problem, Step
 
 if TYPE_CHECKING:
     from ..policy.student import Student
-    from ..policy.value import EngineValue
+    from ..policy.value_function import EngineValue
 
 SINGLE = ("none", "log-probability", "calculator", "prm", "value")
 COMBINATION = "combination"  # fitted on validation problems (eval.combination)
@@ -158,12 +158,12 @@ def load_parts(
 
     def load(name: str) -> Verifier:
         if name == "prm":
-            from ..policy.prm import load_prm
+            from ..policy.prm_verifier import load_prm
 
             assert prm is not None
             return load_prm(prm, student, config)
         if name == "value":
-            from ..policy.value import load_value
+            from ..policy.value_function import load_value
 
             assert value is not None
             return ValueVerifier(load_value(value, student, config))

@@ -213,7 +213,7 @@ DISTRACTORS = ("{D} is {n} years old.", "{C} has {n} {U}.", "It is {n} degrees o
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Draft:
     kinds: list[Kind]
     numbers: list[dict[str, int]]
     solution: str
@@ -230,7 +230,7 @@ def build(split: str, index: int, level: int, structures: str | None = None) -> 
     return Task(problem, str(plan.gold), plan.solution)
 
 
-def _drawn(split: str, index: int, level: int, structures: str | None) -> tuple[Random, _Plan]:
+def _drawn(split: str, index: int, level: int, structures: str | None) -> tuple[Random, _Draft]:
     """The first candidate of a task's generator that belongs to its splits."""
     _check(split, level)
     if structures is not None:
@@ -280,7 +280,7 @@ def structure_of(task_id: str) -> str:
     return _structure(_drawn(split, index, level, structures)[1])
 
 
-def _structure(plan: _Plan) -> str:
+def _structure(plan: _Draft) -> str:
     opening, *events, closing = plan.kinds
     return " ".join(
         [f"O{OPENINGS.index(opening)}", *(f"E{EVENTS.index(event)}" for event in events), f"C{CLOSINGS.index(closing)}"]
@@ -334,7 +334,7 @@ def _pick(rng: Random, items: Any) -> Any:
     return items[int(rng.random() * len(items))]
 
 
-def _draw_plan(rng: Random, level: int) -> _Plan | None:
+def _draw_plan(rng: Random, level: int) -> _Draft | None:
     """Kinds, numbers and solution of one candidate, or None where the drawn kinds don't fit together."""
     opening, closing = _pick(rng, OPENINGS), _pick(rng, CLOSINGS)
     left = _pick(rng, LEVELS[level]) - opening.steps - closing.steps
@@ -363,10 +363,10 @@ def _draw_plan(rng: Random, level: int) -> _Plan | None:
                 return None
             lines.append(f"{a} {op} {b} = {have}")
     lines.append(f"#### {have}")
-    return _Plan(kinds, numbers, "\n".join(lines), have)
+    return _Draft(kinds, numbers, "\n".join(lines), have)
 
 
-def _render(rng: Random, plan: _Plan) -> str:
+def _render(rng: Random, plan: _Draft) -> str:
     people = [rng.sample(GIRLS, 3), rng.sample(BOYS, 3)]
     # Everybody else is of the other sex, so that a pronoun always means the story's person.
     first = rng.random() < 0.5

@@ -21,8 +21,8 @@ from .. import answers
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Problem, Task
+from .data_set import hub_splits
 from .prompts import SYSTEM_PROMPTS
-from .rows import hub_splits
 from .source import SPLITS, Source, TaskList, by_hash
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")

@@ -12,8 +12,8 @@ from typing import Any, TypeGuard
 
 from ..errors import DataError
 from ..types import Problem, Task
+from .data_set import DataSet, RowSource
 from .prompts import HOTPOTQA_PROMPT
-from .rows import DataSet, RowSource
 
 HOTPOTQA = DataSet(
     "HotpotQA", "hotpotqa", ("hotpotqa/hotpot_qa", "distractor"), ("id", "question", "answer", "context")

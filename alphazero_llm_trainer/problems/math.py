@@ -13,9 +13,9 @@ from typing import Any
 
 from ..errors import DataError
 from ..types import Problem, Task
+from .data_set import DATA_VARIABLE, DataSet, RowSource, local_folder
 from .grading import LONGEST_ANSWER
 from .prompts import MATH_PROMPT
-from .rows import DATA_VARIABLE, DataSet, RowSource, local_folder
 
 MATH = DataSet("MATH-500", "math500", ("HuggingFaceH4/MATH-500",), ("problem", "solution", "answer", "unique_id"))
 

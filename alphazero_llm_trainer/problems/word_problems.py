@@ -8,8 +8,8 @@ from typing import Any
 from .. import answers
 from ..errors import DataError
 from ..types import Problem, Task
+from .data_set import DataSet, RowSource
 from .prompts import SYSTEM_PROMPT
-from .rows import DataSet, RowSource
 
 
 class WordProblems(RowSource):

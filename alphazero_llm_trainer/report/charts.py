@@ -164,7 +164,7 @@ def legend(names: Sequence[str]) -> tuple[list[str], float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChartRow:
     """A value of a row chart: its colour's class, what is said when it is pointed at, single values beside it."""
 
     name: str
@@ -174,7 +174,9 @@ class Row:
     dots: Sequence[float] = ()
 
 
-def row_chart(title: str, rows: Sequence[Row], label: str, reference: float | None = None, sign: str = "") -> Chart:
+def row_chart(
+    title: str, rows: Sequence[ChartRow], label: str, reference: float | None = None, sign: str = ""
+) -> Chart:
     """Values with their intervals, one below the other; a mark at `reference`; `label` names the axis."""
     known = [number for row in rows for number in (row.value.low, row.value.high, *row.dots) if math.isfinite(number)]
     known += [] if reference is None else [reference]

@@ -11,7 +11,7 @@ from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, paired_bootstrap
 from ..train.checkpoint import read_lines
-from .charts import Row, line_chart, row_chart
+from .charts import ChartRow, line_chart, row_chart
 from .folder import ANSWERS, METRICS, RUN, load
 from .page import figures, heading, hero, page, paragraph, table
 from .tables import columns
@@ -145,10 +145,10 @@ def comparison_page(runs: Sequence[Finished]) -> str:
     """The page of two runs: a forest plot, the flipped problems, learning and what differs."""
     one, other = runs
     names, (found, _) = [run.name for run in runs], difference(one.card, other.card)
-    gains = [Row(f"{run.name}: after over before", run.gain, f"c{at}") for at, run in enumerate(runs)]
-    gains.append(Row(f"{other.name} over {one.name}", found, "plain"))
+    gains = [ChartRow(f"{run.name}: after over before", run.gain, f"c{at}") for at, run in enumerate(runs)]
+    gains.append(ChartRow(f"{other.name} over {one.name}", found, "plain"))
     results = [
-        Row(f"{run.name}, {when}", accuracy(run.card[when]), "plain" if when == "before" else f"c{at}")
+        ChartRow(f"{run.name}, {when}", accuracy(run.card[when]), "plain" if when == "before" else f"c{at}")
         for at, run in enumerate(runs)
         for when in ("before", "after")
     ]

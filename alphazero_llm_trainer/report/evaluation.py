@@ -8,7 +8,7 @@ from typing import Any
 
 from ..eval.metrics import Interval
 from ..eval.results import BASELINES, CONTROLS, KS, UNGRADED
-from .charts import Chart, Row, line_chart, row_chart
+from .charts import Chart, ChartRow, line_chart, row_chart
 from .page import figures, heading, hero, paragraph, table
 from .tables import columns, markdown
 
@@ -159,7 +159,7 @@ def method_chart(title: str, rows: Sequence[Results], gains: Mapping[str, Mappin
     for row in rows:
         name = row.get("method") or row["name"]
         notes = [f"{tokens(row):.1f} tokens a problem", *(f"{k}: {gain:+}" for k, gain in gains.get(name, {}).items())]
-        shown.append(Row(name, Interval(*row["accuracy"]), COLOURS.get(name, "c0"), notes))
+        shown.append(ChartRow(name, Interval(*row["accuracy"]), COLOURS.get(name, "c0"), notes))
     return row_chart(title, shown, "accuracy [95%]")
 
 

@@ -17,7 +17,7 @@ from .ladder import ladder_parts
 from .loop import loop_parts
 from .page import heading, link, page
 from .training import training_parts
-from .trees import Reader, find_source
+from .trees import TreeReader, find_source
 
 RUN, METRICS, JOURNAL, ANSWERS = "run.json", "metrics.jsonl", "journal.jsonl", "test.jsonl"
 # What a folder's file says about it, and the sections it gives.
@@ -49,7 +49,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     if (folder / JOURNAL).is_file():
         source = find_source(folder)
-        trees = map(Reader(source, None), source)
+        trees = map(TreeReader(source, None), source)
         write_whole(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
         if not (folder / RUN).is_file():  # a run's page leads there from its example trees
             parts.append(link(RUN_PAGE, "All questions and trees"))

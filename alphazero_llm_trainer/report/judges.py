@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..eval.metrics import Interval
-from .charts import Row, line_chart, row_chart
+from .charts import ChartRow, line_chart, row_chart
 from .page import figures, hero, paragraph
 from .tables import columns
 
@@ -44,7 +44,9 @@ def value_text(card: Card) -> str:
 def value_parts(card: Card, metrics: Sequence[Card]) -> list[str]:
     """A value's page: verdict, its figures against chance, calibration and loss."""
     test = {name: Interval(*found) for name, found in card["test"].items()}
-    rows = [Row(name, found, "plain" if "," in name or "base rate" in name else "c0") for name, found in test.items()]
+    rows = [
+        ChartRow(name, found, "plain" if "," in name or "base rate" in name else "c0") for name, found in test.items()
+    ]
     outcomes = [(value, Interval(share, share, share)) for value, share, _ in card.get("reliability", ())]
     ideal = [(x, Interval(x, x, x)) for x in (0.0, 1.0)] if outcomes else []
     loss = {

@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from ..eval.metrics import Interval
-from .charts import Chart, Row, row_chart, standalone
+from .charts import Chart, ChartRow, row_chart, standalone
 from .evaluation import method_chart, over_tokens
 from .page import figures, heading, hero, paragraph, table
 from .tables import markdown
@@ -84,7 +84,7 @@ def picture(ladder: Card) -> str:
 def charts(ladder: Card) -> list[Chart]:
     """The rungs, then for each verifier the methods at the largest budget."""
     rungs = [
-        Row(rung["name"], Interval(*rung["accuracy"]), f"c{at}", dots=rung["by_seed"])
+        ChartRow(rung["name"], Interval(*rung["accuracy"]), f"c{at}", dots=rung["by_seed"])
         for at, rung in enumerate(ladder["rungs"])
     ]
     found = [row_chart(f"{ladder['problems']:,} held-out problems; small dots are seeds", rungs, "accuracy [95%]")]
@@ -100,7 +100,9 @@ def ladder_parts(ladder: Card) -> list[str]:
     rungs, (first, *methods) = ladder["rungs"], charts(ladder)
     ends = [(rung["name"], Interval(*rung["accuracy"])) for rung in (rungs[0], rungs[-1])]
     gains = [
-        Row(f"{rung['name']} over {below['name']}", Interval(*rung["gain"]), Interval(*rung["gain"]).kind or "plain")
+        ChartRow(
+            f"{rung['name']} over {below['name']}", Interval(*rung["gain"]), Interval(*rung["gain"]).kind or "plain"
+        )
         for below, rung in pairwise(rungs)
     ]
     lines = (over_tokens(f"{name}: accuracy over tokens", rows) for name, rows in by_verifier(ladder).items())

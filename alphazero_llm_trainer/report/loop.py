@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..eval.metrics import Interval
-from .charts import Row, row_chart
+from .charts import ChartRow, row_chart
 from .page import figures, heading, hero, table
 from .tables import columns
 
@@ -71,11 +71,11 @@ def loop_parts(card: Card) -> list[str]:
         for one in met:
             name, arena = f"generation {one['generation']}", one["arena"]
             colour = "good" if one["decision"] == "promoted" else "bad"
-            found.append(Row(f"{name} {one['decision']}", Interval(*arena[f"gain {task}"]), colour, [one["why"]]))
+            found.append(ChartRow(f"{name} {one['decision']}", Interval(*arena[f"gain {task}"]), colour, [one["why"]]))
             for who, shade in (("champion", "plain"), ("candidate", "c0")):
                 cell = arena[f"{who} {task}"]
                 note = f"{cell['tokens']:.0f} tokens a problem"
-                cells.append(Row(f"{name}: {who}", Interval(*cell["accuracy"]), shade, [note]))
+                cells.append(ChartRow(f"{name}: {who}", Interval(*cell["accuracy"]), shade, [note]))
         gains.append(row_chart(f"Candidate over champion, {task}", found, "paired gain [95%]", 0.0, "+"))
         sides.append(row_chart(f"Arena accuracy, {task}", cells, "accuracy [95%]"))
     return [

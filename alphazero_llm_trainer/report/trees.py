@@ -77,7 +77,7 @@ def _one_search(path: Path) -> dict[str, Any]:
     return {"key": path.stem, **raw}
 
 
-class Reader:
+class TreeReader:
     """Adds to records what the page can't know: how the search chose and explored, and how tokens read.
 
     The card beside the journal (run.json, manifest.json) tells the settings and the student; a record's own word wins.

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.load import Config
 from ..policy.student import Student, frozen_student, load_student
-from ..policy.value import EngineValue, load_value, policy_fingerprint
+from ..policy.value_function import EngineValue, load_value, policy_fingerprint
 from ..problems.source import open_source
 
 

@@ -23,7 +23,7 @@ from .pool import (
     search_one,
     teacher_costs,
 )
-from .schedule import Schedule
+from .question_queue import QuestionQueue
 
 POLL_SECONDS = 0.25
 
@@ -54,7 +54,7 @@ class LocalPool:
         self._alone: list[str] = []
 
     def collect(
-        self, schedule: Schedule, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
+        self, schedule: QuestionQueue, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
     ) -> Iterator[dict[str, Any]]:
         """See `Pool.collect`."""
         with asyncio.Runner() as runner:
@@ -71,7 +71,7 @@ class LocalPool:
                 if self.collector.perplexity is not None:
                     self.collector.perplexity.forget()
 
-    async def _fill(self, schedule: Schedule, tasks: Mapping[str, Task], seed: int) -> bool:
+    async def _fill(self, schedule: QuestionQueue, tasks: Mapping[str, Task], seed: int) -> bool:
         """Start what may start; False when nothing runs any more."""
         if self._pushed is not None:
             if self._running:
@@ -103,7 +103,7 @@ class LocalPool:
         return [(self._running.pop(task), task.exception() or task.result()) for task in done]
 
     def _outcome(
-        self, schedule: Schedule, key: str, ended: GradedTree | BaseException, split: str, seed: int
+        self, schedule: QuestionQueue, key: str, ended: GradedTree | BaseException, split: str, seed: int
     ) -> dict[str, Any] | None:
         """The ended search's record, or None when it failed: then the schedule knows."""
         if isinstance(ended, TimeoutError):

@@ -13,7 +13,7 @@ from ..config.load import Config
 from ..engine.protocol import ValueFunction
 from ..errors import CheckpointError, ConfigError
 from ..types import Cost, Task
-from .schedule import Schedule
+from .question_queue import QuestionQueue
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -53,7 +53,7 @@ class Pool(Protocol):
     policy: dict[str, Any]
 
     def collect(
-        self, schedule: Schedule, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
+        self, schedule: QuestionQueue, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
     ) -> Iterator[dict[str, Any]]:
         """Journal records of the schedule's questions as they end, each once; ends early when `stop` says so.
 

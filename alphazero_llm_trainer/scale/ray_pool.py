@@ -1,7 +1,7 @@
 """The pool of many processes: the driver hands out questions one by one and takes records back.
 
-A dead search actor loses the questions it had in flight, a dead engine those of its whole lane; `Schedule` decides how the
-lost ones run next. A lane that runs a group under suspicion runs nothing else.
+A dead search actor loses the questions it had in flight, a dead engine those of its whole lane; `QuestionQueue` decides how
+the lost ones run next. A lane that runs a group under suspicion runs nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..types import Task
 from .fleet import Fleet, Searcher, short
 from .pool import HEAD_STAYS, MakeCollector, PoolStats, Stop, default_collector, reason_of
-from .schedule import Schedule
+from .question_queue import QuestionQueue
 
 
 class RayPool:
@@ -49,7 +49,7 @@ class RayPool:
         self.policy = self.fleet.policy
 
     def collect(
-        self, schedule: Schedule, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
+        self, schedule: QuestionQueue, tasks: Mapping[str, Task], split: str, seed: int, stop: Stop
     ) -> Iterator[dict[str, Any]]:
         """See `Pool.collect`."""
         while not stop() and len(schedule):
@@ -57,7 +57,7 @@ class RayPool:
             yield from self._ended(schedule)
             self.fleet.mend(schedule.lost)
 
-    def _fill(self, schedule: Schedule, tasks: Mapping[str, Task], split: str, seed: int) -> None:
+    def _fill(self, schedule: QuestionQueue, tasks: Mapping[str, Task], split: str, seed: int) -> None:
         """Hand out what may start now."""
         for lane in self.fleet.lanes:
             if lane.card is None or lane.dead is not None or lane.swapping:
@@ -89,13 +89,13 @@ class RayPool:
         # The actor keeps the time itself; this is for one whose event loop hangs.
         searcher.deadlines[key] = time.monotonic() + 2 * self.config.sample.timeout_seconds + 5
 
-    def _ended(self, schedule: Schedule) -> Iterator[dict[str, Any]]:
+    def _ended(self, schedule: QuestionQueue) -> Iterator[dict[str, Any]]:
         """The records of searches that have ended."""
         # All outcomes first: the consumer of a record may take its time, and deaths must be seen together.
         records = [self._outcome(searcher, reference, schedule) for searcher, reference in self.fleet.attend()]
         yield from (record for record in records if record is not None)
 
-    def _outcome(self, searcher: Searcher, reference: Any, schedule: Schedule) -> dict[str, Any] | None:
+    def _outcome(self, searcher: Searcher, reference: Any, schedule: QuestionQueue) -> dict[str, Any] | None:
         """What came of a question: its record, or None and the schedule (or the dead actor's list) knows."""
         import ray
         from ray.exceptions import RayError, RayTaskError

@@ -13,8 +13,8 @@ from ..config.load import Config
 from ..errors import DataError
 from ..live import Progress
 from ..types import Task
-from .folder import SampleFolder
 from .pool import MakeCollector, Pool, default_collector
+from .sample_folder import SampleFolder
 from .summary import Summary, tell_tree
 from .totals import Totals
 

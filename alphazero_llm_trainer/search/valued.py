@@ -10,7 +10,7 @@ from ..engine.protocol import ValueFunction
 from ..types import Cost, Direction, Problem, RewardParts, Step
 
 
-class Reader:
+class ReadTokens:
     """The tokens that a model has read for one problem: each costs once, because it keeps their keys and values."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class MeteredValue:
     """A value function at work on one problem: `cost` takes up each token that a network of its own reads."""
 
     def __init__(self, value: ValueFunction, cost: Cost) -> None:
-        self.value, self.cost, self.reader = value, cost, Reader()
+        self.value, self.cost, self.reader = value, cost, ReadTokens()
         self.rollout_weight, self.computes = value.rollout_weight, value.computes
 
     def price(self, token_ids: tuple[int, ...]) -> int:

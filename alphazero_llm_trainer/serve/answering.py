@@ -11,7 +11,7 @@ from ..answers import extract
 from ..collect import Perplexity, answer_search, finished_earns_one
 from ..config.load import Config
 from ..engine.protocol import ValueFunction, Verifier
-from ..policy.steps import EngineSteps
+from ..policy.engine_steps import EngineSteps
 from ..search.choose import Choice, choose, most_visited
 from ..search.driver import Search
 from ..search.tree import ROOT, Tree
@@ -22,8 +22,8 @@ from .conversation import Conversation, MeteredVerifier
 from .failures import ApiError
 from .names import MCTS, SAMPLE
 from .outcomes import DEADLINE, WHOLE, Outcome, chosen
-from .sampling import Tell, sampled
-from .text import ShortTexts
+from .plain_sample import Tell, sampled
+from .token_text import ShortTexts
 from .wanted import Prompt, Wanted
 
 T = TypeVar("T")

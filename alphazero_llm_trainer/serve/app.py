@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 
 from .failures import ApiError
 from .guard import Guard, Receive, Scope, Send
-from .metrics import NOBODY
 from .names import MCTS, STUDENT
-from .service import Answered, Service
+from .prometheus import NOBODY
+from .service import ServedAnswer, Service
 from .traces import Trace
 from .wanted import Wanted, chat_request, completion_request
 from .wire import event
@@ -212,7 +212,7 @@ class Answering(Response):
                 await refusal(ending)(scope, receive, send)
 
     async def whole(
-        self, chunks: asyncio.Queue[Any], work: asyncio.Future[Answered], scope: Scope, receive: Receive, send: Send
+        self, chunks: asyncio.Queue[Any], work: asyncio.Future[ServedAnswer], scope: Scope, receive: Receive, send: Send
     ) -> str:
         """Send the answer at once; returns the status."""
         while (item := await chunks.get()) is not work:
@@ -223,7 +223,7 @@ class Answering(Response):
         return str(response.status_code)
 
     async def streamed(
-        self, chunks: asyncio.Queue[Any], work: asyncio.Future[Answered], scope: Scope, receive: Receive, send: Send
+        self, chunks: asyncio.Queue[Any], work: asyncio.Future[ServedAnswer], scope: Scope, receive: Receive, send: Send
     ) -> str:
         """Send server-sent events as they come; an error before the first one has its own status."""
         while (item := await chunks.get()) is not work:
@@ -250,7 +250,7 @@ class Answering(Response):
             raise error  # for the log
         return status
 
-    def finished(self, work: asyncio.Future[Answered]) -> Response:
+    def finished(self, work: asyncio.Future[ServedAnswer]) -> Response:
         """The response of finished work. Raises what isn't the client's to know."""
         error = work.exception()
         if isinstance(error, ApiError):

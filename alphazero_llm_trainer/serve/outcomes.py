@@ -11,7 +11,7 @@ from ..search.choose import Choice, most_visited, read
 from ..search.tree import ROOT, Tree
 from ..types import Cost
 from .conversation import Conversation
-from .text import TextReader, Token
+from .token_text import TextReader, Token
 from .wanted import Wanted
 
 WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut

@@ -18,9 +18,9 @@ from .answering import Answerer
 from .failures import ApiError
 from .fair import FairQueue
 from .lag import Lag
-from .metrics import Metrics
 from .names import SAMPLE, Names
 from .outcomes import Outcome
+from .prometheus import Metrics
 from .traces import KeptJournal, Trace, TraceStore
 from .wanted import Prompt, Wanted
 from .wire import Wire
@@ -30,7 +30,7 @@ Emit = Callable[[dict[str, Any] | None], None]
 
 
 @dataclass(slots=True)
-class Answered:
+class ServedAnswer:
     """A request's choices, and the seconds that each took."""
 
     wire: Wire
@@ -73,7 +73,7 @@ class Service:
         """Tokens of a prompt and its response together."""
         return self.student.engine.capabilities.max_context
 
-    async def __call__(self, wanted: Wanted, client: str, arrived: float, emit: Emit) -> Answered:
+    async def __call__(self, wanted: Wanted, client: str, arrived: float, emit: Emit) -> ServedAnswer:
         """All choices of a request that arrived at `arrived` by the event loop's clock.
 
         Raises ApiError: no place in the queue, no turn before the deadline, a prompt that doesn't fit, a broken engine.
@@ -115,7 +115,7 @@ class Service:
                 ) from error
         if wanted.stream and wanted.include_usage:
             emit(wire.used([outcome for outcome, _ in found]))
-        return Answered(wire, [outcome for outcome, _ in found], [seconds for _, seconds in found])
+        return ServedAnswer(wire, [outcome for outcome, _ in found], [seconds for _, seconds in found])
 
     async def choice(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..types import Cost
 from .outcomes import Outcome
-from .text import Token
+from .token_text import Token
 from .wanted import Wanted
 
 Decode = Callable[[Sequence[int]], str]

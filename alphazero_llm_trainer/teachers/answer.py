@@ -62,7 +62,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """A chat completion.
 
     `text` is its content without thinking, `finish` the reason it ended, `characters` everything that was written,
@@ -81,7 +81,7 @@ def without_thinking(text: str) -> str:
     return _OPEN_THINKING.sub("", _THINKING.sub("", text))
 
 
-def read_answer(body: bytes, name: str, base_url: str) -> Answer:
+def read_answer(body: bytes, name: str, base_url: str) -> ChatAnswer:
     """The body of a 200 response.
 
     Raises:
@@ -116,11 +116,11 @@ def read_answer(body: bytes, name: str, base_url: str) -> Answer:
         why = Failure.REFUSAL
     elif not text.strip():
         why = Failure.LENGTH if finish == "length" else Failure.NO_CONTENT
-    return Answer(text, finish, len(content) + len(thought), _usage(answer.get("usage")), why)
+    return ChatAnswer(text, finish, len(content) + len(thought), _usage(answer.get("usage")), why)
 
 
 def failed(why: Failure, name: str) -> CallError:
-    """The error of an `Answer` that has a failure."""
+    """The error of a `ChatAnswer` that has a failure."""
     said = {
         Failure.EMPTY_CHOICES: "answered with no choices",
         Failure.REFUSAL: "refused to answer",

@@ -15,7 +15,7 @@ from .budget import Books
 from .cache import AnswerCache
 from .client import ChatClient, open_endpoint
 from .ensemble import TeacherEnsemble
-from .models import OpenAITeacher, TerminalChecker
+from .openai_teacher import OpenAITeacher, TerminalChecker
 
 CHECKER = "terminal checker"  # its name in the books
 BOOKS, CACHE = "teacher_books.jsonl", "teacher_cache"  # in a run's folder

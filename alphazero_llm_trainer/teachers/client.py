@@ -21,7 +21,7 @@ import httpx
 from ..config.sections import TeacherModel, TeachersConfig, TeacherTier
 from ..errors import ConfigError
 from ..types import Cost
-from .answer import Answer, CallError, Failure, failed, read_answer, status_error
+from .answer import CallError, ChatAnswer, Failure, failed, read_answer, status_error
 from .budget import Books, Spent
 from .cache import AnswerCache, request_key
 
@@ -292,7 +292,7 @@ class ChatClient:
             raise failed(answer.failure, self.model.model)
         return answer.text
 
-    async def _sent(self, sdk: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
+    async def _sent(self, sdk: openai.AsyncOpenAI, request: dict[str, Any]) -> ChatAnswer:
         """The response to one request."""
         import openai
 
@@ -331,7 +331,7 @@ class ChatClient:
     def _dollars(self, prompt: int, sampled: int) -> float:
         return (prompt * self.model.prompt_cost + sampled * self.model.completion_cost) / 1e6
 
-    def _charge(self, cost: Cost, answer: Answer, messages: Sequence[Message]) -> bool:
+    def _charge(self, cost: Cost, answer: ChatAnswer, messages: Sequence[Message]) -> bool:
         """Add an answer's tokens and dollars; where its usage is missing they are estimated from the characters, and
         the result is False."""
         usage = answer.usage

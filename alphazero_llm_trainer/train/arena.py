@@ -11,13 +11,13 @@ from typing import Any
 from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError
-from ..eval.attempt import Sampler
-from ..eval.compare import Benchmark, run_cell
+from ..eval.attempt import MethodContext
+from ..eval.cells import Benchmark, run_cell
 from ..eval.metrics import Interval, paired_bootstrap, wilson
 from ..eval.results import triple
 from ..eval.verifiers import Product, load_parts
 from ..policy.student import Student, load_student
-from ..policy.value import policy_fingerprint
+from ..policy.value_function import policy_fingerprint
 from ..problems.source import open_source
 from ..types import Task
 
@@ -67,7 +67,7 @@ def meet(
     benchmark = Benchmark(config.problems.source, tasks)
     budget = config.loop.budget_tokens
     cell = asyncio.run(
-        run_cell(Sampler(student, verifier, config), benchmark, method, budget, stop, lambda tokens: None)
+        run_cell(MethodContext(student, verifier, config), benchmark, method, budget, stop, lambda tokens: None)
     )
     return {
         "generation": side.generation,

@@ -19,12 +19,12 @@ from transformers import set_seed
 
 from ..config.load import Config, validate
 from ..errors import CheckpointError
-from ..eval.compare import StoppedError, questions_hash
+from ..eval.cells import StoppedError, questions_hash
 from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, resolve_name
 from ..policy.student import load_student
-from ..policy.value import FOLDER as VALUE
-from ..policy.value import policy_fingerprint
+from ..policy.value_function import FOLDER as VALUE
+from ..policy.value_function import policy_fingerprint
 from ..problems.load import tasks_of
 from ..problems.source import open_source
 from ..search.driver import derive_seed

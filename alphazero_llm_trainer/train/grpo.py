@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from ..config.train import GrpoConfig
 from .models import Economy, keep_precision, quiet_arguments, restore_adapter, trained_state
-from .packing import Plan, Work, plan, spread, tensors, together
+from .packing import PackingPlan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound
 
 PACKS_FROM = 0.9  # share of the flat batch's work that packing must come down to, under `pack: auto`
@@ -98,7 +98,7 @@ class SearchGRPOTrainer(GRPOTrainer):
         entropies = torch.cat([one for _, one in found if one is not None]) if compute_entropy else None
         return torch.cat([logps for logps, _ in found]), entropies, None
 
-    def plan(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int) -> Plan | None:
+    def plan(self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int) -> PackingPlan | None:
         """How to pack these rows `[B, P + T]`, or None where the flat batch is cheaper."""
         config = self.accelerator.unwrap_model(model).config
         if config._attn_implementation not in MASKS_IN_4D:
@@ -167,7 +167,7 @@ def counted(inputs: dict[str, Any]) -> torch.Tensor:
     return (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).sum().float()
 
 
-def plan_padded(input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int, work: Work) -> Plan:
+def plan_padded(input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int, work: Work) -> PackingPlan:
     """The plan of a flat batch `[B, P + T]` as TRL pads it: prompts on the left, the last `keep` columns completions."""
     ids, mask = input_ids.cpu().numpy(), attention_mask.cpu().numpy().astype(bool)
     prompts = [row[seen] for row, seen in zip(ids[:, :-keep], mask[:, :-keep], strict=True)]

@@ -25,7 +25,7 @@ from ..eval.metrics import paired_bootstrap, repeats, wilson
 from ..live import Progress
 from ..policy.folders import resolve_name
 from ..policy.student import frozen_student, load_student
-from ..policy.value import EngineValue
+from ..policy.value_function import EngineValue
 from ..problems.load import tasks_of
 from ..problems.source import open_source
 from ..report.folder import write_report
@@ -195,7 +195,7 @@ class Run:
             raise ConfigError(
                 "train.grpo.credit is process and train.grpo.prm is null: name a process reward model's folder"
             )
-        from ..policy.prm import load_prm
+        from ..policy.prm_verifier import load_prm
 
         return load_prm(Path(train.grpo.prm), self.student, self.config)
 
@@ -278,7 +278,7 @@ class Run:
     def train(self, journal: Journal, checkpoint: Path | None, start: int) -> None:
         """Run the remaining rounds through the method's trainer."""
         config, train = self.config, self.config.train
-        watch = _Watch(self)
+        watch = _RoundWatch(self)
         source = RoundSource(
             self.student,
             config,
@@ -398,7 +398,7 @@ class Run:
         self.student.tokenizer.save_pretrained(self.folder.student)
 
 
-class _Watch(TrainerCallback):
+class _RoundWatch(TrainerCallback):
     """Seals checkpoints, measures validation, writes metrics, stops on request and on a loss that is not finite."""
 
     def __init__(self, run: Run) -> None:

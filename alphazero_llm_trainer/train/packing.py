@@ -61,7 +61,7 @@ class Trie:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PackingPlan:
     """Where every row's tokens went: `tries` in forwards of like length, and `where[r, t]` `[B, T]`.
 
     `where` indexes the scores of all forwards one after the other, each padded to its longest trie; -1 is padding.
@@ -76,7 +76,7 @@ class Plan:
     flat_work: float
 
 
-def plan(prompts: Sequence[Ids], completions: Sequence[Ids], longest: int, work: Work) -> Plan:
+def plan(prompts: Sequence[Ids], completions: Sequence[Ids], longest: int, work: Work) -> PackingPlan:
     """Pack rows; equal prompts share, and a question's responses are split where two sequences cost less than one.
 
     `longest` is the T of the flat batch.
@@ -109,7 +109,7 @@ def plan(prompts: Sequence[Ids], completions: Sequence[Ids], longest: int, work:
         where[r, : len(found)] = offsets[i] + found
     width = max(map(len, prompts)) + longest
     made = tuple(tuple(tries[i] for i in batch) for batch in batches)
-    return Plan(made, where, width * len(prompts), tokens, spent, work(width, len(prompts)))
+    return PackingPlan(made, where, width * len(prompts), tokens, spent, work(width, len(prompts)))
 
 
 def append(trie: Trie, row: Ids, prompt: int, shared: int, at: Ids, path: Ids) -> tuple[Ids, Ids]:

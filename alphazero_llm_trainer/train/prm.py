@@ -29,7 +29,7 @@ from transformers import TrainingArguments as Arguments
 from ..config.sections import LoraConfig
 from ..config.train import PrmConfig
 from ..policy.adapters import PRM, bind
-from ..policy.prm import FLOOR
+from ..policy.prm_verifier import FLOOR
 from .models import attach, deepen
 from .rows import ValueRow, pack_values
 from .value import (

@@ -14,10 +14,10 @@ import torch
 from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
-from ..eval.prm import JudgedSteps, best_total, follows_plan, measure
+from ..eval.step_figures import JudgedSteps, best_total, follows_plan, measure
 from ..live import Progress
 from ..policy.logistic import fit_logistic
-from ..policy.prm import FLOOR, FOLDER, squash
+from ..policy.prm_verifier import FLOOR, FOLDER, squash
 from ..policy.student import Student, load_student
 from ..problems.source import open_source
 from .models import Economy, checkpoint_layers, make_trainable
@@ -214,7 +214,7 @@ def judge(
     plans: Sequence[list[str]] | None,
     seed: int,
 ) -> Figures:
-    """The figures of `eval.prm.measure` on held-out questions; gold is used here, to report, and nowhere else.
+    """The figures of `eval.step_figures.measure` on held-out questions; gold is used here, to report, and nowhere else.
 
     `plans` are the only right steps of each question, where its source knows them.
     """
@@ -250,7 +250,7 @@ def judge(
 
 
 def save_prm(folder: Path, trained: TrainedPrm, student: Student, config: Config, facts: Mapping[str, Any]) -> None:
-    """Write the PRM's folder: see `policy.prm`."""
+    """Write the PRM's folder: see `policy.prm_verifier`."""
     scorer, scale = trained.fitted.scorer, trained.scale
     numbers = {
         "mix": (scorer.mix.detach() * scale).reshape(1).float().cpu(),

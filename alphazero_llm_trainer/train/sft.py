@@ -175,7 +175,7 @@ class TimedSFTTrainer(WeightedSFTTrainer):
         **kwargs: Any,
     ) -> None:
         self.settings = settings
-        self.watch = _Watch(settings, evaluate)
+        self.watch = _TimedWatch(settings, evaluate)
         super().__init__(**kwargs, callbacks=[self.watch, *callbacks])
         self.remove_callback(PrinterCallback)  # the caller has the losses; a library doesn't print
 
@@ -196,7 +196,7 @@ class TimedSFTTrainer(WeightedSFTTrainer):
         return self.lr_scheduler
 
 
-class _Watch(TrainerCallback):
+class _TimedWatch(TrainerCallback):
     """Keeps the training clock, stops at the limit, evaluates now and then and keeps the best weights."""
 
     def __init__(self, settings: SftSettings, evaluate: Evaluate | None) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from ..collect import Collector, GradedTree
 from ..config.load import Config
 from ..engine.protocol import Verifier
+from ..policy.engine_tokens import EngineTokens
 from ..policy.student import Student
-from ..policy.tokens import EngineTokens
 from ..problems.load import tasks_of
 from ..search.driver import derive_seed
 from ..search.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories

@@ -15,7 +15,7 @@ from ..errors import CheckpointError, DataError, TrainingError
 from ..live import Progress
 from ..policy.folders import resolve_name
 from ..policy.student import load_student
-from ..policy.value import policy_fingerprint
+from ..policy.value_function import policy_fingerprint
 from ..search.journal import read
 from ..search.tree import Tree
 from ..types import Cost, Task

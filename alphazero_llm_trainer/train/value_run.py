@@ -19,13 +19,13 @@ from ..config.load import Config
 from ..config.train import CollectConfig, JudgeConfig
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
-from ..eval.value import States, Verdict, blend, measure, reliability, verdict
+from ..eval.value_figures import States, ValueVerdict, blend, measure, reliability, verdict
 from ..live import Progress
 from ..policy.adapters import VALUE, own_parameters
 from ..policy.adapters import fingerprint as base_fingerprint
-from ..policy.judges import ADAPTER, JudgeFolder
+from ..policy.judge_folder import ADAPTER, JudgeFolder
 from ..policy.student import Student
-from ..policy.value import FOLDER, policy_fingerprint
+from ..policy.value_function import FOLDER, policy_fingerprint
 from ..problems.load import check_train_split
 from ..search.journal import Journal, journals, read
 from ..search.targets import endings, value_targets
@@ -210,7 +210,7 @@ class Valued:
     fitted: Fitted
     figures: dict[str, Interval]
     reliability: list[tuple[float, float, float]]
-    verdict: Verdict
+    verdict: ValueVerdict
     base_rate: float
     questions: dict[str, int]
     data: str
@@ -308,7 +308,7 @@ def data_hash(rows: Sequence[ValueRow]) -> str:
 
 
 def save_value(folder: Path, valued: Valued, student: Student, config: Config, facts: Mapping[str, Any]) -> None:
-    """Write the value's folder: see `policy.value`."""
+    """Write the value's folder: see `policy.value_function`."""
     fitted = valued.fitted
     shared = fitted.network is not None and own_parameters(student.model, VALUE)
     card = {
@@ -341,7 +341,7 @@ def save_judge(
     config: Config,
     facts: Mapping[str, Any],
 ) -> None:
-    """Write a judge's files into `folder`, the card with `facts` last: see `policy.judges`."""
+    """Write a judge's files into `folder`, the card with `facts` last: see `policy.judge_folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / form.card).unlink(missing_ok=True)
     save_file(numbers, folder / form.numbers)

@@ -12,7 +12,7 @@ from ..answers import is_final
 from ..engine.protocol import Limits
 from ..search.driver import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step
-from .student import EMBEDDED_MODEL, FrozenStudent
+from .frozen import EMBEDDED_MODEL, FrozenStudent
 
 LINE_TOKENS = 128  # a call's allowance for one step where the whole response has more left
 SEED_BITS = 31  # some servers take 32 bits with a sign
@@ -22,7 +22,7 @@ class CallFailed(Exception):
     """A model call that got no answer; its text is the server's."""
 
 
-class Chat:
+class ChatCalls:
     """Posts messages and returns choices. The interception server records every call in the rollout's trace."""
 
     def __init__(self, session: aiohttp.ClientSession, endpoint: str, secret: str, model: str) -> None:
@@ -76,7 +76,7 @@ class ChatSteps:
     """
 
     def __init__(
-        self, chat: Chat, opening: Sequence[dict[str, Any]], temperature: float, frozen: FrozenStudent | None
+        self, chat: ChatCalls, opening: Sequence[dict[str, Any]], temperature: float, frozen: FrozenStudent | None
     ) -> None:
         self.chat, self.opening, self.temperature, self.frozen = chat, list(opening), temperature, frozen
 

@@ -1,7 +1,7 @@
 """A trained process reward model as a verifier: an engine of its own, so that shared prefixes are computed once.
 
-A PRM folder (see `policy.judges`) holds `prm.json` (the rule for a response's total among others), the language model, and
-`prm.safetensors`: `weight` `[D]` (absent in an implicit one), `bias` and `mix` of
+A PRM folder (see `policy.judge_folder`) holds `prm.json` (the rule for a response's total among others), the language
+model, and `prm.safetensors`: `weight` `[D]` (absent in an implicit one), `bias` and `mix` of
 `p = sigmoid(mix * log p(step | prefix) + weight . h + bias)`, calibration included.
 """
 
@@ -18,7 +18,7 @@ from ..engine.protocol import Engine, Judgement
 from ..errors import CheckpointError
 from ..types import Problem, Step
 from .adapters import PRM
-from .judges import JudgeFolder
+from .judge_folder import JudgeFolder
 from .public_prm import CausalPrm, ClassifierPrm, load_public
 from .student import Student, engine_over
 

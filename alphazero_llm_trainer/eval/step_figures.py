@@ -1,6 +1,6 @@
 """Does a process reward model tell good steps from bad ones? Pair accuracy and step AUC, beside the policy's own opinion.
 
-Pure functions over numbers and texts; every interval is a 95% bootstrap over questions (`eval.value.resampled`).
+Pure functions over numbers and texts; every interval is a 95% bootstrap over questions (`eval.value_figures.resampled`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..policy.prm import TOTALS, total_of
+from ..policy.prm_verifier import TOTALS, total_of
 from ..problems.calculator import consistent
 from .metrics import Interval, area
-from .value import Pairs, States, auc, ranking, ranking_gain
+from .value_figures import Pairs, States, auc, ranking, ranking_gain
 
 _STEP = re.compile(r"(\d+) ([+*]) (\d+) = (\d+)")
 

@@ -191,7 +191,7 @@ def blend(value: np.ndarray, states: States) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ValueVerdict:
     """Whether a value function earned its place, and the weight lambda of the rollouts (1: the value is not used)."""
 
     earned: bool
@@ -199,14 +199,14 @@ class Verdict:
     why: str
 
 
-def verdict(ranked: Interval, separated: Interval, fitted: float) -> Verdict:
+def verdict(ranked: Interval, separated: Interval, fitted: float) -> ValueVerdict:
     """Lambda as fitted where sibling ranking and AUC both beat chance by their intervals' lower ends, else 1."""
     for name, interval in (("sibling ranking", ranked), ("AUC", separated)):
         if not interval.low > 0.5:
-            return Verdict(False, 1.0, f"{name} {interval} doesn't beat chance (0.5): the value gets no weight")
+            return ValueVerdict(False, 1.0, f"{name} {interval} doesn't beat chance (0.5): the value gets no weight")
     if not np.isfinite(fitted):
-        return Verdict(False, 1.0, "no state has two outcomes to fit the blend on: the value gets no weight")
-    return Verdict(True, fitted, f"sibling ranking {ranked} and AUC {separated} beat chance (0.5)")
+        return ValueVerdict(False, 1.0, "no state has two outcomes to fit the blend on: the value gets no weight")
+    return ValueVerdict(True, fitted, f"sibling ranking {ranked} and AUC {separated} beat chance (0.5)")
 
 
 def measure(value: np.ndarray, states: States, base: float, least: int = 2, seed: int = 0) -> dict[str, Interval]:

@@ -14,7 +14,7 @@ from ..errors import ConfigError, DataError
 from ..search.journal import Journal, Shards, drop_half_line, shard_paths
 from ..search.tree import COLUMNS
 from ..train.checkpoint import write_json
-from .schedule import Schedule
+from .question_queue import QuestionQueue
 from .totals import Totals
 
 FORMAT = 1
@@ -102,12 +102,12 @@ class SampleFolder:
             total.merge(part)
         return total
 
-    def schedule(self, keys: Sequence[str], attempts: int) -> Schedule:
+    def schedule(self, keys: Sequence[str], attempts: int) -> QuestionQueue:
         """What is left of `keys`, with what earlier sessions know about them."""
         done = self.shards.keys | self.put_aside.records.keys()
         failures, suspects = self.attempts.history(self.shards.keys)
         left = [key for key in keys if key not in done]
-        return Schedule(left, attempts, failures, suspects, self.attempts.failed)
+        return QuestionQueue(left, attempts, failures, suspects, self.attempts.failed)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record; a full shard is closed, and the manifest says so."""

@@ -1,6 +1,6 @@
 """Trained values as search sees them: a head over the policy's own hidden states, or a network with an engine of its own.
 
-A value folder (see `policy.judges`) holds `value.json` (the weight of the rollouts among others) and `value.safetensors`
+A value folder (see `policy.judge_folder`) holds `value.json` (the weight of the rollouts among others) and `value.safetensors`
 (`weight` `[D]` and `bias` `[1]` of the last layer, calibration included). A network's is a token-classification model too.
 """
 
@@ -16,7 +16,7 @@ from ..config.load import Config
 from ..engine.protocol import Engine
 from ..errors import CheckpointError
 from .adapters import VALUE, AdapterView, fingerprint
-from .judges import JudgeFolder
+from .judge_folder import JudgeFolder
 from .student import Student, engine_over
 
 FOLDER = JudgeFolder(

@@ -11,7 +11,7 @@ TRACES = "traces.jsonl"
 
 
 @dataclass(slots=True)
-class Summary:
+class RolloutSummary:
     """Rollouts of one run; `skipped` ones had a prompt beyond the context and score 0.
 
     `means`: reward names, and "reward" for their weighted total, over rollouts that ended.
@@ -24,9 +24,9 @@ class Summary:
     means: dict[str, float] = field(default_factory=dict)
 
 
-def summarise(folder: Path) -> Summary:
+def summarise(folder: Path) -> RolloutSummary:
     """Read a run's `traces.jsonl` (one episode a line)."""
-    summary = Summary()
+    summary = RolloutSummary()
     sums: dict[str, list[float]] = {}
     file = folder / TRACES
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
@@ -53,7 +53,7 @@ def _error(episode: dict[str, Any]) -> str:
     return " ".join(str(errors[0].get("message", "")).split()) if errors else "no error was recorded"
 
 
-def text(summary: Summary, folder: Path) -> str:
+def text(summary: RolloutSummary, folder: Path) -> str:
     """The closing lines: rewards, failures, where the traces are."""
     names = ["reward", *sorted(name for name in summary.means if name != "reward")]
     rewards = "   ".join(f"{name} {summary.means[name]:.3f}" for name in names if name in summary.means)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-class Schedule:
+class QuestionQueue:
     """Questions by key, each to be finished once or set aside.
 
     Fresh questions run beside each other. When something dies with several in flight, nobody knows the culprit: they

@@ -39,7 +39,7 @@ class Rider:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class DecodingRow:
     """Nodes to compute after `start` tokens already known, and who waits for the last of them.
 
     Riders wait for its next-token distribution, `peeks` for its k likeliest tokens, `values` for the value head's
@@ -81,14 +81,14 @@ class Computed:
 class Forward(Protocol):
     """Computes rows of a prefix tree.
 
-    After `compute`, the rows' nodes are ready; the last node of each row that is read (`Row.read`) is memoised, or its
+    After `compute`, the rows' nodes are ready; the last node of each row that is read (`DecodingRow.read`) is memoised, or its
     distribution is in the table; the nodes of a scoring row, the first left out, have their log-probability; the last
     nodes have their value where there is a value head. Rows have ancestors before descendants.
     """
 
     name: str
 
-    def compute(self, rows: Sequence[Row]) -> Computed:
+    def compute(self, rows: Sequence[DecodingRow]) -> Computed:
         """See the class."""
         ...
 

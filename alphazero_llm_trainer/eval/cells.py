@@ -16,7 +16,7 @@ from ..problems.grading import Grade
 from ..problems.source import source_of
 from ..search.driver import derive_seed
 from ..types import Task
-from .attempt import Answered, Sampler, chain_of
+from .attempt import Answered, MethodContext, chain_of
 from .methods import answered
 from .metrics import repeats
 
@@ -103,7 +103,7 @@ class Samples:
 
 
 async def run_cell(
-    sampler: Sampler,
+    sampler: MethodContext,
     benchmark: Benchmark,
     method: str,
     budget: int,
@@ -141,7 +141,7 @@ async def run_cell(
 
 
 async def run_samples(
-    sampler: Sampler,
+    sampler: MethodContext,
     benchmark: Benchmark,
     samples: int,
     stop: Callable[[], bool],
@@ -192,7 +192,7 @@ async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list
     return grades
 
 
-async def _gated(sampler: Sampler, works: Sequence[Coroutine[Any, Any, T]], stop: Callable[[], bool]) -> list[T]:
+async def _gated(sampler: MethodContext, works: Sequence[Coroutine[Any, Any, T]], stop: Callable[[], bool]) -> list[T]:
     """All results in order, `search.concurrent` at once; `stop` is asked before each."""
     gate = asyncio.Semaphore(sampler.settings.concurrent)
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..engine.protocol import GenerateRequest, Watch
 from .conversation import Conversation
 from .outcomes import DEADLINE, Decode, Outcome, Whole, tokens_of
-from .text import TextReader
+from .token_text import TextReader
 from .wanted import Wanted
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat has none
