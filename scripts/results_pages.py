@@ -1102,6 +1102,7 @@ def reasoning_gym(data: Row) -> Page:
             "Command": command(data),
         },
         [
+            "",
             f"{loaded} of {len(rows)} tasks load and print a prompt. Those that fall short:",
             "",
             *table(
