@@ -1,0 +1,146 @@
+"""The Python API: what `import alphazero_llm_trainer as az` offers, and that the commands say the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import alphazero_llm_trainer as az
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+from alphazero_llm_trainer.search.tree import Tree
+
+ROOT = Path(__file__).parents[1]
+QUESTION = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?"
+SMALL = {"train.validation_size": 4, "train.questions_per_round": 12, "train.demonstrations": 0}
+
+
+def pens(count: int = 60) -> list[az.Task]:
+    question = "Ana has {} pens. She buys 4 more pens. How many pens does Ana have now?"
+    return [az.Task(az.Problem(f"pens/{i}", question.format(i), "pens"), str(i + 4)) for i in range(2, 2 + count)]
+
+
+def test_importing_it_is_light_and_every_name_is_there() -> None:
+    code = (
+        "import sys, alphazero_llm_trainer as az\n"
+        "assert not {'torch', 'pydantic', 'verifiers'} & set(sys.modules)\n"
+        "assert all(getattr(az, name) is not None for name in az.__all__)\n"
+        "import alphazero_llm_trainer.search.tree as tree, alphazero_llm_trainer.train.credit as credit\n"
+        "assert tree.Tree and credit and callable(az.search) and callable(az.train) and not hasattr(az, 'nothing')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)
+
+
+def test_search_says_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found = az.search(QUESTION, model="embedded", simulations=8, seed=3)
+    assert main(["search", QUESTION, "--model", "embedded", "--simulations", "8", "--seed", "3", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert found.answer == said["answer"] and found.response == said["response"]
+    assert json.loads(json.dumps(found.tree.to_dict())) == said["tree"] and isinstance(found.tree, Tree)
+    assert found.cost.sampled_tokens == said["cost"]["sampled_tokens"] > 0
+
+
+def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:
+    student = az.load("embedded")
+    tokens = az.search(QUESTION, model=student, simulations=5, mode="token", temperature=0.7)
+    assert max(map(len, tokens.tree.token_ids)) == 1 and tokens.tree.N[0] == 5
+    few = az.search(QUESTION, model=student, budget_tokens=30)
+    assert few.cost.sampled_tokens <= 30 < az.search(QUESTION, model=student).cost.sampled_tokens
+    with pytest.raises(ConfigError, match="nonsense"):
+        az.search(QUESTION, model=student, nonsense=1)
+    with pytest.raises(ConfigError, match="empty"):
+        az.search("  ", model=student)
+    with pytest.raises(ConfigError, match="OWNER/NAME"):
+        az.search(QUESTION, model="nothing")
+
+
+def test_it_works_inside_a_running_event_loop_and_can_be_awaited() -> None:
+    async def notebook() -> tuple[str | None, str | None]:
+        plain = az.search(QUESTION, model="embedded", simulations=4)
+        awaited, other = await asyncio.gather(
+            az.aio.search(QUESTION, model="embedded", simulations=4),
+            az.aio.search(QUESTION, model="embedded", simulations=4),
+        )
+        assert other.answer == awaited.answer
+        return plain.answer, awaited.answer
+
+    plain, awaited = asyncio.run(notebook())
+    assert plain is not None and plain == awaited
+
+
+def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+
+    def brief(problem: az.Problem, response: str, task: az.Task) -> float:
+        asked.append(task.gold)
+        return 1.0 / (1.0 + len(response))
+
+    lines: list[str] = []
+    run = az.train(
+        pens(),
+        reward=brief,
+        model="embedded",
+        num_examples=24,
+        eval_size=6,
+        out="runs/1",
+        config=SMALL,
+        progress=lines.append,
+    )
+    assert run.finished and run.before is not None and run.after is not None and run.gain is not None
+    assert run.gain.value == pytest.approx(run.after.value - run.before.value)
+    assert asked and lines and str(run) and (run.student / "config.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"] and run.folder == Path("runs/1")
+    trees = list(az.read_trees(run.folder))
+    assert len(trees) == 24 and all(saved.problem.source == "tasks" for saved in trees)
+    rewards = {path.reward for saved in trees for path in saved.paths}
+    assert len(rewards) > 1 and all(0 <= reward <= 1 for reward in rewards)
+    assert az.search(QUESTION, model=run.student, simulations=2).tree.N[0] > 0
+    with pytest.raises(ConfigError, match="resume=True"):
+        az.train(pens(), model="embedded", out="runs/1")
+    assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]
+
+
+def test_train_equals_the_command(tmp_path: Path) -> None:
+    flags = ["--model", "embedded", "-n", "12", "--eval-size", "4", "--seed", "5", "--use-grpo"]
+    sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    assert main(["train", *flags, *sets, "--out", str(tmp_path / "a"), "-q"]) == 0
+    run = az.train(
+        model="embedded", num_examples=12, eval_size=4, seed=5, out=tmp_path / "b", config=SMALL, progress=False
+    )
+    theirs = (tmp_path / "a" / "run-001" / "student" / "model.safetensors").read_bytes()
+    assert theirs == (run.student / "model.safetensors").read_bytes()
+
+
+def test_evaluate_gives_a_table_and_goes_on(tmp_path: Path) -> None:
+    asked = {"methods": ["greedy", "majority"], "num": 5, "out": tmp_path / "eval", "progress": False}
+    table = az.evaluate(pens(), "embedded", budget_tokens=[60, 120], **asked)
+    assert {(row["method"], row["budget"]) for row in table.rows} == {
+        (method, budget) for method in ("greedy", "majority") for budget in (60, 120)
+    }
+    assert all(row["problems"] == 5 and len(row["accuracy"]) == 3 for row in table.rows)
+    assert "majority" in table.to_markdown() and "<svg" in table.plot() and "greedy" in str(table)
+    with pytest.raises(ConfigError, match="resume"):
+        az.evaluate(pens(), "embedded", **asked)
+    again = az.evaluate(pens(), "embedded", budget_tokens=[60, 120], resume=True, **asked)
+    assert [row["outcomes"] for row in again.rows] == [row["outcomes"] for row in table.rows]
+    for given, words in (({"methods": ["magic"]}, "methods has 'magic'"), ({"num": 0}, "num is 0")):
+        with pytest.raises(ConfigError, match=words):
+            az.evaluate(pens(), "embedded", **{**asked, **given})
+
+
+def test_a_folder_that_is_no_student_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        az.load(tmp_path)
+
+
+def test_a_whole_configuration_is_taken_as_it_is() -> None:
+    config = load_config(overrides=["search.iterations=3", "seed=11"])
+    found = az.search(QUESTION, model="embedded", config=config)  # type: ignore[arg-type]
+    assert found.seed == 11

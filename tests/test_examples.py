@@ -1,0 +1,57 @@
+"""Each example runs as it is, in an empty folder, and is short."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SAYS = {
+    "best_of_n": "mcts",
+    "own_rows": "run",
+    "own_task": "responses",
+    "verifiers_taskset": "[95%]",
+    "numbers_game": "sampled",
+}
+
+
+def run(name: str, folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_runs_in_an_empty_folder(name: str, tmp_path: Path) -> None:
+    assert SAYS[name] in run(name, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {"checkpoints", "rows.jsonl"}
+
+
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra tasks")
+def test_gsm_symbolic_runs(tmp_path: Path) -> None:
+    assert "gsm-symbolic" in run("gsm_symbolic", tmp_path)
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "sampled tokens" in printed and "gain, paired" in printed and "majority" in printed
+    assert not [output for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"]
+
+
+def test_examples_are_short_and_all_known_here() -> None:
+    files = {path.stem: path for path in EXAMPLES.glob("*.py")}
+    assert set(files) == {*SAYS, "gsm_symbolic", "serve_client"}  # the client is run in test_serve
+    for path in files.values():
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 40, path
