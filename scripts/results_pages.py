@@ -1232,7 +1232,7 @@ def summary() -> str:
     before = bits(taught["runs"][0]["before"])
     arms = {row["arm"]: row for row in taught["summary"]}
     trees, plain = (arms[f"grpo, {kind} groups"] for kind in ("tree", "chain"))
-    repeated = load("overlap")["rows"][0]["share"][0]
+    repeated, held = load("overlap")["rows"][0]["share"][0], load("structures")["rows"][0]
     rungs = {rung["name"]: rung for rung in climbed["rungs"]}
     sft, grpo = rungs["SFT"], rungs["+GRPO (PRM)"]
     main = settings(climbed)[0]
@@ -1245,7 +1245,9 @@ def summary() -> str:
             "result": f"{mean(before):.3f} -> {trees['accuracy']['value']:.3f}, {gain(list(trees['gain'].values()))}",
             "on": f"{len(before):,} problems, {len(trees['by_seed'])} seeds, {trees['sampled_tokens'] / 1e6:.1f} M tokens",
             "not": f"that trees beat plain samples (those got {plain['accuracy']['value']:.3f}), or new kinds of stories:"
-            f" {repeated:.0%} of the problems repeat a training problem but for names and numbers",
+            f" {repeated:.0%} of the problems repeat a training problem but for names and numbers; on"
+            f" [kinds of stories](docs/results/structures.md) that nobody trained on, {gain(held['gain'])}"
+            f" ({verdict(held['gain'])})",
         },
         {
             "what": "[The ladder](docs/results/ladder.md): SFT, then GRPO with a PRM",

@@ -29,7 +29,7 @@ def test_a_short_run_has_no_fault_but_the_limits(tmp_path: Path, capsys: pytest.
     out = tmp_path / "deep" / "fuzz.json"
     main(["--num", "4000", "--seed", "3", "--out", str(out)])
     result = json.loads(out.read_text())
-    assert result["command"] == "python benchmarks/answers_fuzz.py --num 4000 --seed 3"
+    assert result["command"] == "uv run python benchmarks/answers_fuzz.py --num 4000 --seed 3"
     assert result["random_texts"] + sum(tally["pairs"] for tally in result["kinds"].values()) == result["num"] == 4000
     assert result["broken_laws"] == {}
     wrong = {

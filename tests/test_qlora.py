@@ -371,7 +371,7 @@ def test_killed_with_sigkill_it_resumes_to_the_same_adapter(whole_run: Path, tmp
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     journal = tmp_path / "run-001" / "journal.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
         if journal.exists() and journal.read_bytes().count(b"\n") >= 11:  # in the second round, behind a checkpoint
             break
