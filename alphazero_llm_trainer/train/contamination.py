@@ -63,7 +63,8 @@ def split_by_source(problem: dict[str, Any], solution: str | None, path: Path) -
 
     Raises DataError for a question that isn't the one of its id.
     """
-    known = Problem(str(problem.get("id", "")), problem["question"], str(problem.get("source", "")))
+    task_id = str(problem.get("id", ""))
+    known = Problem(task_id, problem["question"], str(problem.get("source") or task_id.partition("/")[0]))
     try:
         split = source_of(known).split_of(known.id, known.question, solution)
     except DataError as error:

@@ -15,7 +15,7 @@ from ..config.train import PrmConfig
 from ..errors import ConfigError, DataError
 from ..policy.student import Student
 from ..problems.load import tasks_of
-from ..problems.source import Source, open_source
+from ..problems.source import open_source, source_of
 from ..search.targets import endings, prefixes, step_preferences, value_targets
 from ..search.tree import ROOT
 from ..types import Task
@@ -149,8 +149,8 @@ def merged(steps: Iterable[LabelledStep]) -> list[LabelledStep]:
 # -- spoiled demonstrations --------------------------------------------------------------------------------------------
 
 
-def spoiled_sets(tasks: Iterable[Task], source: Source, student: Student, count: int, seed: int) -> Iterator[StepSet]:
-    """Worked solutions of the embedded problems: each step is right, and `count` spoiled ones beside it are wrong.
+def spoiled_sets(tasks: Iterable[Task], student: Student, count: int, seed: int) -> Iterator[StepSet]:
+    """Worked solutions: each step is right, and `count` spoiled ones beside it are wrong.
 
     The student has seen these solutions in its warm-up, so no further gold answer is used.
     """
@@ -162,7 +162,7 @@ def spoiled_sets(tasks: Iterable[Task], source: Source, student: Student, count:
         for depth, line in enumerate((task.solution or "").split("\n")):
             good = encode_step(student, line)
             steps.append(LabelledStep(prefix, good, 1.0))
-            for wrong in source.spoiled(line, task.problem, rng, count):
+            for wrong in source_of(task.problem).spoiled(line, task.problem, rng, count):
                 bad = encode_step(student, wrong)
                 steps.append(LabelledStep(prefix, bad, 0.0))
                 pairs.append(StepPair(prefix, good, bad, 1.0, depth))
@@ -181,9 +181,7 @@ def spoiled_demonstrations(student: Student, config: Config, known: set[str]) ->
         count = SPOILED if source.demonstration_share and student.spec.path == "package" else 0
     if not (count and config.train.demonstrations):
         return []
-    sets = list(
-        spoiled_sets(tasks_of(config, "train", config.train.demonstrations), source, student, count, config.seed)
-    )
+    sets = list(spoiled_sets(tasks_of(config, "train", config.train.demonstrations), student, count, config.seed))
     if not any(steps.pairs for steps in sets):
         raise ConfigError(f"train.prm.spoiled is {count} and source {source.name} knows no wrong steps: use 0")
     return [steps for steps in sets if steps.text not in known]
