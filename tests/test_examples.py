@@ -47,7 +47,9 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert "sampled tokens" in printed and "gain, paired" in printed and "majority" in printed
-    assert not [output for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"]
+    assert not [
+        output for cell in notebook.cells for output in cell.get("outputs", ()) if output.output_type == "error"
+    ]
 
 
 def test_examples_are_short_and_all_known_here() -> None:
