@@ -148,7 +148,9 @@ def test_weights_renormalise_over_the_parts_that_are_on() -> None:
 
     def weights(config: AlphaZeroTaskConfig, on: bool) -> dict[str, float]:
         changed = AlphaZeroTask(task.data, config).with_student(on)
-        return {hook.__name__: hook._vf_weight for hook in changed.hooks("reward")}
+        found = {hook.__name__: hook._vf_weight for hook in changed.hooks("reward")}
+        assert found.pop("custom_reward") == 0.0  # there is none
+        return found
 
     assert weights(AlphaZeroTaskConfig(), True) == {"correctness_reward": 0.4, "perplexity_reward": 0.6}
     assert weights(AlphaZeroTaskConfig(), False)["correctness_reward"] == 1.0

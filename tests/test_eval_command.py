@@ -57,10 +57,10 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) 
     # Stopped inside the third cell.
     real, started = eval_run.run_cell, []
 
-    async def stopped_in_the_third(sampler, benchmark, method, budget, stop, tell):
+    async def stopped_in_the_third(sampler, benchmark, method, budget, stop, tell, custom):
         started.append(method)
         asked = iter([len(started) == 3 and i > 4 for i in range(1000)])
-        return await real(sampler, benchmark, method, budget, lambda: next(asked), tell)
+        return await real(sampler, benchmark, method, budget, lambda: next(asked), tell, custom)
 
     monkeypatch.setattr(eval_run, "run_cell", stopped_in_the_third)
     assert main([*combined, "--out", str(cut)]) == 130

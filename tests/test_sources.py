@@ -326,7 +326,7 @@ def test_what_ones_own_code_raises_is_one_sentence(tmp_path: Path) -> None:
         ("TWICE", "has two tasks with the id"),
     ):
         with pytest.raises(AlphaZeroError, match=words):
-            open_named(f"{file}:{name}")
+            load_tasks(open_named(f"{file}:{name}"), "train", 1)
     with pytest.raises(DataError, match=r"own\.py:TEST_ONLY has no train problems"):
         load_tasks(open_named(f"{file}:TEST_ONLY"), "train", 1)
     with pytest.raises(

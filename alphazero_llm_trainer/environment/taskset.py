@@ -84,8 +84,9 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         parts = {
             "correctness_reward": config.hre_weight,
             "perplexity_reward": config.pre_weight if on else 0.0,
-            "custom_reward": config.custom_weight if config.custom is not None else 0.0,
         }
+        if config.custom is not None:
+            parts["custom_reward"] = config.custom_weight
         total = sum(parts.values())
         if total == 0:  # perplexity alone was asked for and is off: correctness is all that is left
             parts, total = dict.fromkeys(parts, 0.0) | {"correctness_reward": 1.0}, 1.0

@@ -122,10 +122,10 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
     tokens: the node that it started from), and prefixes that two siblings share are one state.
     """
     if not every_token:
-        counts, sums = outcomes(tree)
+        counts, totalled = outcomes(tree)
         squares = outcomes(tree, power=2)[1]
         return [
-            ValueTarget(node, path, sums[node] / counts[node], counts[node], squares[node] / counts[node])
+            ValueTarget(node, path, totalled[node] / counts[node], counts[node], squares[node] / counts[node])
             for node, path in enumerate(prefixes(tree))
             if counts[node]
         ]
@@ -140,10 +140,10 @@ def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]
                 node = tree.parent[node]
             state = whole[:length]
             nodes.setdefault(state, node)
-            total = totals.setdefault(state, [0, 0.0, 0.0])
-            total[0] += count
-            total[1] += count * outcome
-            total[2] += count * outcome**2
+            sums = totals.setdefault(state, [0, 0.0, 0.0])
+            sums[0] += count
+            sums[1] += count * outcome
+            sums[2] += count * outcome**2
     targets = []
     for state in sorted(totals, key=len):
         weight, earned, squared = totals[state]
