@@ -13,9 +13,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SAYS = {
     "best_of_n": "mcts",
-    "own_rows": "run",
+    "own_rows": "questions       32",
     "own_task": "responses",
-    "verifiers_taskset": "[95%]",
+    "verifiers_taskset": "questions       24",
     "numbers_game": "sampled",
 }
 
