@@ -116,6 +116,14 @@ def test_models(client: openai.OpenAI) -> None:
     assert refused.value.code == "model_not_found" and refused.value.param == "model"
 
 
+def test_the_example_client_reads_an_answer_of_each_method(served: Served) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "serve_client.py"), f"{served.url}/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = re.findall(r"^(\S+): #### -?[\d.]+ \((\d+) tokens\)$", done.stdout, re.MULTILINE)
+    assert [name for name, _ in lines] == ["student", "student@mcts"], done.stdout
+
+
 def test_a_chat_answer(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(
         model="student", messages=asked(QUESTIONS[0]), seed=1, temperature=0, logprobs=True, top_logprobs=3

@@ -128,7 +128,10 @@ def add_model(parser: Parser, text: str = "the student", key: str | None = None)
     parser.add_argument("--path", type=Path, metavar="DIR", help=argparse.SUPPRESS)
 
 
-SOURCES = "a name (embedded, gsm8k, numbers, ...), FILE.jsonl, hub:OWNER/NAME, reasoning-gym:TASK or file.py:NAME"
+SOURCES = (
+    "a name (embedded, gsm8k, numbers, ...), FILE.jsonl, hub:OWNER/NAME, reasoning-gym:TASK, verifiers:ENV_ID or"
+    " file.py:NAME"
+)
 
 
 def add_source(parser: Parser) -> None:

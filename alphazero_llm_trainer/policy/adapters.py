@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from ..config.sections import LoraConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 
 POLICY, VALUE, PRM, CRITIC, START = "default", "value", "prm", "critic", "start"  # names of adapters
 PARTS = ("lora_A", "lora_B")
@@ -126,6 +126,30 @@ def shape_of(model: Any, lora: LoraConfig) -> LoraConfig:
         name.rpartition(".")[2] for name, module in model.named_modules() if POLICY in getattr(module, "lora_A", ())
     }
     return lora.model_copy(update={"rank": adapter.r, "alpha": adapter.lora_alpha, "targets": tuple(sorted(targets))})
+
+
+def fit_lora(model: Any, lora: LoraConfig, student: str) -> LoraConfig:
+    """`lora` for the layers that `model` has: the default's names where it has them all, else every linear layer.
+
+    The last layer, which makes logits of hidden states, is never one of them. Raises ConfigError where names of one's own
+    are not this model's.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.base_model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not model.get_output_embeddings()
+    }
+    unknown = [name for name in lora.targets if name not in linear]
+    if not unknown:
+        return lora
+    if lora.targets != LoraConfig().targets:
+        raise ConfigError(
+            f"models.{student}.lora.targets names {', '.join(unknown)}, and this model's linear layers are called"
+            f" {', '.join(sorted(linear))}: name some of these"
+        )
+    return lora.model_copy(update={"targets": tuple(sorted(linear))})
 
 
 def fingerprint(model: Any, adapter: str | None = POLICY) -> str:

@@ -12,7 +12,8 @@ from ..config.sections import StudentModel, VllmConfig
 from ..engine.completions import CompletionEngine
 from ..engine.protocol import Engine, GenerateRequest
 from ..engine.vllm_weights import has_adapter
-from ..errors import EngineError
+from ..errors import ConfigError, EngineError
+from .folders import GGUF
 
 QUESTION = "How many apples are in 3 boxes of 14 apples?"
 SAMPLES, TOKENS = 8, 64  # that the check at the start draws, and the most of each
@@ -31,6 +32,8 @@ def start_engine(
     """
     settings, adapter = config.engine, config.train.adapter or spec.adapter
     if settings.backend == "vllm":
+        if source.endswith(GGUF):
+            raise ConfigError(f"engine.backend is 'vllm' and {source} a GGUF file: use 'inprocess', or a folder of it")
         from ..engine.vllm_engine import VllmEngine
         from ..engine.vllm_launch import launch_for
 

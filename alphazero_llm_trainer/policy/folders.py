@@ -13,6 +13,7 @@ PACKAGED = Path(__file__).parent.parent / "assets" / "student"
 SMALL = ("package", "scratch")  # paths of students that `sft` trains from scratch
 LARGE = "llama-3.2-3b"  # what `auto` is where there is a GPU
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-]")
+GGUF = ".gguf"
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -31,13 +32,17 @@ def resolve_name(config: Config, name: str | None = None) -> str:
 def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]:
     """What `--model` means: keys of the configuration, and a folder where it names one.
 
-    It is a student of models.yaml, a folder, or a hub id; a hub id that models.yaml doesn't know becomes a student of its
-    own, called as the id ends. Raises ConfigError for anything else.
+    It is a student of models.yaml, a folder, a hub id or a GGUF file; a hub id that models.yaml doesn't know becomes a
+    student of its own, called as the id ends, and so does a file. Raises ConfigError for anything else.
     """
     if model == "auto" or model in config.models:
         return {"student": model}, None
     if Path(model).expanduser().is_dir():
         return {}, Path(model).expanduser()
+    file = Path(model).expanduser()
+    if file.suffix == GGUF and file.is_file():
+        name = f"{file.stem.lower()}-gguf"
+        return {"student": name, "models": {name: {"path": str(file)}}}, None
     for name, spec in config.models.items():
         if model in (spec.path, spec.mirror):
             return {"student": name, "models": {name: {"path": model}}}, None
@@ -45,7 +50,7 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
         name = model.partition("/")[2].lower()
         return {"student": name, "models": {name: {"path": model}}}, None
     raise ConfigError(
-        f"--model {model} is no folder here, no hub id (OWNER/NAME) and no student of models.yaml"
+        f"--model {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of models.yaml"
         f" ({', '.join(['auto', *config.models])}): use one of these"
     )
 

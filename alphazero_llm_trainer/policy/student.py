@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +22,16 @@ from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..errors import CheckpointError, ConfigError, EngineError
 from ..types import Task
-from .adapters import BASE, POLICY, START, AdapterView, fingerprint, layers, load_adapter, shape_of
+from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
-from .folders import ADAPTER_CONFIG, PACKAGED, SMALL, check_folder, resolve_name
+from .folders import ADAPTER_CONFIG, GGUF, PACKAGED, SMALL, check_folder, resolve_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
+INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"
 OFFLINE = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectionError", "ConnectTimeout"}
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
 
@@ -105,6 +107,8 @@ def load_student(
         model, tokenizer = load_model(source, spec, name), load_tokenizer(source)
     give_pad(tokenizer)
     check_vocabulary(source, model, tokenizer)
+    if adapter is None and not inference:
+        spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
     if adapter is not None:
         if "weights" in base and base["weights"] != fingerprint(model, None):
             raise CheckpointError(
@@ -148,9 +152,16 @@ def load_tokenizer(source: str) -> Any:
 
 def read_tokenizer(kind: Any, source: str) -> Any:
     try:
-        return kind.from_pretrained(source)
+        folder, options = place(source)
+        return kind.from_pretrained(folder, **options)
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
+
+
+def place(source: str) -> tuple[str, dict[str, str]]:
+    """Where `from_pretrained` finds a folder, a hub id, or a GGUF file: its first argument, and options."""
+    path = Path(source)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (source, {})
 
 
 def hush_transformers() -> None:
@@ -314,8 +325,11 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=options["dtype"],
         )
+    folder, file = place(source)
+    if file and find_spec("gguf") is None:
+        raise ConfigError(f"student {source} is a GGUF file and the package gguf is missing: {INSTALL_GGUF}")
     try:
-        model = load_weights(AutoModelForCausalLM, source, **options)
+        model = load_weights(AutoModelForCausalLM, folder, **options, **file)
     except CheckpointError:
         raise
     except ImportError as error:

@@ -30,7 +30,8 @@ from ..policy.adapters import (
 )
 from ..policy.folders import ADAPTER_FILE
 
-SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT"  # peft, on several adapters
+# What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
+SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT|fan_in_fan_out is set"
 PREFIX = "base_model.model."  # of the names in an adapter's file
 
 
