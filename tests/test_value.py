@@ -18,6 +18,7 @@ import torch
 from support import EOS, VOCABULARY, tiny_engine, tiny_llama
 from transformers import AutoModelForTokenClassification
 
+from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli import base as cli
 from alphazero_llm_trainer.cli.judges import JudgeCommand
 from alphazero_llm_trainer.cli.main import main
@@ -594,7 +595,7 @@ def test_a_stopped_collection_goes_on(
 ) -> None:
     out = tmp_path / "value"
     asked = iter([False] * 30)
-    monkeypatch.setattr(cli.Stop, "__call__", lambda self: next(asked, True))
+    monkeypatch.setattr(live.Stop, "__call__", lambda self: next(asked, True))
     small = ["--set", "train.value.iterations=1", "--set", "train.value.samples=2", "--set", "search.concurrent=4"]
     command = ["value", "--student", "embedded", "--questions", "40", "--out", str(out), *small]
     assert main(command) == cli.EXIT_STOPPED
