@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,13 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="alphazero-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ["ALPHAZERO_CACHE_DIR"] = folder.name
+
+
+@pytest.fixture(autouse=True)
+def log_again() -> Iterator[None]:
+    """`-q` silences the log for its process; here that is all tests' own."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
