@@ -10,11 +10,11 @@ from openai import OpenAI
 url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 client = OpenAI(base_url=url, api_key="none")
 question = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?"
-for model in ("student", "student@mcts"):
+for model, options in (("student", {}), ("student@mcts", {"budget_tokens": 200})):
     found = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": question}],
-        extra_body={"budget_tokens": 200},
+        extra_body=options,
     )
     text = found.choices[0].message.content
     print(f"{model}: {text.splitlines()[-1]} ({found.usage.completion_tokens} tokens)")
