@@ -56,7 +56,8 @@ class Continuation:
     """Steps proposed after a prefix. The first is the proposal; the others are the rollout that follows it.
 
     `ended` is True when the policy closed the response itself (end of sequence), False when a limit cut it.
-    `checked` is True when a terminal checker called it finished after its last step.
+    `checked` is True when a terminal checker called it finished after its last step; `cut` when a limit ended it inside
+    its last step.
     """
 
     steps: tuple[Step, ...]
@@ -64,6 +65,7 @@ class Continuation:
     source: str = STUDENT
     direction: Direction = Direction.NONE
     checked: bool = False
+    cut: bool = False
 
 
 @dataclass(slots=True)

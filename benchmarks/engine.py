@@ -37,6 +37,7 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
+from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 
@@ -130,7 +131,7 @@ def decode_table(
         def ours(new_tokens: int, distinct: list[tuple[int, ...]] = distinct) -> None:
             # A fresh engine: nothing is remembered from the run before. No end token, so that every row runs to its end.
             engine = InProcessEngine(
-                model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig(cache_tokens=16_384)
+                model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(cache_tokens=16_384)
             )
             requests = [
                 GenerateRequest(p, n=samples, max_new_tokens=new_tokens, seed=i) for i, p in enumerate(distinct)

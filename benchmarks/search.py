@@ -44,6 +44,7 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine import native  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
+from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
@@ -84,7 +85,7 @@ class TokenIds:
     def __init__(self, model: Any) -> None:
         self.model = model
         # No end token and no line ends: every response runs to the horizon.
-        self.engine = InProcessEngine(model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig())
+        self.engine = InProcessEngine(model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig())
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         return tuple(map(int, question.split()))

@@ -131,7 +131,7 @@ class Arms:
                         n=steps * width // sum(not b[2] for b in beams),
                         max_new_tokens=room,
                         seed=derive_seed(seed, depth, i),
-                        max_lines=1,
+                        max_steps=1,
                     )
                     for one in (await engine.generate([request]))[0]:
                         tokens += len(one.token_ids)

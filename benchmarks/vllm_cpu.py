@@ -32,6 +32,7 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
+from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402
@@ -88,7 +89,9 @@ def run_vllm(python: Path, model: Any, prompts: list[tuple[int, ...]], repeats: 
 
 def run_ours(model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[int, dict[str, float]]:
     """Best wall and CPU seconds of our engine for each batch. It forgets everything before each pass."""
-    engine = InProcessEngine(model, eos_id=-1, line_end_ids=frozenset(), settings=EngineConfig(cache_tokens=16_384))
+    engine = InProcessEngine(
+        model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(cache_tokens=16_384)
+    )
     best = {}
     for batch in BATCHES:
         requests = [GenerateRequest(p, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(prompts[:batch])]

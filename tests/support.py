@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Generated, Limits, TeacherProposal
+from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
@@ -23,6 +24,7 @@ END = 0  # the fake policy's end-of-sequence token; every other token of it is a
 
 PAD, EOS, VOCABULARY = 0, 1, 60
 LINE_ENDS = frozenset({2, 3, 4})
+STEP_ENDS = StepEnds(LINE_ENDS)
 
 
 class ScriptedPolicy:
@@ -44,7 +46,7 @@ class ScriptedPolicy:
     def _sample(self, rng: Random, limits: Limits) -> Continuation:
         steps: list[Step] = []
         left, ended = limits.tokens, False
-        while left > 0 and len(steps) < limits.lines and not ended:
+        while left > 0 and len(steps) < limits.steps and not ended:
             ended = rng.random() < self.close
             final = rng.random() < 0.5
             if ended:
@@ -59,7 +61,7 @@ class ScriptedPolicy:
                 text = "".join(chr(token) for token in ids if token != END)
             left -= len(ids)
             steps.append(Step(ids, tuple(-0.1 - 0.01 * (token % 7) for token in ids), text))
-        return Continuation(tuple(steps), ended)
+        return Continuation(tuple(steps), ended, cut=not ended and not steps[-1].text.endswith("\n"))
 
     async def continuations(
         self,
@@ -199,7 +201,7 @@ def tiny_engine(model: LlamaForCausalLM | None = None, **settings: Any) -> InPro
     """An engine over `model` (default: a tiny Llama) with a small cache; `settings` are EngineConfig's."""
     limits = {"max_batch": 32, "max_context": 256, "cache_tokens": 4096, **settings}
     return InProcessEngine(
-        tiny_llama() if model is None else model, eos_id=EOS, line_end_ids=LINE_ENDS, settings=EngineConfig(**limits)
+        tiny_llama() if model is None else model, eos_id=EOS, step_ends=STEP_ENDS, settings=EngineConfig(**limits)
     )
 
 

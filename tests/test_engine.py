@@ -85,7 +85,7 @@ def random_requests(seed: int, count: int, **more: Any) -> list[GenerateRequest]
             max_new_tokens=rng.randint(1, 24),
             temperature=rng.choice([0.0, 0.7, 1.0, 1.5]),
             seed=rng.randrange(4),
-            max_lines=rng.choice([None, 1, 2]),
+            max_steps=rng.choice([None, 1, 2]),
             **more,
         )
         for _ in range(count)
@@ -255,7 +255,7 @@ def test_finish_reasons() -> None:
     engine = tiny_engine(MODEL)
     seen = set()
     for seed in range(60):
-        [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=30, seed=seed, max_lines=2))
+        [[one]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=30, seed=seed, max_steps=2))
         ids, lines = one.token_ids, sum(token in LINE_ENDS for token in one.token_ids)
         seen.add(one.finish)
         assert EOS not in ids[:-1] and len(ids) <= 30

@@ -314,9 +314,9 @@ def test_a_limit_of_lines_ends_a_continuation() -> None:
     async def main(limits: Limits) -> Any:
         return await ChatSteps(Endless(), [], 1.0, None).continuations(Problem("a", "q", "x"), (), 1, 0, limits)
 
-    [continuation], cost = asyncio.run(main(Limits(lines=3, tokens=100)))
+    [continuation], cost = asyncio.run(main(Limits(steps=3, tokens=100)))
     assert (len(continuation.steps), continuation.ended, cost.calls) == (3, False, 3)
-    [continuation], _ = asyncio.run(main(Limits(lines=9, tokens=5)))
+    [continuation], _ = asyncio.run(main(Limits(steps=9, tokens=5)))
     assert len(continuation.steps) == 2
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import LINE_ENDS, VOCABULARY
+from support import STEP_ENDS, VOCABULARY
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.cli.plan import memory_plan, read_shape, suggestions
@@ -80,7 +80,7 @@ def test_full_weights_are_counted_to_the_byte(tied: bool) -> None:
 
 def test_the_engine_holds_what_is_forecast() -> None:
     config = configured("engine.cache_tokens=2000", "engine.max_batch=48", "search.max_tokens=100")
-    engine = InProcessEngine(llama().eval(), eos_id=1, line_end_ids=LINE_ENDS, settings=config.engine)
+    engine = InProcessEngine(llama().eval(), eos_id=1, step_ends=STEP_ENDS, settings=config.engine)
     made = forecast(config, prompt=50)
     assert part(made, "prefix cache", "search") == bytes_of([engine.tree.states])
     assert engine.tree.next_logprobs is not None

@@ -50,7 +50,7 @@ def network(student: Student) -> Iterator[ValueVerifier]:
         num_attention_heads=2, max_position_embeddings=1024, initializer_range=0.3,
     )  # fmt: skip
     engine = InProcessEngine(
-        LlamaForCausalLM(shape).eval(), eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids,
+        LlamaForCausalLM(shape).eval(), eos_id=student.engine.eos_id, step_ends=student.engine.step_ends,
         settings=EngineConfig(max_context=1024),
     )  # fmt: skip
     engine.set_value(torch.randn(32) * 0.3, 0.2)
@@ -176,7 +176,8 @@ def test_a_response_that_a_limit_cut_is_no_answer(student: Student, config: Conf
     attempt = Attempt(MethodContext(student, NoVerifier(), config), TASKS[0].problem, 0, 100)
 
     def chain(*texts: str, ended: bool = False) -> Chain:
-        return chain_of(tuple(Step((1,), (0.0,), text) for text in texts), ended)
+        cut = not ended and not texts[-1].endswith("\n")
+        return chain_of(tuple(Step((1,), (0.0,), text) for text in texts), ended, cut)
 
     assert attempt.states(chain("1 + 1 = 2\n", "#### 2", ended=True))
     assert chain("1 + 1 = 2\n", "#### 2\n").whole

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import EOS, LINE_ENDS, VOCABULARY, library_logprobs, library_scores, run, tiny_engine, tiny_llama
+from support import (
+    EOS,
+    STEP_ENDS,
+    VOCABULARY,
+    library_logprobs,
+    library_scores,
+    run,
+    tiny_engine,
+    tiny_llama,
+)
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
@@ -55,7 +64,7 @@ def llama(**shape: Any) -> LlamaForCausalLM:
 
 def engine_of(model: LlamaForCausalLM, **settings: Any) -> InProcessEngine:
     limits = {"max_batch": 32, "max_context": 400, "cache_tokens": 8192, **settings}
-    return InProcessEngine(model, eos_id=-1, line_end_ids=LINE_ENDS, settings=EngineConfig(**limits))
+    return InProcessEngine(model, eos_id=-1, step_ends=STEP_ENDS, settings=EngineConfig(**limits))
 
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -57,7 +57,7 @@ def test_both_answer_alike_to_the_bit(native: str) -> None:
 def test_tokenizers_agree(both: tuple[Student, Student]) -> None:
     theirs, ours = both
     assert ours.prompt_ids("Ana has 3 pens?") == theirs.prompt_ids("Ana has 3 pens?")
-    assert ours.engine.line_end_ids == theirs.engine.line_end_ids and ours.engine.eos_ids == theirs.engine.eos_ids
+    assert ours.engine.step_ends == theirs.engine.step_ends and ours.engine.eos_ids == theirs.engine.eos_ids
 
 
 def changed(folder: Path, **values: object) -> Path:

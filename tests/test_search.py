@@ -95,7 +95,7 @@ class Reference:
     def playouts(self, node: Node, steps: list[Step]) -> list[tuple[Step, ...]]:
         tokens = self.config.max_tokens - sum(len(step.token_ids) for step in steps)
         limits = Limits(self.config.max_depth - len(steps), tokens)
-        if min(limits.lines, limits.tokens) <= 0:
+        if min(limits.steps, limits.tokens) <= 0:
             return []
         seed = derive_seed(self.seed, self.made.index(node), node.N)
         return [c.steps for c in self.policy.draw(self.problem, steps, self.config.samples, seed, limits)]

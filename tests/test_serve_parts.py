@@ -536,7 +536,7 @@ def test_a_temperature_is_0_or_large_enough_to_draw(student: Student, config: Co
 @pytest.mark.parametrize("method", ["best-of-4", "weighted-majority-4", "mcts", "step-rejection", "beam"])
 def test_a_network_judges_each_request_by_its_own_chat(student: Student, config: Config, method: str) -> None:
     engine = InProcessEngine(
-        student.model, eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids, settings=config.engine
+        student.model, eos_id=student.engine.eos_id, step_ends=student.engine.step_ends, settings=config.engine
     )
     prm = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
     stepwise = {name: partial(by_eval, name) for name in STEPWISE}
@@ -590,7 +590,7 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
     student: Student, config: Config, judge: str, budget: int
 ) -> None:
     engine = InProcessEngine(
-        student.model, eos_id=student.engine.eos_id, line_end_ids=student.engine.line_end_ids, settings=config.engine
+        student.model, eos_id=student.engine.eos_id, step_ends=student.engine.step_ends, settings=config.engine
     )
     verifier, value, methods = None, None, ["mcts", "majority-6"]
     if judge == "prm":
@@ -678,7 +678,7 @@ def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: 
         student.model,
         eos_id=student.engine.eos_id,
         eos_ids=frozenset({newline}),
-        line_end_ids=student.engine.line_end_ids,
+        step_ends=student.engine.step_ends,
         settings=config.engine,
     )
     several = replace(student, engine=engine)

@@ -240,23 +240,22 @@ def test_sampled_logprobs_are_those_of_temperature_1(ours: Student, backend: tup
 def test_ends(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> None:
     _, student = backend
     engine, prompt = student.engine, open_prompt
-    lines = engine.line_end_ids
     seen = set()
     for limit in (None, 1, 2, 5):
-        request = GenerateRequest(prompt, n=24, max_new_tokens=25, temperature=1.5, seed=5, max_lines=limit)
+        request = GenerateRequest(prompt, n=24, max_new_tokens=25, temperature=1.5, seed=5, max_steps=limit)
         [group] = generate(engine, request)
         if limit is None:
             free = group
         for one, whole in zip(group, free, strict=True):
             seen.add(one.finish)
-            ends = sum(token in lines for token in one.token_ids)
+            ends = len(engine.step_ends.cut(one.token_ids))
             # A sample with fewer lines is the beginning of the one with more.
             assert whole.token_ids[: len(one.token_ids)] == one.token_ids
             assert len(one.token_ids) == len(one.logprobs) <= 25
             if one.finish == "eos":
                 assert one.token_ids[-1] in engine.eos_ids
             elif one.finish == "stop":
-                assert ends == limit and one.token_ids[-1] in lines
+                assert ends == limit and engine.step_ends.whole(one.token_ids)
             else:
                 assert len(one.token_ids) == 25 and (limit is None or ends < limit)
     assert seen == {"eos", "stop", "length"}
@@ -383,9 +382,7 @@ def test_full_weights_are_reloaded_and_come_back(ours: Student, in_process: Stud
     engine.set_policy(None, 1)
     changed = greedy(ours, engine, 16)
     settings = load_config(overrides=list(COMMON)).engine
-    own = InProcessEngine(
-        copy.deepcopy(model), eos_id=engine.eos_id, line_end_ids=engine.line_end_ids, settings=settings
-    )
+    own = InProcessEngine(copy.deepcopy(model), eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings)
     mine = greedy(ours, own, 16)
     assert [one.token_ids for one in changed] == [one.token_ids for one in mine]
     assert [one.token_ids for one in changed] != [one.token_ids for one in before]
@@ -412,7 +409,7 @@ def test_adapters_are_swapped(ours: Student, where: str, request: pytest.Fixture
         engine.set_policy(None, version)
         theirs = greedy(ours, engine, 16)
         merged = copy.deepcopy(trained).merge_and_unload().eval()
-        own = InProcessEngine(merged, eos_id=engine.eos_id, line_end_ids=engine.line_end_ids, settings=settings)
+        own = InProcessEngine(merged, eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings)
         mine = greedy(ours, own, 16)
         assert [one.token_ids for one in theirs] == [one.token_ids for one in mine]
         most = max(most, *(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True)))

@@ -35,7 +35,7 @@ from alphazero_llm_trainer.policy.backend import QUESTION, check_numerics, train
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.train.models import make_trainable
 
-from support import EOS, LINE_ENDS, tiny_engine, tiny_llama  # isort: skip
+from support import EOS, LINE_ENDS, STEP_ENDS, tiny_engine, tiny_llama  # isort: skip
 
 PROMPT = (7, 8, 9, 10)
 TINY = StudentModel(path="tiny", lora=LoraConfig(rank=4, alpha=8, dropout=0.0))
@@ -46,7 +46,7 @@ class LocalCompletions(CompletionEngine):
 
     def __init__(self, inner: InProcessEngine) -> None:
         context = inner.capabilities.max_context
-        super().__init__(inner.model, eos_id=EOS, eos_ids=frozenset({EOS}), line_end_ids=LINE_ENDS, context=context - 1)
+        super().__init__(inner.model, eos_id=EOS, eos_ids=frozenset({EOS}), step_ends=STEP_ENDS, context=context - 1)
         self.inner, self.thread, self.facts = inner, LoopThread("local"), {"backend": "local"}
         self.pushed = 0
 
@@ -91,7 +91,7 @@ def test_it_is_an_engine_that_says_what_the_in_process_one_says(local: LocalComp
     prompts = [tuple(rng.randrange(5, 60) for _ in range(rng.randint(1, 9))) for _ in range(12)]
     for lines in (None, 1, 2, 4):
         requests = [
-            GenerateRequest(p, n=2, max_new_tokens=40, temperature=0.0, max_lines=lines, top_k=3) for p in prompts
+            GenerateRequest(p, n=2, max_new_tokens=40, temperature=0.0, max_steps=lines, top_k=3) for p in prompts
         ]
         mine, theirs = generate(own, *requests), generate(local, *requests)
         for a, b in zip(chain(*mine), chain(*theirs), strict=True):
@@ -129,7 +129,7 @@ def test_it_refuses_what_the_in_process_one_refuses(local: LocalCompletions, mon
 
 def test_samples_depend_on_seed_and_index_and_lines_cut_them(local: LocalCompletions) -> None:
     def drawn(n: int, seed: int, lines: int | None = None) -> list[Generated]:
-        return generate(local, GenerateRequest(PROMPT, n=n, max_new_tokens=30, seed=seed, max_lines=lines))[0]
+        return generate(local, GenerateRequest(PROMPT, n=n, max_new_tokens=30, seed=seed, max_steps=lines))[0]
 
     free = drawn(30, 1)
     assert len({one.token_ids for one in free}) == 30
@@ -147,7 +147,7 @@ def test_samples_depend_on_seed_and_index_and_lines_cut_them(local: LocalComplet
 def test_cost_counts_what_was_drawn(local: LocalCompletions) -> None:
     [free] = generate(local, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1))
     before = copy.copy(local.cost)
-    [cut] = generate(local, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1, max_lines=2))
+    [cut] = generate(local, GenerateRequest(PROMPT, n=8, max_new_tokens=30, seed=1, max_steps=2))
     # The tokens after the second line were drawn all the same.
     assert sum(len(one.token_ids) for one in cut) < sum(len(one.token_ids) for one in free)
     assert local.cost.sampled_tokens - before.sampled_tokens == sum(len(one.token_ids) for one in free)

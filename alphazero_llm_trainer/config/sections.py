@@ -130,6 +130,7 @@ class SearchConfig(Section):
     widening: WideningConfig | None = None
     stop_settled: bool = False
     stop_agreed: NonNegative = 0
+    step: Annotated[str, Field(pattern=r"^(line|sentence|tokens:[1-9]\d{0,4}|regex:.+)$")] = "line"
     max_depth: Positive = 12
     max_tokens: Positive = 160
     temperature: Temperature = 1.0

@@ -25,6 +25,7 @@ from ..types import Cost
 from .admission import check_ids, check_request, check_tokens
 from .background import LoopThread
 from .protocol import Capabilities, Generated, GenerateRequest, Watch
+from .step_ends import StepEnds
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ Pairs = tuple[tuple[int, float], ...]
 class Ask:
     """One completion: at most `max_new_tokens` tokens, ended by a token of `stop_ids` (kept).
 
-    `top_k` likeliest tokens are wanted with each. What follows `max_lines` line ends is not wanted: a backend that can
+    `top_k` likeliest tokens are wanted with each. What follows `max_steps` line ends is not wanted: a backend that can
     stop there does. `scored` wants the log-probabilities of the prompt's own tokens too.
     """
 
@@ -47,7 +48,7 @@ class Ask:
     seed: int
     stop_ids: tuple[int, ...] = ()
     top_k: int = 0
-    max_lines: int | None = None
+    max_steps: int | None = None
     scored: bool = False
 
 
@@ -100,7 +101,7 @@ class CompletionEngine(ABC):
     Args:
         model: the trainer's model, whose weights `set_policy` sends on.
         eos_id: the token that ends a response; `eos_ids` are all that do, it among them.
-        line_end_ids: tokens whose text ends a line (a step).
+        step_ends: where steps end.
         context: tokens of prompt and response together.
         trainable: `set_policy` can send new weights.
     """
@@ -111,11 +112,11 @@ class CompletionEngine(ABC):
         *,
         eos_id: int,
         eos_ids: frozenset[int],
-        line_end_ids: frozenset[int],
+        step_ends: StepEnds,
         context: int,
         trainable: bool = True,
     ) -> None:
-        self.model, self.eos_id, self.eos_ids, self.line_end_ids = model, eos_id, eos_ids | {eos_id}, line_end_ids
+        self.model, self.eos_id, self.eos_ids, self.step_ends = model, eos_id, eos_ids | {eos_id}, step_ends
         self.vocabulary: int = model.config.vocab_size
         self.capabilities = Capabilities(scores=True, topk=True, trainable=trainable, max_context=context, values=False)
         self.cost, self.stats, self.version = Cost(), CompletionStats(), 0
@@ -230,33 +231,32 @@ class CompletionEngine(ABC):
         ]
 
     async def _sample(self, request: GenerateRequest, index: int, limit: int) -> tuple[Answer, int]:
-        """One sample, and how many tokens were drawn for it: those after its last line are cut off, but paid for."""
-        stops, lines = request.stop_ids | self.eos_ids, request.max_lines
-        if lines == 1:
-            stops, lines = stops | self.line_end_ids, None
+        """One sample, and how many tokens were drawn for it: those after its last step are cut off, but paid for."""
+        ends, steps = request.stop_ids | self.eos_ids, request.max_steps
+        single = steps == 1 and self.step_ends.every is None
+        stops = ends | self.step_ends.tokens if single else ends
         seed = sample_seed(request.seed, index)
-        ask = Ask(request.prompt_ids, limit, request.temperature, seed, tuple(sorted(stops)), request.top_k, lines)
+        ask = Ask(
+            request.prompt_ids, limit, request.temperature, seed, tuple(sorted(stops)), request.top_k,
+            None if single else steps,
+        )  # fmt: skip
         answer = await self._counted(ask)
-        drawn = len(answer.token_ids)
-        end = drawn if lines is None else self._end_of_line(answer.token_ids, lines)
+        drawn, last = len(answer.token_ids), answer.token_ids[-1]
+        if single and drawn < limit and last not in ends and not self.step_ends.whole(answer.token_ids):
+            # It stopped at a blank line, which belongs to the step: the same draw again, as far as it goes.
+            answer = await self._counted(replace(ask, stop_ids=tuple(sorted(ends)), max_steps=steps))
+            drawn += len(answer.token_ids)
+        cuts = [] if steps is None else self.step_ends.cut(answer.token_ids)
+        end = cuts[steps - 1] if steps is not None and len(cuts) >= steps else len(answer.token_ids)
         return replace(
             answer, token_ids=answer.token_ids[:end], logprobs=answer.logprobs[:end], top=answer.top[:end]
         ), drawn
-
-    def _end_of_line(self, token_ids: Sequence[int], lines: int) -> int:
-        """How many tokens the first `lines` lines are."""
-        for i, token in enumerate(token_ids, 1):
-            lines -= token in self.line_end_ids
-            if lines == 0:
-                return i
-        return len(token_ids)
 
     def _finish(self, request: GenerateRequest, one: Answer) -> str:
         last = one.token_ids[-1]
         if last in self.eos_ids:
             return "eos"
-        lines = sum(token in self.line_end_ids for token in one.token_ids)
-        full = request.max_lines is not None and lines >= request.max_lines
+        full = request.max_steps is not None and len(self.step_ends.cut(one.token_ids)) >= request.max_steps
         return "stop" if last in request.stop_ids or full else "length"
 
     async def _score(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> list[float]:
@@ -283,7 +283,7 @@ class BaseModelEngine(CompletionEngine):
             owner.model,
             eos_id=owner.eos_id,
             eos_ids=owner.eos_ids,
-            line_end_ids=owner.line_end_ids,
+            step_ends=owner.step_ends,
             context=owner.capabilities.max_context,
             trainable=False,
         )

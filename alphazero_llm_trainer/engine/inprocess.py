@@ -28,6 +28,7 @@ from .protocol import Capabilities, Generated, GenerateRequest, Watch
 from .queue_rows import Call, Rider
 from .sampling import Sampler
 from .schedule import Schedule
+from .step_ends import StepEnds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,7 +56,7 @@ class InProcessEngine:
         model: the policy; it is read, never changed, except by `set_policy`.
         eos_id: the token that ends a response.
         eos_ids: all tokens that do, `eos_id` among them (chat models have several); None: `eos_id` alone.
-        line_end_ids: tokens whose text ends a line (a step).
+        step_ends: where steps end.
         settings: batch, context and cache limits.
 
     `forward.name` says what computes it: "native" (C), "fused" (torch) or "transformers".
@@ -66,12 +67,12 @@ class InProcessEngine:
         model: PreTrainedModel,
         *,
         eos_id: int,
-        line_end_ids: frozenset[int],
+        step_ends: StepEnds,
         settings: EngineConfig,
         eos_ids: frozenset[int] | None = None,
     ) -> None:
         self.eos_ids = frozenset({eos_id}) if eos_ids is None else eos_ids | {eos_id}
-        self.model, self.eos_id, self.line_end_ids, self.settings = model, eos_id, line_end_ids, settings
+        self.model, self.eos_id, self.step_ends, self.settings = model, eos_id, step_ends, settings
         shape = model.config
         layers = shape.num_hidden_layers
         kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
@@ -99,7 +100,7 @@ class InProcessEngine:
         self.cost, self.stats, self.version = Cost(), InProcessStats(), 0
         self.facts: dict[str, Any] = {"backend": "inprocess"}
         self.sampler = Sampler(library() if settings.native == "auto" else None)
-        self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, line_end_ids)
+        self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
         self._pump: asyncio.Task[None] | None = None
         self._wakes: set[Watch] = set()
 
@@ -207,8 +208,8 @@ class InProcessEngine:
         path = self.tree.walk(request.prompt_ids)
         limit = min(request.max_new_tokens, self.capabilities.max_context - len(path))
         ends = request.stop_ids | self.eos_ids
-        if request.max_lines is not None:
-            ends |= self.line_end_ids
+        if request.max_steps is not None:
+            ends |= self.step_ends.tokens
         call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
         riders = [
             Rider(call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..types import Cost, Direction, Problem, Step
+from .step_ends import StepEnds
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,7 @@ class GenerateRequest:
     """Sample `n` sequences after `prompt_ids`.
 
     A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
-    `max_new_tokens`, or at `max_lines` line ends when that is given. `seed` alone decides the draws of each of the n
+    `max_new_tokens`, or at its `max_steps`-th step's end when that is given. `seed` alone decides the draws of each of the n
     sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or MIN_TEMPERATURE and more.
     `top_k` > 0 returns that many log-probabilities for each step.
     """
@@ -40,7 +41,7 @@ class GenerateRequest:
     temperature: float = 1.0
     seed: int = 0
     stop_ids: frozenset[int] = frozenset()
-    max_lines: int | None = None
+    max_steps: int | None = None
     top_k: int = 0
 
 
@@ -48,7 +49,7 @@ class GenerateRequest:
 class Generated:
     """One sampled sequence: `token_ids` and `logprobs` (nats, under the policy at temperature 1) are both `[T]`.
 
-    `finish` is "eos" (the end token is the last id), "stop" (a stop token or line limit) or "length".
+    `finish` is "eos" (the end token is the last id), "stop" (a stop token or step limit) or "length".
     `top` holds for each step its k likeliest `(token id, log-probability)` pairs, likeliest first, or is None.
     `cached_tokens` says how many prompt tokens its request read from a cache.
     """
@@ -85,8 +86,8 @@ class EngineStats(Protocol):
 class TokenEngine(Protocol):
     """What search asks of a policy. Every call may wait while others join its batch; `cost` adds up what all calls took.
 
-    `eos_ids` are all tokens that end a response, `eos_id` the one that a response is closed with; tokens of
-    `line_end_ids` end a line.
+    `eos_ids` are all tokens that end a response, `eos_id` the one that a response is closed with; `step_ends` says
+    where steps end.
     """
 
     capabilities: Capabilities
@@ -100,7 +101,7 @@ class TokenEngine(Protocol):
     def eos_ids(self) -> frozenset[int]: ...
 
     @property
-    def line_end_ids(self) -> frozenset[int]: ...
+    def step_ends(self) -> StepEnds: ...
 
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
         """One list of `n` sequences a request, in order. `watch` sees them grow where `capabilities.streams`."""
@@ -207,9 +208,9 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one continuation may take: `lines` steps and `tokens` tokens."""
+    """What one continuation may take: `steps` steps and `tokens` tokens."""
 
-    lines: int
+    steps: int
     tokens: int
 
 

@@ -35,7 +35,6 @@ class Rider:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    lines: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -19,6 +19,7 @@ from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
 from .sampling import Pairs, Sampler
+from .step_ends import StepEnds
 
 Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
 
@@ -34,13 +35,13 @@ class _Drawn(NamedTuple):
 class Schedule:
     """Rows that wait, rows that are live, and walkers: locked nodes, already known, whose riders draw next.
 
-    `pending` finds the row that computes a node. `eos_ids` and `line_end_ids` end samples as `GenerateRequest` says.
+    `pending` finds the row that computes a node. `eos_ids` and `step_ends` end samples as `GenerateRequest` says.
     """
 
     def __init__(
-        self, tree: PrefixTree, sampler: Sampler, cost: Cost, eos_ids: frozenset[int], line_end_ids: frozenset[int]
+        self, tree: PrefixTree, sampler: Sampler, cost: Cost, eos_ids: frozenset[int], step_ends: StepEnds
     ) -> None:
-        self.tree, self.sampler, self.cost, self.eos_ids, self.line_end_ids = tree, sampler, cost, eos_ids, line_end_ids
+        self.tree, self.sampler, self.cost, self.eos_ids, self.step_ends = tree, sampler, cost, eos_ids, step_ends
         self.waiting: deque[DecodingRow] = deque()
         self.live: list[DecodingRow] = []
         self.pending: dict[int, DecodingRow] = {}
@@ -292,10 +293,8 @@ class Schedule:
             return "eos"
         if token in request.stop_ids:
             return "stop"
-        if token in self.line_end_ids:
-            rider.lines += 1
-            if rider.lines == request.max_lines:
-                return "stop"
+        if request.max_steps is not None and len(self.step_ends.cut(rider.tokens)) == request.max_steps:
+            return "stop"
         return "length" if len(rider.tokens) == len(rider.draws) else None
 
     def _emit(self, rider: Rider, finish: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, EngineError
 from .background import LoopThread, block_interrupts
 from .completions import Answer, Ask, CompletionEngine, ranked
+from .step_ends import StepEnds
 from .vllm_launch import Launch, quiet
 from .vllm_weights import Versions, has_adapter, write_adapter, write_model, write_weights
 
@@ -41,9 +42,9 @@ class VllmEngine(CompletionEngine):
     """
 
     def __init__(
-        self, model: Any, *, eos_id: int, eos_ids: frozenset[int], line_end_ids: frozenset[int], launch: Launch
+        self, model: Any, *, eos_id: int, eos_ids: frozenset[int], step_ends: StepEnds, launch: Launch
     ) -> None:
-        super().__init__(model, eos_id=eos_id, eos_ids=eos_ids, line_end_ids=line_end_ids, context=launch.context)
+        super().__init__(model, eos_id=eos_id, eos_ids=eos_ids, step_ends=step_ends, context=launch.context)
         quiet()
         try:
             import vllm
@@ -127,7 +128,7 @@ class VllmEngine(CompletionEngine):
             stream = self.client.generate(prompt, self._sampling(ask), name, lora_request=None if base else self._lora)
             async with aclosing(stream):
                 async for output in stream:
-                    if ask.max_lines is not None and self._full(output, ask.max_lines):
+                    if ask.max_steps is not None and self._full(output, ask.max_steps):
                         break  # closing the stream aborts the rest
         except self._failures as error:
             raise EngineError(failure(error)) from error
@@ -166,11 +167,11 @@ class VllmEngine(CompletionEngine):
             logprobs=ask.top_k,
             prompt_logprobs=0 if ask.scored else None,
             detokenize=False,
-            output_kind=self._final if ask.max_lines is None else self._so_far,
+            output_kind=self._final if ask.max_steps is None else self._so_far,
         )
 
-    def _full(self, output: Any, lines: int) -> bool:
-        return sum(token in self.line_end_ids for token in output.outputs[0].token_ids) >= lines
+    def _full(self, output: Any, steps: int) -> bool:
+        return len(self.step_ends.cut(output.outputs[0].token_ids)) >= steps
 
     async def _push(self) -> None:
         await self._awake()

@@ -25,6 +25,7 @@ from ..config.sections import EngineConfig, VllmConfig
 from ..errors import ConfigError, EngineError
 from .background import LoopThread
 from .completions import Answer, Ask, CompletionEngine, ranked
+from .step_ends import StepEnds
 from .vllm_weights import Versions, has_adapter, write_adapter
 
 ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
@@ -56,7 +57,7 @@ class ServerEngine(CompletionEngine):
         *,
         eos_id: int,
         eos_ids: frozenset[int],
-        line_end_ids: frozenset[int],
+        step_ends: StepEnds,
         settings: EngineConfig,
         adapter: str,
     ) -> None:
@@ -82,7 +83,7 @@ class ServerEngine(CompletionEngine):
             model,
             eos_id=eos_id,
             eos_ids=eos_ids,
-            line_end_ids=line_end_ids,
+            step_ends=step_ends,
             context=context,
             trainable=trainable,
         )

@@ -107,7 +107,7 @@ class ChatSteps:
     ) -> tuple[Continuation, Cost]:
         steps: list[Step] = []
         cost, left = Cost(), limits.tokens
-        while len(steps) < limits.lines and left > 0:
+        while len(steps) < limits.steps and left > 0:
             choice, spent = await self.chat(
                 self.messages([*prefix, *steps]),
                 temperature=self.temperature if temperature is None else temperature,

@@ -120,7 +120,7 @@ class Loopback:
             max_new_tokens=next(limit for limit in limits if limit is not None),
             temperature=1.0 if asked.temperature is None else asked.temperature,
             seed=secrets.randbits(31) if asked.seed is None else asked.seed,
-            max_lines=1 if stops else None,
+            max_steps=1 if stops else None,
         )
 
     def _choice(self, index: int, answer: Generated, with_logprobs: bool) -> dict[str, Any]:

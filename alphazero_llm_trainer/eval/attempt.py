@@ -143,7 +143,7 @@ class Attempt:
             self.problem, steps, 1, seed, limits, self.verify.first_temperature if greedy else None
         )
         self.cost.add(spent)
-        chain = chain_of((*steps, *found.steps), found.ended)
+        chain = chain_of((*steps, *found.steps), found.ended, found.cut)
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)
         return await self.scored(chain) if judged else chain
@@ -179,8 +179,7 @@ class Attempt:
         return max(chains, key=lambda chain: (self.states(chain), chain.total), default=None)
 
 
-def chain_of(steps: tuple[Step, ...], ended: bool) -> Chain:
-    """What a draw made of a response: `ended` tells that the policy closed it itself."""
-    text = steps[-1].text if steps else ""
-    closed = ended or text.endswith("\n")
-    return Chain(steps, whole=ended or (closed and is_final(text)), cut=not closed)
+def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:
+    """What a draw made of a response: the policy closed it itself (`ended`), or a limit did inside a step (`cut`)."""
+    final = bool(steps) and is_final(steps[-1].text)
+    return Chain(steps, whole=ended or (final and not cut), cut=cut)

@@ -169,7 +169,7 @@ async def run_samples(
             return [None] * samples
         result.sampled_tokens += cost.sampled_tokens
         tell(cost.sampled_tokens)
-        chains = [chain_of(continuation.steps, continuation.ended) for continuation in found]
+        chains = [chain_of(continuation.steps, continuation.ended, continuation.cut) for continuation in found]
         return [chain.text if chain.whole else None for chain in chains]
 
     texts = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)

@@ -231,7 +231,8 @@ async def calculator_tool(attempt: Attempt) -> tuple[str | None, str]:
             # As the model spaces its own signs.
             spaced = text.rstrip(" ")[:-1].endswith(" ") and not text.endswith(" ")
             ids += tuple(student.encode(f" {result}" if spaced else result))
-    chain = chain_of((Step(ids, (0.0,) * len(ids), student.decode(ids)),), ended)
+    cut = not (ended or student.engine.step_ends.whole(ids))
+    chain = chain_of((Step(ids, (0.0,) * len(ids), student.decode(ids)),), ended, cut)
     return _response(attempt, chain), "finished"
 
 

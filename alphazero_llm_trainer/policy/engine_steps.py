@@ -38,7 +38,7 @@ class EngineSteps(Prompts):
             max_new_tokens=limits.tokens,
             temperature=self.temperature if temperature is None else temperature,
             seed=seed,
-            max_lines=limits.lines,
+            max_steps=limits.steps,
         )
         [generated] = await self.student.engine.generate([request])
         cached = generated[0].cached_tokens
@@ -52,18 +52,16 @@ class EngineSteps(Prompts):
 
     def cut(self, generated: Generated) -> Continuation:
         """A sampled sequence as steps. Whatever follows the final-answer line is not part of the response."""
-        engine, steps, start = self.student.engine, [], 0
-        for i, token in enumerate(generated.token_ids):
-            last = i + 1 == len(generated.token_ids)
-            if token in engine.line_end_ids or last:
-                ids = generated.token_ids[start : i + 1]
-                text = self.student.decode(ids)
-                steps.append(Step(ids, generated.logprobs[start : i + 1], text))
-                start = i + 1
-                if is_final(text):
-                    break
-        ended = generated.finish == "eos" and start == len(generated.token_ids)
-        return Continuation(tuple(steps), ended)
+        ids, steps, start = generated.token_ids, [], 0
+        for end in self.student.engine.step_ends.parts(ids):
+            text = self.student.decode(ids[start:end])
+            steps.append(Step(ids[start:end], generated.logprobs[start:end], text))
+            start = end
+            if is_final(text):
+                break
+        read = start == len(ids)
+        ended = generated.finish == "eos" and read
+        return Continuation(tuple(steps), ended, cut=read and not (ended or self.student.engine.step_ends.whole(ids)))
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..answers import is_final
@@ -26,7 +27,7 @@ class EngineTokens(Prompts):
         self.student, self.engine, self.temperature, self.beam = student, student.engine, temperature, beam
         self.context = student.engine.capabilities.max_context
         self._texts: dict[tuple[int, ...], str] = {}
-        self._ends = student.engine.line_end_ids | student.engine.eos_ids
+        self._ends = student.engine.step_ends
 
     def text(self, token_ids: tuple[int, ...]) -> str:
         """What the tokens decode to. The same lines come back again and again, so they are kept."""
@@ -38,29 +39,21 @@ class EngineTokens(Prompts):
         return text
 
     def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
-        """A response cut into reasoning steps at its line ends."""
-        steps, start = [], 0
-        for i, token in enumerate(token_ids, 1):
-            if token in self._ends or i == len(token_ids):
-                ids = token_ids[start:i]
-                steps.append(Step(ids, logprobs[start:i], self.text(ids)))
-                start = i
-        return steps
+        """A response cut into reasoning steps."""
+        ends = self._ends.parts(token_ids)
+        return [
+            Step(token_ids[start:end], logprobs[start:end], self.text(token_ids[start:end]))
+            for start, end in pairwise((0, *ends))
+        ]
 
     def verdict(self, response: tuple[int, ...]) -> str | None:
         """See `TokenPolicy.verdict`: a final-answer line that is closed, or the end token."""
-        if not response or response[-1] not in self._ends:
+        ended = bool(response) and response[-1] in self.engine.eos_ids
+        if not ended and not (response and response[-1] in self._ends.tokens and self._ends.whole(response)):
             return None
-        if is_final(self.text(response[self._line_start(response) :])):
+        if is_final(self.text(response[(0, *self._ends.parts(response))[-2] :])):
             return "answer"
-        return "ended" if response[-1] in self.engine.eos_ids else None
-
-    def _line_start(self, response: Sequence[int]) -> int:
-        """Where the last line of `response` begins; a line end at its very end belongs to that line."""
-        start = len(response) - 1
-        while start > 0 and response[start - 1] not in self._ends:
-            start -= 1
-        return start
+        return "ended" if ended else None
 
     async def rollout(
         self, prompt: tuple[int, ...], response: tuple[int, ...], kind: str, limit: int, seed: int, top_k: int
@@ -92,7 +85,7 @@ class EngineTokens(Prompts):
     def _cut(self, response: tuple[int, ...], generated: Generated) -> Generated:
         ids = generated.token_ids
         for i in range(1, len(ids)):
-            if ids[i - 1] in self._ends and self.verdict(response + ids[:i]) is not None:
+            if ids[i - 1] in self._ends.tokens and self.verdict(response + ids[:i]) is not None:
                 top = None if generated.top is None else generated.top[:i]
                 return Generated(ids[:i], generated.logprobs[:i], "stop", top, generated.cached_tokens)
         return generated

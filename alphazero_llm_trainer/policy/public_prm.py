@@ -27,6 +27,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 from ..config.load import Config
 from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import Engine, Judgement
+from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError
 from ..types import Problem, Step
 
@@ -170,7 +171,7 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
             " train.prm.format"
         ) from error
     engine = InProcessEngine(
-        model.to(device).eval(), eos_id=tokenizer.eos_token_id, line_end_ids=frozenset(), settings=config.engine
+        model.to(device).eval(), eos_id=tokenizer.eos_token_id, step_ends=StepEnds(frozenset()), settings=config.engine
     )
     if name == "math-shepherd":  # `+` and `-` as words after a space, which is how they follow the tag
         pair = tokenizer(f"{GOOD} {BAD}", add_special_tokens=False)["input_ids"]

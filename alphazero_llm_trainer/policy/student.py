@@ -20,6 +20,7 @@ from ..engine.completions import BaseModelEngine, CompletionEngine
 from ..engine.inprocess import InProcessEngine
 from ..engine.plain import read_plain
 from ..engine.protocol import Engine
+from ..engine.step_ends import step_ends
 from ..errors import CheckpointError, ConfigError, EngineError
 from ..types import Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
@@ -258,7 +259,7 @@ def engine_over(model: Any, student: Student, config: Config) -> InProcessEngine
         model,
         eos_id=engine.eos_id,
         eos_ids=engine.eos_ids,
-        line_end_ids=engine.line_end_ids,
+        step_ends=engine.step_ends,
         settings=config.engine,
     )
 
@@ -290,7 +291,7 @@ def make_student(
     ends: dict[str, Any] = {
         "eos_id": tokenizer.eos_token_id,
         "eos_ids": end_ids(model, tokenizer),
-        "line_end_ids": line_ends(tokenizer),
+        "step_ends": step_ends(tokenizer, config.search.step),
     }
     if source is None or config.engine.backend == "inprocess":
         engine = InProcessEngine(model, settings=config.engine, **ends)
@@ -375,12 +376,4 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
         f"student {source} can't be loaded ({reason[:200]}): check the folder, or log in to the hub for a gated model"
-    )
-
-
-def line_ends(tokenizer: Any) -> frozenset[int]:
-    """The tokens whose text ends a line: where one reasoning step stops."""
-    ids = range(len(tokenizer))
-    return frozenset(
-        i for i, text in zip(ids, tokenizer.batch_decode([[i] for i in ids]), strict=True) if text.endswith("\n")
     )

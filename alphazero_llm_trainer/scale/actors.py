@@ -55,9 +55,7 @@ class EngineHost:
         student = host.student
         return {
             "policy": policy,
-            "engine": EngineCard(
-                engine.version, engine.eos_id, engine.eos_ids, engine.line_end_ids, engine.capabilities
-            ),
+            "engine": EngineCard(engine.version, engine.eos_id, engine.eos_ids, engine.step_ends, engine.capabilities),
             "student": (student.name, student.tokenizer, student.system_prompt),
             "engines": list(engines),
             "head": host.value is not None and not host.value.own,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine.protocol import Capabilities, Generated, GenerateRequest, Watch
+from ..engine.step_ends import StepEnds
 from ..errors import AlphaZeroError, EngineError
 from ..types import Cost
 from .pool import reason_of
@@ -30,7 +31,7 @@ class EngineCard:
     version: int
     eos_id: int
     eos_ids: frozenset[int]
-    line_end_ids: frozenset[int]
+    step_ends: StepEnds
     capabilities: Capabilities
 
 
@@ -202,7 +203,7 @@ class RemoteEngine:
 
     def __init__(self, link: Link, name: str, card: EngineCard) -> None:
         self.link, self.name = link, name
-        self.version, self.line_end_ids = card.version, card.line_end_ids
+        self.version, self.step_ends = card.version, card.step_ends
         self.eos_id, self.eos_ids = card.eos_id, card.eos_ids
         self.capabilities, self.cost = card.capabilities, Cost()
 

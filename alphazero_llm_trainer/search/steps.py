@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ..answers import extract, is_final, normalize
@@ -128,8 +129,8 @@ class StepExpansion:
         if left is not None:
             # Shared out beforehand, so that no draw can take the search over its budget.
             share = min(share, self.paid.room(left // settings.samples, len(ids)))
-        limits = Limits(lines=settings.max_depth - len(steps), tokens=share)
-        if limits.lines <= 0 or limits.tokens <= 0:
+        limits = Limits(steps=settings.max_depth - len(steps), tokens=share)
+        if limits.steps <= 0 or limits.tokens <= 0:
             return Evaluation(estimate=estimate, value=None if self.rolls else estimate)
         draw = derive_seed(self.seed, leaf.node, tree.N[leaf.node])
         asked = limits if self.rolls else Limits(1, limits.tokens)
@@ -238,13 +239,13 @@ class StepExpansion:
                 # The line itself was read before its length was known, and grading will read it.
                 taken = spent.scored_tokens + line * self.paid.again
                 tokens = min(tokens, self.paid.room(left // len(proposals) - taken, len(self._ids(steps))))
-            if not step.ended and tokens > 0 and limits.lines > 1:
-                rest = Limits(limits.lines - 1, tokens)
+            if not step.ended and tokens > 0 and limits.steps > 1:
+                rest = Limits(limits.steps - 1, tokens)
                 [rollout], spent = await self.policy.continuations(
                     self.problem, [*steps, *step.steps], 1, derive_seed(seed, "teacher", i), rest
                 )
                 self.cost.add(spent)
-                step = Continuation(step.steps + rollout.steps, rollout.ended, step.source, step.direction)
+                step = replace(step, steps=step.steps + rollout.steps, ended=rollout.ended, cut=rollout.cut)
             taught.append((proposal, step))
         return taught
 
@@ -274,7 +275,7 @@ class StepExpansion:
         room = settings.max_tokens - used
         room = room if left is None else min(room, self.paid.room(left, used))
         limits = Limits(settings.max_depth - len(steps), room)
-        if limits.lines <= 0 or limits.tokens <= 0:
+        if limits.steps <= 0 or limits.tokens <= 0:
             return node
         seed = derive_seed(self.seed, "final")
         [last], spent = await self.policy.continuations(self.problem, steps, 1, seed, limits)
@@ -297,4 +298,4 @@ def verdict(continuation: Continuation, limits: Limits) -> str:
         return "checked"
     if continuation.ended:
         return "ended"
-    return "depth" if len(continuation.steps) >= limits.lines else "length"
+    return "depth" if len(continuation.steps) >= limits.steps else "length"

@@ -94,8 +94,8 @@ class VerifiedExpansion:
             fresh = len(steps) > start or not self.tree.children[leaf.node]
             allowed = room if left is None else min(room, left)
             limits = Limits(self.settings.max_depth - len(steps), allowed)
-            if limits.lines <= 0 or room <= 0:
-                why = "depth" if limits.lines <= 0 else "length"
+            if limits.steps <= 0 or room <= 0:
+                why = "depth" if limits.steps <= 0 else "length"
                 break
             if allowed <= 0:
                 return self.unfinished(steps[start:], scores)
@@ -104,7 +104,7 @@ class VerifiedExpansion:
             left = None if left is None else left - spent
             if found.ended or (found.steps and is_final(found.steps[-1].text)):
                 why = verdict(found, limits)
-            elif not found.steps or not found.steps[-1].text.endswith("\n"):
+            elif not found.steps or found.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
                 if allowed < room + spent:
                     return self.unfinished(steps[start:], scores)
@@ -158,7 +158,7 @@ class VerifiedExpansion:
         steps = tree.steps(node)
         room = self.settings.max_tokens - sum(len(step.token_ids) for step in steps)
         limits = Limits(self.settings.max_depth - len(steps), room if left is None else min(room, left))
-        if limits.lines <= 0 or limits.tokens <= 0:
+        if limits.steps <= 0 or limits.tokens <= 0:
             return node
         last, _ = await self.draw(steps, derive_seed(self.seed, "final"), limits, not tree.children[node])
         # A rollout and no nodes: it may pass through a step that was rejected.

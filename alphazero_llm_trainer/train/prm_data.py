@@ -242,7 +242,7 @@ def paired(record: Mapping[str, Any], student: Student) -> StepSet:
     )
     if not chosen or not rejected or chosen == rejected:
         raise ValueError("chosen and rejected must be two different steps")
-    depth = sum(token in student.engine.line_end_ids for token in prefix)
+    depth = len(student.engine.step_ends.cut(prefix))
     pair = StepPair(prefix, chosen, rejected, float(record.get("margin", 1.0)), depth)
     steps = [LabelledStep(prefix, chosen, 1.0), LabelledStep(prefix, rejected, 0.0)]
     return StepSet(text, prompt_ids, steps, [pair])

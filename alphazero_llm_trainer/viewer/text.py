@@ -54,7 +54,7 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
             lines.append(indent + ready)
             continue
         star, text = "*" if node in marked else " ", tree.text[node]
-        while not text.endswith("\n") and node not in rolled:
+        while not (text.strip() and text.rstrip(" \t").endswith("\n")) and node not in rolled:
             onward = [child for child in tree.children[node] if tree.N[child] or tree.verdict[child]]
             if len(onward) != 1 or tree.direction[onward[0]] != "none":
                 break
