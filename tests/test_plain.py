@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.native import rotary_table
@@ -52,6 +53,20 @@ def test_both_answer_alike_to_the_bit(native: str) -> None:
         found.append((student.decode(sample.token_ids), sample.token_ids, sample.logprobs))
     assert found[0] == found[1]
     assert "#### " in found[0][0]
+
+
+def test_layers_are_in_their_order_beyond_the_tenth(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(PACKAGED, tmp_path / "deep"))
+    config = AutoConfig.from_pretrained(folder)
+    config.num_hidden_layers, config.layer_types = 12, None
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    found = []
+    for inference in (False, True):
+        student = load_student(load_config(overrides=EMBEDDED), path=folder, inference=inference)
+        [scores] = asyncio.run(student.engine.score([(student.prompt_ids("Ana has 3 pens?"), tuple(range(5, 40)))]))
+        found.append((type(student.model) is PlainLlama, scores))
+    assert [plain for plain, _ in found] == [False, True] and found[0][1] == found[1][1]
 
 
 def test_tokenizers_agree(both: tuple[Student, Student]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from .base import Parser, run_command
 from .eval import add_eval
 from .export import add_export
+from .fetch import add_fetch
 from .grade import add_grade
 from .info import add_info
 from .ladder import add_ladder
@@ -33,7 +34,7 @@ GROUPS = {
     "train": (add_train, add_methods, add_sft, add_value, add_prm, add_loop, add_ladder),
     "evaluate": (add_eval, add_compare, add_grade),
     "look at results": (add_view, add_report),
-    "data": (add_sample, add_export),
+    "data and models": (add_sample, add_export, add_fetch),
     "use the student": (add_serve, add_merge),
 }
 EPILOG = f"""\

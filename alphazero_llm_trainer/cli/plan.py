@@ -12,7 +12,7 @@ from typing import Any
 from ..config.load import Config, merge, parse_override, validate
 from ..config.sections import ModelShape, StudentModel
 from ..errors import ConfigError
-from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name
+from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name, weights_of
 from ..problems.source import open_source
 from ..train.memory import GIB, PHASES, Forecast, MemoryPlan
 from ..train.size import RunSize
@@ -62,23 +62,23 @@ def cached(repository: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def weights_of(config: Config, spec: StudentModel) -> str:
+def start_of(config: Config, spec: StudentModel) -> str:
     """Where a run reads the base's weights: `train.student`, or the student's own path, also below an adapter.
 
     Raises CheckpointError where `train.student` is no student's folder.
     """
     if config.train.student is None:
-        return spec.path
+        return weights_of(spec)
     started = Path(config.train.student)
     if (started / ADAPTER_CONFIG).is_file():
-        return spec.path
+        return weights_of(spec)
     check_folder(started)
     return str(started)
 
 
 def find_shape(config: Config, spec: StudentModel) -> tuple[ModelShape, str] | None:
     """The student's shape and where it was read; None where nothing that is here says it."""
-    source = weights_of(config, spec)
+    source = start_of(config, spec)
     folder = PACKAGED if source == "package" else Path(source)
     shape = read_shape(folder / "config.json")
     if shape is not None:
@@ -233,7 +233,7 @@ def check_start(config: Config) -> None:
 
     name = resolve_name(config)
     spec = config.models[name]
-    source = weights_of(config, spec)
+    source = start_of(config, spec)
     check_device(name, source, spec)
     if gated(spec) and source == spec.path and cached(spec.path) is None and not token_set():
         mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
@@ -292,7 +292,7 @@ def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -
     spec = config.models[name]
     size = RunSize.of(config)
     train = config.train
-    source = weights_of(config, spec)
+    source = start_of(config, spec)
     if as_json:
         made = memory_plan(config, name)
         facts = {

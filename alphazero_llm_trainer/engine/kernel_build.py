@@ -22,6 +22,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config.cache import cache_folder
+
 SOURCES = Path(__file__).parent / "kernels"
 COMPILE_SECONDS = 300  # 2 on a quiet machine; a busy one, and sanitizers, may take a hundred times that
 KEPT = 8  # libraries in the cache folder, the last used ones: each source, compiler, processor and set of flags has one
@@ -138,20 +140,10 @@ def _run_compiler(command: list[str]) -> str:
 # -- the cache folder --------------------------------------------------------------------------------------------------
 
 
-def _cache_folder() -> Path:
-    """Where kernels are kept. Raises RuntimeError where the user has no home."""
-    named = os.environ.get("ALPHAZERO_CACHE_DIR")
-    if named:
-        return Path(named).expanduser().absolute() / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a path that isn't absolute is to be ignored.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "alphazero-llm-trainer" / "kernels"
-
-
 def _usable_folder(key: str) -> tuple[Path | None, str]:
     """The cache folder, made where it is missing; or None and why it can't be used."""
     try:
-        folder = _cache_folder()
+        folder = cache_folder() / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         trusted = _is_ours(folder, 0o077) and all(_is_ours(path, 0o022) for path in folder.glob(f"{key}-*.so"))
     except (OSError, RuntimeError) as error:

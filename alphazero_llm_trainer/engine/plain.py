@@ -43,14 +43,15 @@ class PlainLlama(nn.Module):
         self.model = Backbone(config)
         self.lm_head = Head()
         # Not nn.Linear and its like: they draw random numbers first, and torch's meta device loads its compiler.
-        for name, weight in weights.items():
+        # In the order of the layers: a file has them by name, 10 before 2.
+        for name in shapes(config):
             *parents, last = name.split(".")
             module: nn.Module = self
             for part in parents:
                 if part not in module._modules:
                     module.add_module(part, nn.ModuleList() if part == "layers" else nn.Module())
                 module = module.get_submodule(part)
-            module.register_parameter(last, nn.Parameter(weight))
+            module.register_parameter(last, nn.Parameter(weights[name]))
         if config.tie_word_embeddings:
             self.lm_head.register_parameter("weight", self.get_input_embeddings().weight)  # type: ignore[arg-type]
 

@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ..config.cache import cache_folder
 from ..config.load import Config
+from ..config.sections import StudentModel
 from ..errors import CheckpointError, ConfigError
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
@@ -14,6 +16,7 @@ SMALL = ("package", "scratch")  # paths of students that `sft` trains from scrat
 LARGE = "llama-3.2-3b"  # what `auto` is where there is a GPU
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-]")
 GGUF = ".gguf"
+INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -53,6 +56,20 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
         f"--model {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of models.yaml"
         f" ({', '.join(['auto', *config.models])}): use one of these"
     )
+
+
+def fetched(repository: str) -> Path:
+    """Where `fetch` puts a hub repository's model that it had to take from elsewhere; it may not be there."""
+    return cache_folder() / "models" / repository.replace("/", "--")
+
+
+def weights_of(spec: StudentModel) -> str:
+    """Where a student's own weights are read: its path, or what `fetch` put in its place."""
+    if HUB_ID.fullmatch(spec.path) and not Path(spec.path).exists():
+        folder = fetched(spec.path)
+        if (folder / "config.json").is_file():
+            return str(folder)
+    return spec.path
 
 
 def check_folder(folder: Path) -> None:

@@ -25,14 +25,14 @@ from ..errors import CheckpointError, ConfigError, EngineError
 from ..types import Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
-from .folders import ADAPTER_CONFIG, GGUF, PACKAGED, SMALL, check_folder, resolve_name
+from .fetch import PACKAGES
+from .folders import ADAPTER_CONFIG, GGUF, INSTALL_GGUF, PACKAGED, SMALL, check_folder, resolve_name, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
-INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"
 OFFLINE = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectionError", "ConnectTimeout"}
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
 
@@ -100,7 +100,7 @@ def load_student(
             " --model"
         )
     hush_transformers()
-    source = str(folder) if folder is not None else spec.path
+    source = str(folder) if folder is not None else weights_of(spec)
     check_device(name, source, spec)
     model: Any = read_plain(Path(source)) if inference and adapter is None and may_be_plain(config, spec) else None
     tokenizer = None if model is None else plain_tokenizer(source)
@@ -366,11 +366,14 @@ def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseExcept
             f" HF_TOKEN{mirror}"
         )
     if not local and (kinds & OFFLINE or status - {None}):
+        index = (
+            f", or run alphazero-llm-trainer fetch {name}, which has it from elsewhere" if source in PACKAGES else ""
+        )
         gate = (
             f" (gated: with a licence accepted at https://huggingface.co/{source}, and HF_TOKEN)" if spec.gated else ""
         )
         return (
-            f"student {name} ({source}) can't be fetched from the hub: connect once{gate}, or name a downloaded folder"
+            f"student {name} ({source}) can't be fetched from the hub: connect once{gate}{index}, or name a downloaded folder"
             f" with --set models.{name}.path=DIR{mirror}"
         )
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
