@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import tempfile
@@ -9,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from alphazero_llm_trainer.config.cache import cache_folder
+
+OWN_CACHE = cache_folder()  # before the session has one of its own
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,4 +38,30 @@ def data_dir() -> Path:
     folder = Path(named) if named else Path(__file__).parents[2] / "shared" / "data"
     if not (folder / "gsm8k" / "train.jsonl").is_file():
         pytest.skip(f"no real rows: {folder / 'gsm8k'} is missing; set ALPHAZERO_DATA_DIR to the folder that has it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M that `fetch` made; else a skip."""
+    folder = OWN_CACHE / "models" / "HuggingFaceTB--SmolLM2-135M-Instruct"
+    if not (folder / "config.json").is_file():
+        pytest.skip("SmolLM2-135M is not here: run alphazero-llm-trainer fetch smollm2-135m")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_cut(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M's first two layers, with its tokenizer and chat template: fast, and its texts mean nothing."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("smollm2-cut")
+    for file in smollm2.iterdir():
+        if file.name not in ("model.safetensors", "config.json"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((smollm2 / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    weights = load_file(smollm2 / "model.safetensors")
+    kept = {name: w for name, w in weights.items() if "layers." not in name or int(name.split(".")[2]) < 2}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
     return folder

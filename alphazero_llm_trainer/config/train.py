@@ -172,6 +172,7 @@ class TrainConfig(Section):
     micro_batch: Positive | None = None
     gradient_checkpointing: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
     optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
     merge_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     push_to_hub: str | None = None
     grpo: GrpoConfig = GrpoConfig()

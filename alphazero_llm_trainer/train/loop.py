@@ -310,7 +310,7 @@ class Run:
             "save_every_rounds": self.size.save_every_rounds,
             "seed": config.seed,
             "callbacks": [watch],
-            "economy": Economy.of(train, self.student.spec),
+            "economy": Economy.of(train, self.student.spec, self.student.model),
         }
         self.progress.start(self.size.questions, start * self.size.questions_per_round)
         tokenizer = self.student.tokenizer

@@ -45,14 +45,14 @@ class Economy:
     autocast: bool = False
 
     @classmethod
-    def of(cls, train: TrainConfig, spec: StudentModel) -> Economy:
-        """What the configuration says on this device."""
+    def of(cls, train: TrainConfig, spec: StudentModel, model: torch.nn.Module | None = None) -> Economy:
+        """What the configuration says on this device, for `model` (None: nothing is trained, sizes alone are asked for)."""
         cuda, quantised = torch.cuda.is_available(), spec.quantization != "none"
         return cls(
             train.micro_batch,
             train.recomputes(cuda, quantised),
             train.in_eight_bits(cuda, quantised),
-            cuda and spec.dtype == "bfloat16",
+            model is not None and computes_in_bfloat16(train.precision, spec, model),
         )
 
     def arguments(self) -> dict[str, Any]:
@@ -60,6 +60,7 @@ class Economy:
         found: dict[str, Any] = {
             # LoRA's own weights are fp32; autocast computes with them in the base's bf16.
             "bf16": self.autocast,
+            "use_cpu": not torch.cuda.is_available(),  # transformers refuses bf16 without a GPU that isn't declined
             "gradient_checkpointing": self.checkpointing,
             "gradient_checkpointing_kwargs": RECOMPUTE if self.checkpointing else None,
         }
@@ -73,6 +74,20 @@ class Economy:
         return size, rows // size
 
 
+def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Module) -> bool:
+    """Whether a training's products are in bfloat16, over weights and an optimiser as they are (`train.precision`).
+
+    `auto`: on CUDA for bfloat16 students; on a CPU with AVX512-BF16, where products are four times as fast in it
+    (`benchmarks/real_training.py`), for models that are large enough to be bound by them.
+    """
+    if precision != "auto":
+        return precision == "bfloat16"
+    if torch.cuda.is_available():
+        return spec.dtype == "bfloat16"
+    return torch.cpu._is_avx512_bf16_supported() and sum(p.numel() for p in model.parameters()) > PRODUCT_BOUND
+
+
+PRODUCT_BOUND = 50_000_000  # parameters
 RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
 
 

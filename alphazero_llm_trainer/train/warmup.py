@@ -116,7 +116,7 @@ def supervise(
         measure=measure,
         model=trainable,
         facts=facts,
-        economy=Economy.of(config.train, student.spec),
+        economy=Economy.of(config.train, student.spec, student.model),
         save=save,
         callbacks=[StepProgress(progress)],
     )

@@ -1,0 +1,154 @@
+"""Supervised updates of a real language model: tokens a second in fp32 and with bfloat16 products, beside stock TRL.
+
+    uv run alphazero-llm-trainer fetch smollm2-135m
+    uv run python benchmarks/real_training.py --data FOLDER   # FOLDER/gsm8k/train.jsonl: GSM8K's rows
+
+Each arm is a process of its own: the same rows of GSM8K, 16 an update in forwards of 4. The first update warms up and isn't
+counted. `products` is the floor: the model's matrix products alone, forward and twice backward, in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+ARMS = {
+    "ours, fp32": "float32",
+    "ours, bfloat16": "bfloat16",
+    "TRL's SFTTrainer, bfloat16": "trl",
+    "products": "products",
+}
+BATCH, MICRO, SEED = 16, 4, 0
+
+
+def products(shape: Any, tokens: int) -> tuple[float, float]:
+    """CPU and wall seconds of the products of one update over `tokens` tokens."""
+    import torch
+
+    h, f, kv = shape.hidden_size, shape.intermediate_size, shape.num_key_value_heads * shape.head_dim
+    layer = [(h, h), (h, kv), (h, kv), (h, h), (h, f), (h, f), (f, h)]
+    pairs = [(pair, shape.num_hidden_layers) for pair in layer] + [((h, shape.vocab_size), 1)]
+    spent = [0.0, 0.0]
+    for (inner, outer), times in pairs:
+        x, w = torch.randn(tokens, inner).bfloat16(), torch.randn(outer, inner).bfloat16()
+        y = torch.randn(tokens, outer).bfloat16()
+        for product in (lambda x=x, w=w: x @ w.T, lambda y=y, w=w: y @ w, lambda x=x, y=y: y.T @ x):
+            product()
+            cpu, wall = time.process_time(), time.perf_counter()
+            product()
+            spent[0] += times * (time.process_time() - cpu)
+            spent[1] += times * (time.perf_counter() - wall)
+    return spent[0], spent[1]
+
+
+def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
+    """One arm in this process."""
+    import torch
+    from transformers import TrainerCallback
+
+    from alphazero_llm_trainer.config.load import load_config
+    from alphazero_llm_trainer.policy.student import load_student
+    from alphazero_llm_trainer.problems.load import tasks_of
+    from alphazero_llm_trainer.train.models import Economy, make_trainable
+    from alphazero_llm_trainer.train.sft import SftSettings, sft_rows, train_student
+
+    torch.set_num_threads(args.threads)
+    config = load_config(overrides=[f"student={args.model}", f"dataset.path={args.data}", "problems.source=gsm8k"])
+    student = load_student(config)
+    tasks = tasks_of(config, "train", BATCH * args.updates)
+    rows = sft_rows(tasks, student, 1.0)
+    if arm == "products":
+        tokens = sum(len(row["input_ids"]) for row in rows) // args.updates
+        cpu, wall = products(student.model.config, tokens)
+        return {"tokens": tokens, "cpu_seconds": cpu, "wall_seconds": wall}
+    marks: list[tuple[float, float]] = []
+
+    class Mark(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            marks.append((time.process_time(), time.perf_counter()))
+
+    with tempfile.TemporaryDirectory() as folder:
+        if arm == "trl":
+            stock(student, rows, args.updates, Path(folder), Mark())
+        else:
+            model = make_trainable(student.model, student.spec, "full")
+            settings = SftSettings(steps=args.updates, batch_size=BATCH, learning_rate=1e-5, seed=SEED)
+            economy = Economy(MICRO, autocast=arm == "bfloat16")
+            train_student(
+                model, rows, student.tokenizer, settings, out_dir=Path(folder), economy=economy, callbacks=[Mark()]
+            )
+    (cpu, wall), (cpu_end, wall_end) = marks[0], marks[-1]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    # The rows are shuffled: each update is taken to have the same share of all tokens.
+    tokens = sum(len(row["input_ids"]) for row in rows) * (args.updates - 1) / args.updates
+    return {"tokens": tokens, "cpu_seconds": cpu_end - cpu, "wall_seconds": wall_end - wall, "peak_gib": peak}
+
+
+def stock(student: Any, rows: list[Any], updates: int, folder: Path, mark: Any) -> None:
+    """TRL's own trainer over the same tokens."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    trainer = SFTTrainer(
+        model=student.model,
+        args=SFTConfig(
+            output_dir=str(folder), max_steps=updates, per_device_train_batch_size=MICRO,
+            gradient_accumulation_steps=BATCH // MICRO, use_cpu=True, learning_rate=1e-5,
+            bf16=True, gradient_checkpointing=False, max_length=None, save_strategy="no", report_to="none",
+            disable_tqdm=True, seed=SEED, dataloader_pin_memory=False,
+        ),
+        train_dataset=Dataset.from_list([{"input_ids": row["input_ids"]} for row in rows]),
+        processing_class=student.tokenizer,
+        callbacks=[mark],
+    )  # fmt: skip
+    trainer.train()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--data", required=True, help="a folder with gsm8k/train.jsonl")
+    parser.add_argument("--updates", type=int, default=7, help="of 16 rows; the first isn't counted")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--arm", choices=list(ARMS.values()), help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "real_training.json")
+    args = parser.parse_args()
+    if args.arm is not None:
+        print(json.dumps(measure(args.arm, args)))
+        return
+    found = {}
+    for name, arm in ARMS.items():
+        command = [sys.executable, __file__, "--arm", arm, "--model", args.model, "--data", args.data]
+        command += ["--updates", str(args.updates), "--threads", str(args.threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{name} failed:\n{done.stderr[-2000:]}")
+        one = json.loads(done.stdout.strip().splitlines()[-1])
+        one["tokens_a_cpu_second"] = one["tokens"] / one["cpu_seconds"]
+        one["tokens_a_second"] = one["tokens"] / one["wall_seconds"]
+        found[name] = one
+        speed = f"{one['tokens_a_cpu_second']:8.0f} tokens a CPU second {one['tokens_a_second']:8.0f} a second"
+        print(f"{name:28} {speed} {one.get('peak_gib', 0):6.2f} GiB", flush=True)
+    options = f"--model {args.model} --updates {args.updates} --threads {args.threads}"
+    result = {
+        "command": f"uv run python benchmarks/real_training.py --data FOLDER {options}",
+        "machine": platform.machine(), "threads": args.threads, "model": args.model, "rows": BATCH * args.updates,
+        "seed": SEED, "arms": found,
+    }  # fmt: skip
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
