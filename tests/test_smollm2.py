@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Limits
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import Student, load_student
@@ -17,24 +17,24 @@ QUESTION = "Natalia sold 48 clips in April and half as many in May. How many did
 TEXT = "In May she sold 48 / 2 = 24 clips.\n\n\nIn all 48 + 24 = 72 clips.\n\n#### 72"
 
 
-def student_of(folder: Path, *overrides: str, system_prompt: str | None = None) -> tuple[Config, Student]:
+def student_of(folder: Path, *overrides: str, system_prompt: str | None = None) -> Student:
     config = load_config(overrides=["student=smollm2-135m", *overrides])
-    return config, load_student(config, path=folder, system_prompt=system_prompt)
+    return load_student(config, path=folder, system_prompt=system_prompt)
 
 
 def test_its_chat_template_and_end_token(smollm2_cut: Path) -> None:
-    _, student = student_of(smollm2_cut)
+    student = student_of(smollm2_cut)
     text = student.tokenizer.decode(student.prompt_ids(QUESTION))
     assert text.count("<|im_start|>") == 3 and "You are a helpful AI assistant named SmolLM" in text
     assert text.endswith(f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n")
     assert student.tokenizer.convert_ids_to_tokens(student.engine.eos_id) == "<|im_end|>"
-    _, told = student_of(smollm2_cut, system_prompt="Answer briefly.")
+    told = student_of(smollm2_cut, system_prompt="Answer briefly.")
     asked = told.tokenizer.decode(told.prompt_ids(QUESTION))
     assert "Answer briefly." in asked and "SmolLM" not in asked
 
 
 def test_its_tokens_are_cut_at_lines_that_hold_something(smollm2_cut: Path) -> None:
-    _, student = student_of(smollm2_cut)
+    student = student_of(smollm2_cut)
     ids = student.encode(TEXT)
     pieces, start = [], 0
     for end in student.engine.step_ends.parts(ids):
@@ -46,7 +46,7 @@ def test_its_tokens_are_cut_at_lines_that_hold_something(smollm2_cut: Path) -> N
 
 @pytest.mark.parametrize("rule", ["line", "sentence", "tokens:9", "regex:="])
 def test_steps_of_its_samples_are_its_own_tokens(rule: str, smollm2_cut: Path) -> None:
-    config, student = student_of(smollm2_cut, f"search.step={rule}")
+    student = student_of(smollm2_cut, f"search.step={rule}")
     steps, problem = EngineSteps(student, 1.0), Problem("a/1", QUESTION, "gsm8k")
     found, cost = asyncio.run(steps.continuations(problem, [], 6, 3, Limits(4, 48)))
     prompt = student.prompt_ids(QUESTION)
@@ -62,7 +62,7 @@ def test_steps_of_its_samples_are_its_own_tokens(rule: str, smollm2_cut: Path) -
 
 
 def test_a_teachers_line_becomes_its_tokens(smollm2_cut: Path) -> None:
-    _, student = student_of(smollm2_cut)
+    student = student_of(smollm2_cut)
     steps, problem = EngineSteps(student, 1.0), Problem("a/1", QUESTION, "gsm8k")
     line = "In May she sold 48 / 2 = 24 clips."
     taken, _ = asyncio.run(steps.adopt(problem, [], line, "teacher", Direction.RIGHT))
