@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,21 @@ def test_it_works_inside_a_running_event_loop_and_can_be_awaited() -> None:
 
     plain, awaited = asyncio.run(notebook())
     assert plain is not None and plain == awaited
+
+
+def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) -> None:
+    async def timed(problem: az.Problem, response: str, task: az.Task) -> float:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))  # the main thread's alone, as is Ctrl-C
+        return 0.5
+
+    async def notebook() -> az.Table:
+        found = az.evaluate(pens(), reward=timed, methods=["greedy"], num=2, out=tmp_path / "eval", progress=False)
+        await asyncio.sleep(0)
+        assert asyncio.get_event_loop() is asyncio.get_running_loop()
+        return found
+
+    [row] = asyncio.run(notebook()).rows
+    assert row["reward"][0] == 0.5
 
 
 def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -106,12 +107,18 @@ def test_anything_but_a_number_from_0_to_1_is_one_sentence(wrong: Any) -> None:
 
 
 def test_an_exception_and_a_call_that_takes_too_long_are_one_sentence() -> None:
+    math_verify = pytest.importorskip("math_verify")
+
     async def never(*_: Any) -> float:
         await asyncio.sleep(60)
         return 1.0
 
     with pytest.raises(RewardError, match=r"raised ZeroDivisionError \(division by zero\) for problem mine/1: mend it"):
         asked(lambda *_: 1 / 0)
+    with pytest.raises(RewardError, match=r"raised SystemExit \(3\) for problem mine/1"):
+        asked(lambda *_: sys.exit(3))
+    with pytest.raises(RewardError, match=r"signal.alarm.*parsing_timeout=None"):
+        asked(lambda *_: math_verify.parse("$x$"))
     began = time.perf_counter()
     for slow in (never, lambda *_: time.sleep(5)):
         with pytest.raises(RewardError, match=r"took longer than 0\.05 s .* raise rewards\.custom_timeout_seconds"):

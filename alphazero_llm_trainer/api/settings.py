@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,13 +60,20 @@ def present(**keys: Any) -> list[dict[str, Any]]:
 
 
 def outside_loops(call: Callable[[], T]) -> T:
-    """`call()`; in a thread of its own where this one runs an event loop already, as a notebook's does."""
+    """`call()`, which may run event loops; where one runs already, as a notebook's does, it stands still meanwhile.
+
+    The call stays in its thread: in the main one Ctrl-C ends it, and rewards may use signals (math-verify's time limit).
+    """
     try:
-        asyncio.get_running_loop()
+        running = asyncio.get_running_loop()
     except RuntimeError:
         return call()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
+    asyncio._set_running_loop(None)
+    try:
+        return call()
+    finally:
+        asyncio._set_running_loop(running)
+        asyncio.set_event_loop(running)  # `asyncio.run` leaves none behind
 
 
 def progress_of(told: Told) -> Progress:
