@@ -344,6 +344,28 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) ->
         assert ("every one of 8 responses" if held_out == "8" else "every question failed (8 so far)") in said
 
 
+def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any) -> None:
+    file = file_of(tmp_path, BRIEF + "\nTASKS = [(f'Ana has {i} pens. How many has she?', '') for i in range(40)]\n")
+    arguments = [
+        "eval",
+        "--source",
+        f"{file}:TASKS",
+        "--model",
+        "embedded",
+        "--methods",
+        "greedy",
+        "majority",
+        "-n",
+        "3",
+    ]
+    alone = ["--set", "rewards.hre_weight=0", "--set", "rewards.pre_weight=0", "--budget-tokens", "40", "80"]
+    assert main([*arguments, *alone, "--reward", f"{file}:brief", "--out", str(tmp_path / "eval")]) == 0
+    said = capsys.readouterr().out
+    best = max(json.loads((tmp_path / "eval" / "results.json").read_text())["rows"], key=lambda row: row["reward"][0])
+    assert f"is best, reward {best['reward'][0]:.3f}" in said and "no gold answers" in said
+    assert f"{best['method']} {best['reward'][0]:.3f}" in (tmp_path / "eval" / "report.html").read_text()
+
+
 def test_eval_shows_the_reward(tmp_path: Path, capsys: Any) -> None:
     file = file_of(tmp_path, BRIEF)
     arguments = ["eval", "--model", "embedded", "--methods", "greedy", "-n", "6", "--out", str(tmp_path / "eval")]
