@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +76,21 @@ def test_it_works_inside_a_running_event_loop_and_can_be_awaited() -> None:
     assert plain is not None and plain == awaited
 
 
+def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) -> None:
+    async def timed(problem: az.Problem, response: str, task: az.Task) -> float:
+        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))  # the main thread's alone, as is Ctrl-C
+        return 0.5
+
+    async def notebook() -> az.Table:
+        found = az.evaluate(pens(), reward=timed, methods=["greedy"], num=2, out=tmp_path / "eval", progress=False)
+        await asyncio.sleep(0)
+        assert asyncio.get_event_loop() is asyncio.get_running_loop()
+        return found
+
+    [row] = asyncio.run(notebook()).rows
+    assert row["reward"][0] == 0.5
+
+
 def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[str] = []
@@ -138,6 +155,25 @@ def test_evaluate_gives_a_table_and_goes_on(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_student_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
         az.load(tmp_path)
+
+
+def test_wrong_arguments_are_one_sentence_and_short_forms_are_taken(tmp_path: Path) -> None:
+    student = az.load("embedded")
+    wrong: list[Any] = [
+        lambda: az.search(3),  # type: ignore[arg-type]
+        lambda: az.train(3),  # type: ignore[arg-type]
+        lambda: az.train([1, 2]),  # type: ignore[list-item]
+        lambda: az.train(pens(), reward=3),  # type: ignore[arg-type]
+        lambda: az.train(pens(), model=student),  # type: ignore[arg-type]
+        lambda: az.evaluate(pens(), model=3),  # type: ignore[arg-type]
+    ]
+    for call in wrong:
+        with pytest.raises(az.AlphaZeroError) as caught:
+            call()
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+    pairs = [(task.problem.question, task.gold) for task in pens()]
+    found = az.evaluate(pairs, student, methods="greedy", num=2, out=tmp_path / "eval", progress=False)
+    assert [row["method"] for row in found.rows] == ["greedy"]
 
 
 def test_a_whole_configuration_is_taken_as_it_is() -> None:

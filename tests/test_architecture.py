@@ -284,6 +284,8 @@ BROAD = {
     ("rewards.custom", "__call__"),  # and so may the user's own reward
     ("rewards.custom", "work"),  # the same, handed over from its thread
     ("problems.source", "call"),  # so may the function that returns tasks
+    ("problems.source", "grade_all"),  # and the user's own source, which grades
+    ("problems.load", "asked"),  # and loads
     ("environment.taskset_checks", "own_code"),  # so may somebody else's taskset
     ("problems.gym", "_grade"),  # a task's own grader reads a model's text
     ("policy.student", "load_model"),  # hub, safetensors and JSON failures share no base class

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -106,12 +107,18 @@ def test_anything_but_a_number_from_0_to_1_is_one_sentence(wrong: Any) -> None:
 
 
 def test_an_exception_and_a_call_that_takes_too_long_are_one_sentence() -> None:
+    math_verify = pytest.importorskip("math_verify")
+
     async def never(*_: Any) -> float:
         await asyncio.sleep(60)
         return 1.0
 
     with pytest.raises(RewardError, match=r"raised ZeroDivisionError \(division by zero\) for problem mine/1: mend it"):
         asked(lambda *_: 1 / 0)
+    with pytest.raises(RewardError, match=r"raised SystemExit \(3\) for problem mine/1"):
+        asked(lambda *_: sys.exit(3))
+    with pytest.raises(RewardError, match=r"signal.alarm.*parsing_timeout=None"):
+        asked(lambda *_: math_verify.parse("$x$"))
     began = time.perf_counter()
     for slow in (never, lambda *_: time.sleep(5)):
         with pytest.raises(RewardError, match=r"took longer than 0\.05 s .* raise rewards\.custom_timeout_seconds"):
@@ -335,6 +342,28 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) ->
         assert "error: " in said and "Traceback" not in said
         assert "raised AttributeError ('str' object has no attribute 'score')" in said.splitlines()[-1]
         assert ("every one of 8 responses" if held_out == "8" else "every question failed (8 so far)") in said
+
+
+def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any) -> None:
+    file = file_of(tmp_path, BRIEF + "\nTASKS = [(f'Ana has {i} pens. How many has she?', '') for i in range(40)]\n")
+    arguments = [
+        "eval",
+        "--source",
+        f"{file}:TASKS",
+        "--model",
+        "embedded",
+        "--methods",
+        "greedy",
+        "majority",
+        "-n",
+        "3",
+    ]
+    alone = ["--set", "rewards.hre_weight=0", "--set", "rewards.pre_weight=0", "--budget-tokens", "40", "80"]
+    assert main([*arguments, *alone, "--reward", f"{file}:brief", "--out", str(tmp_path / "eval")]) == 0
+    said = capsys.readouterr().out
+    best = max(json.loads((tmp_path / "eval" / "results.json").read_text())["rows"], key=lambda row: row["reward"][0])
+    assert f"is best, reward {best['reward'][0]:.3f}" in said and "no gold answers" in said
+    assert f"{best['method']} {best['reward'][0]:.3f}" in (tmp_path / "eval" / "report.html").read_text()
 
 
 def test_eval_shows_the_reward(tmp_path: Path, capsys: Any) -> None:

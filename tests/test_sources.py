@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,6 +205,27 @@ def test_choices_become_letters(tmp_path: Path) -> None:
     assert not source.grade("#### A", task).correct
 
 
+def test_choices_are_values_first_and_labelled_as_the_row_says(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    arc = {"text": ["ice", "fog"], "label": ["1", "2"]}
+    given = (("How many?", ["1", "2", "3"], "2"), ("Cold?", arc, "1"), ("Sky? A) blue", "B) red", "A"))
+    lines = [{"question": q, "choices": c, "answerKey": a, "split": "test"} for q, c, a in given]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tasks = open_named(str(file)).load("test", 3)
+    assert [task.gold for task in tasks] == ["B", "A", "A"]
+    assert [task.problem.question for task in tasks[1:]] == ["Cold?\nA. ice\nB. fog", "Sky? A) blue\nB) red"]
+
+
+def test_a_comma_in_an_unquoted_text_is_no_other_question(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("question,answer\nWhat is 1 + 1?,2\nSo, what is 2 + 2?,4\n")
+    with pytest.raises(DataError, match="row 2 has more fields than the head has columns"):
+        open_named(str(file))
+    file.write_bytes("question,answer\nWas kostet K\u00e4se?,2\n".encode("latin-1"))
+    with pytest.raises(DataError, match="it is not UTF-8 text"):
+        open_named(str(file))
+
+
 def test_parquet_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     import pyarrow
@@ -232,7 +254,7 @@ def test_parquet_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
         ('{"question": " ", "answer": "1"}\n', "has ' ' as `question`"),
         (
             '{"id": "a", "question": "q", "answer": "1"}\n{"id": "a", "question": "r", "answer": "1"}\n',
-            "two tasks with the id",
+            "two tasks with the id .*, one asks 'r'",
         ),
         ('{"question": "q", "answer": "1", "split": "best"}\n', "has the split 'best'"),
         ("[" * 100_000, "is not valid JSON"),
@@ -295,6 +317,88 @@ def test_code_of_ones_own_is_a_source(tmp_path: Path) -> None:
         ConfigError, match=r"can't be imported .ModuleNotFoundError: No module named 'nothing_of_this_name'"
     ):
         open_named(f"{tmp_path}/bad.py:x")
+
+
+SLIPS = """
+import sys
+import beside
+from alphazero_llm_trainer.problems.grading import RULES
+from alphazero_llm_trainer.problems.source import Source
+from alphazero_llm_trainer.types import Problem, Task
+
+INTS = [("1 + 1?", 2), {"question": "1 + 2?", "answer": 3}]
+
+def no_arena(split):
+    return {"train": INTS}[split]
+
+def leaves():
+    sys.exit(3)
+
+class Needs(Source):
+    def __init__(self, size): ...
+    def load(self, split, count, start=0): return []
+
+class Raises(Source):
+    def load(self, split, count, start=0): return [][start]
+
+class Pairs(Source):
+    def load(self, split, count, start=0): return [("1 + 1?", "2")]
+
+class Echo(Source):
+    name = "echo"
+    def load(self, split, count, start=0): return [Task(Problem(split, "Say it", "another"), "it")]
+    def grade_many(self, pairs, strict=False): return [RULES["exact"].compare(said, task.gold) for said, task in pairs]
+
+class Floats(Echo):
+    name = "floats"
+    def grade_many(self, pairs, strict=False): return [1.0 for _ in pairs]
+
+class Fails(Echo):
+    name = "fails"
+    def grade_many(self, pairs, strict=False): return 1 / 0
+"""
+
+
+def test_slips_in_ones_own_code_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
+    file = tmp_path / "slips.py"
+    file.write_text(SLIPS)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert sorted(t.gold for t in open_named(f"{file}:INTS").load("train", 9)) == ["2", "3"]
+    for address, words in (
+        (
+            f"{file}:no_arena",
+            r"raised KeyError \('validation'\) for the split 'validation': mend it, or raise ValueError",
+        ),
+        (f"{file}:leaves", r"raised SystemExit \(3\)"),
+        (f"{file}:Needs", "missing 1 required positional argument: 'size'"),
+        (f"{file}:Raises", r"can't load its test tasks \(IndexError"),
+        (f"{file}:Pairs", "which is no Task"),
+        (f"{file}", r"without a name: write .*slips\.py:NAME"),
+        (f"{tmp_path}/leaves.py:x", "can't be imported .SystemExit"),
+    ):
+        with pytest.raises(AlphaZeroError, match=words):
+            load_tasks(open_named(address), "test", 1)
+    for name, words in (("Floats", "return a Grade for each"), ("Fails", r"ZeroDivisionError.*mend grade_many")):
+        [task] = load_tasks(open_named(f"{file}:{name}"), "test", 1)
+        with pytest.raises(ConfigError, match=words):
+            asyncio.run(source_of(task.problem).grade_async("it", task))
+    monkeypatch.chdir(tmp_path)
+    assert open_named("slips:Echo").name == "echo"
+
+
+def test_a_sources_tasks_are_graded_by_it_whatever_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "echo.py").write_text(SLIPS)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    [task] = load_tasks(open_named(f"{tmp_path}/echo.py:Echo"), "test", 1)
+    assert task.problem.source == "echo" and source_of(task.problem).grade("it", task).correct
+
+
+def test_a_source_without_the_split_says_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no test problems, it has 4 train: add some"):
+        load_tasks(open_named(str(rows(tmp_path, 4))), "test", 1)
 
 
 def test_what_is_no_source_is_said_in_one_sentence() -> None:

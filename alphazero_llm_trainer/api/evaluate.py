@@ -41,6 +41,7 @@ from .settings import (
     present,
     progress_of,
     reward_address,
+    student_of,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def evaluate(
     model: str | Path | Student = "auto",
     *,
     reward: Reward = None,
-    methods: Sequence[str] = METHOD_NAMES,
+    methods: str | Sequence[str] = METHOD_NAMES,
     budget_tokens: int | Sequence[int] = 200,
     verifier: str = "calculator",
     prm: str | Path | None = None,
@@ -102,7 +103,7 @@ def evaluate(
         problems: an address of `--source` or several, a source, or tasks, of which the test split is answered.
         model: see `load`; a loaded student is used as it is.
         reward: your own, see `train`: its mean stands beside accuracy.
-        methods: ways of answering.
+        methods: ways of answering, or one.
         budget_tokens: sampled and scored tokens a problem; no method can spend more.
         verifier: who judges: "none", "calculator", "prm", "value", a product such as "calculator+prm", ...
         prm, value: folders of the commands `prm` and `value`.
@@ -117,7 +118,7 @@ def evaluate(
         AlphaZeroError: the arguments are wrong; one sentence with the fix.
         KeyboardInterrupt: Ctrl-C; what is finished is kept for `resume`.
     """
-    named = model if isinstance(model, str | Path) else "auto"
+    named, student = student_of(model)
     resolved, folder = configured(named, present(rewards__custom=reward_address(reward), seed=seed), config)
     several = (
         isinstance(problems, Sequence) and not isinstance(problems, str) and all(isinstance(p, str) for p in problems)
@@ -125,7 +126,7 @@ def evaluate(
     sources = [str(p) for p in problems] if several else [address_of(problems)]  # type: ignore[arg-type,union-attr]
     work = Evaluation(
         sources=sources,
-        methods=list(methods),
+        methods=[methods] if isinstance(methods, str) else list(methods),
         budgets=[budget_tokens] if isinstance(budget_tokens, int) else list(budget_tokens),
         verifier=verifier,
         prm=None if prm is None else Path(prm),
@@ -138,7 +139,6 @@ def evaluate(
         command="alphazero_llm_trainer.evaluate",
     )
     work.check()
-    student = None if isinstance(model, str | Path) else model
 
     def call() -> Table:
         with Stop() as stop, progress_of(progress) as shown:

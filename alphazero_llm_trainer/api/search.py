@@ -14,7 +14,7 @@ from ..live import Stop
 from ..problems.source import open_source
 from ..search.driver import SearchResult
 from ..types import Problem
-from .settings import configured, outside_loops, present
+from .settings import configured, outside_loops, present, student_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -65,7 +65,9 @@ def search(
     Raises:
         AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.
     """
-    named = "auto" if not isinstance(model, str | Path) else model
+    if not isinstance(question, str | Problem):
+        raise ConfigError(f"question is a {type(question).__name__}: give its text or a Problem")
+    named, student = student_of(model)
     judged = {} if value is None else {"rollout": "none", "select": "puct"}
     overrides = present(search__iterations=simulations, search__mode=mode, seed=seed)
     overrides += present(search__value=None if value is None else str(value))
@@ -73,7 +75,6 @@ def search(
     problem = question if isinstance(question, Problem) else Problem("question", question, open_source(resolved).name)
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
-    student = None if isinstance(model, str | Path) else model
     return outside_loops(lambda: find(problem, resolved, folder, student))
 
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.load import Config, load_config, nested
+from ..errors import ConfigError
 from ..live import Progress
 from ..policy.folders import check_folder, find_model
-from ..problems.source import Source, TaskList, hold
+from ..problems.source import Source, TaskList, as_tasks, hold
 from ..rewards.custom import Function, name_reward
 from ..types import Task
 
-Problems = str | Source | Sequence[Task]  # an address, a source, or tasks
+if TYPE_CHECKING:
+    from ..policy.student import Student
+
+Problems = (
+    str | Source | Sequence[Task | tuple[str, str]]
+)  # an address, a source, or tasks: question and answer will do
 Reward = str | Function | None  # an address, a function, or no reward but correctness and perplexity
 Told = bool | Callable[[str], None]  # the live line on standard error, nothing, or a function that gets each line
 
@@ -32,6 +37,8 @@ def configured(
         overrides: nested keys; they win over `config`.
         config: keys of training.yaml, nested or dotted (`{"train.grpo.credit": "step"}`), or a whole configuration.
     """
+    if not isinstance(model, str | Path):
+        raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder or a hub id")
     if isinstance(config, Config):
         given: list[Any] = [config.model_dump(mode="json")]
     else:
@@ -47,12 +54,25 @@ def address_of(problems: Problems) -> str:
     """What `problems.source` has to say for these problems; a source or tasks in memory are held under their name."""
     if isinstance(problems, str):
         return problems
-    return hold(problems if isinstance(problems, Source) else TaskList(list(problems), "tasks"))
+    return hold(problems if isinstance(problems, Source) else TaskList(as_tasks(problems, "tasks"), "tasks"))
 
 
 def reward_address(reward: Reward) -> str | None:
     """What `rewards.custom` has to say for this reward."""
+    if reward is not None and not callable(reward) and not isinstance(reward, str):
+        raise ConfigError(f"reward is a {type(reward).__name__}: give a function or its address")
     return name_reward(reward) if callable(reward) else reward
+
+
+def student_of(model: str | Path | Student) -> tuple[str | Path, Student | None]:
+    """A `model` argument as the name that `configured` takes, and the student where it is one already."""
+    if isinstance(model, str | Path):
+        return model, None
+    from ..policy.student import Student
+
+    if not isinstance(model, Student):
+        raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded student")
+    return "auto", model
 
 
 def present(**keys: Any) -> list[dict[str, Any]]:
@@ -61,13 +81,20 @@ def present(**keys: Any) -> list[dict[str, Any]]:
 
 
 def outside_loops(call: Callable[[], T]) -> T:
-    """`call()`; in a thread of its own where this one runs an event loop already, as a notebook's does."""
+    """`call()`, which may run event loops; where one runs already, as a notebook's does, it stands still meanwhile.
+
+    The call stays in its thread: in the main one Ctrl-C ends it, and rewards may use signals (math-verify's time limit).
+    """
     try:
-        asyncio.get_running_loop()
+        running = asyncio.get_running_loop()
     except RuntimeError:
         return call()
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call).result()
+    asyncio._set_running_loop(None)
+    try:
+        return call()
+    finally:
+        asyncio._set_running_loop(running)
+        asyncio.set_event_loop(running)  # `asyncio.run` leaves none behind
 
 
 def progress_of(told: Told) -> Progress:

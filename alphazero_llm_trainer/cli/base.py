@@ -121,15 +121,16 @@ def add_model(parser: Parser, text: str = "the student", key: str | None = None)
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help=f"{text}: a name of config/models.yaml, or a folder that train, sft or merge wrote (default: auto:"
-        " llama-3.2-3b with CUDA, else the embedded student)",
+        help=f"{text}: a name of config/models.yaml, a folder that train, sft or merge wrote, OWNER/NAME of the hub or"
+        " FILE.gguf (default: auto: llama-3.2-3b with CUDA, else the embedded student)",
     )
     parser.add_argument("--student", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, metavar="DIR", help=argparse.SUPPRESS)
 
 
 SOURCES = (
-    "a name (embedded, gsm8k, numbers, ...), FILE.jsonl, hub:OWNER/NAME, reasoning-gym:TASK, verifiers:ENV_ID or"
+    "a name (embedded, gsm8k, numbers, ...), FILE.jsonl (.json, .csv, .parquet), hub:OWNER/NAME,"
+    " reasoning-gym:TASK, verifiers:ENV_ID or"
     " file.py:NAME"
 )
 

@@ -14,23 +14,26 @@ from ..errors import AlphaZeroError, ConfigError
 def load_object(place: str, name: str, key: str) -> Any:
     """The object `name` of a Python file or module: the user's own code, which runs when it is loaded.
 
-    `key` is the configuration's, for messages. Raises ConfigError where it can't be loaded, with the code's own error.
+    It may import what lies beside it: the file's folder, or the working directory for a module, is looked at last. `key`
+    is the configuration's, for messages. Raises ConfigError where it can't be loaded, with the code's own error.
     """
     try:
         if place.endswith(".py"):
             file = Path(place).expanduser()
             if not file.is_file():
                 raise ConfigError(f"{key} is '{place}:{name}' and {file} is not there: name a Python file")
+            look_in(file.resolve().parent)
             spec = importlib.util.spec_from_file_location(f"_alphazero_user_{file.stem}", file.resolve())
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
         else:
+            look_in(Path.cwd())
             module = importlib.import_module(place)
     except AlphaZeroError:
         raise
-    except Exception as error:  # whatever the user's own module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's own module raises while it is imported
         raise ConfigError(
             f"{key} is '{place}:{name}' and {place} can't be imported ({type(error).__name__}: {error}): mend it"
         ) from error
@@ -38,3 +41,9 @@ def load_object(place: str, name: str, key: str) -> Any:
         public = ", ".join(sorted(one for one in vars(module) if not one.startswith("_"))[:12])
         raise ConfigError(f"{key} is '{place}:{name}' and {place} has no {name}: it has {public}")
     return getattr(module, name)
+
+
+def look_in(folder: Path) -> None:
+    """Let modules be imported from a folder, after all other places."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

@@ -57,7 +57,8 @@ class Cell:
     `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens` are sampled and
     scored ones of each problem, `groups` which problems repeat each other (`metrics.repeats`); the other figures are sums
     over problems, `f1` of HotpotQA's alone, `seconds` wall-clock. `rewards` are what the user's own reward gave each
-    response (0 where there is none, None where it failed); empty without one.
+    response (0 where there is none, None where it failed); empty without one. Without `gold` no problem has an answer to be
+    compared with, and outcomes say nothing.
     """
 
     benchmark: str
@@ -75,6 +76,7 @@ class Cell:
     f1: float | None = None
     groups: list[int] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
+    gold: bool = True
 
     @property
     def distinct(self) -> int:
@@ -139,6 +141,7 @@ async def run_cell(
     cell.verdicts, cell.ended_by = dict(Counter(verdicts)), dict(Counter(answer.ended_by for answer in found))
     f1 = [grade.f1 for grade in grades if grade is not None and grade.f1 is not None]
     cell.f1 = sum(f1) if f1 else None
+    cell.gold = any(task.gold.strip() or source_of(task.problem).gold_free for task in benchmark.tasks)
     cell.tokens, cell.groups = [answer.tokens for answer in found], repeats(benchmark.tasks)
     if custom is not None:
         cell.rewards = await custom.scores(benchmark.tasks, [answer.response for answer in found])

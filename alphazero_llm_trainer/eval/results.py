@@ -145,6 +145,7 @@ def summary(cell: Cell) -> dict[str, Any]:
         **counts,
         "f1": None if cell.f1 is None else cell.f1 / n,
         **mean_reward(cell.rewards),
+        **({} if cell.gold else {"no_gold": True}),
         "ended_by": cell.ended_by,
         "outcomes": cell.outcomes,
     }

@@ -26,7 +26,7 @@ from .prompts import SYSTEM_PROMPTS
 from .source import SPLITS, Source, TaskList, by_hash
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
-ANSWERS = ("answer", "final_answer", "gold", "target", "output", "label", "result")
+ANSWERS = ("answer", "final_answer", "answerKey", "gold", "target", "output", "label", "result")
 SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps")
 CHOICES = ("choices", "options")
 SPLIT_NAMES = {
@@ -135,17 +135,32 @@ def as_task(
     elif solution_name is not None and columns.get(solution_name):
         written = text_of(columns, where, solution_name)
         solution = written if "####" in written else f"{written}\n#### {gold}"
-    if choices_name is not None and isinstance(columns.get(choices_name), list | tuple):
-        choices = [str(choice) for choice in columns[choices_name]]
-        question += "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
-        if gold.isdigit() and int(gold) < len(choices):
-            gold = LETTERS[int(gold)]
-        elif gold in choices:
+    if choices_name is not None and columns.get(choices_name):
+        written_out, labels, choices = choices_of(columns[choices_name])
+        question += written_out
+        if gold in labels:
+            gold = LETTERS[labels.index(gold)]
+        elif isinstance(columns[answer_name], str) and gold in choices:
             gold = LETTERS[choices.index(gold)]
+        elif gold.isdigit() and int(gold) < len(choices):
+            gold = LETTERS[int(gold)]
     row_id = columns.get("id", columns.get("unique_id"))
     if not isinstance(row_id, str | int):
         row_id = hashlib.sha256(question.encode()).hexdigest()[:12]
     return Task(Problem(f"{source}/{row_id}", question, source), gold, solution)
+
+
+def choices_of(given: Any) -> tuple[str, list[str], list[str]]:
+    """What a row's choices add to its question, their own labels and their texts: a list, a mapping with `text` and `label`
+    (as ARC has it), or a text that stays as it is."""
+    labels: list[str] = []
+    if isinstance(given, Mapping) and "text" in given:
+        labels, given = [str(label) for label in given.get("label", ())], given["text"]
+    if not isinstance(given, list | tuple):
+        return f"\n{given}", [], []
+    choices = [str(choice) for choice in given][: len(LETTERS)]
+    lines = (f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=False))
+    return "".join(lines), labels[: len(LETTERS)], choices
 
 
 def text_of(columns: Mapping[str, Any], where: str, name: str) -> str:
@@ -179,14 +194,22 @@ def read_file(file: Path) -> Rows:
             return [(row, f"{file} row {number}") for number, row in enumerate(rows)]
         if file.suffix == ".csv":
             with file.open(encoding="utf-8-sig", newline="") as opened:
-                return [(row, f"{file} row {number}") for number, row in enumerate(csv.DictReader(opened), 1)]
+                return [csv_row(row, f"{file} row {number}") for number, row in enumerate(csv.DictReader(opened), 1)]
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors and OSErrors
-        raise DataError(f"{file} can't be read ({str(error).splitlines()[0][:150]}): check the file") from error
+        said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).splitlines()[0][:150]
+        raise DataError(f"{file} can't be read ({said}): check the file") from error
     if file.suffix == ".json":
         return as_rows(parsed(text, str(file)), file)
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     return [row_of(parsed(line, f"{file} line {number}"), f"{file} line {number}") for number, line in lines]
+
+
+def csv_row(row: dict[Any, Any], where: str) -> tuple[Mapping[str, Any], str]:
+    """A CSV row, or DataError where it has more fields than the head: a comma of a text was taken for a separator."""
+    if None in row:
+        raise DataError(f"{where} has more fields than the head has columns: put texts with commas in double quotes")
+    return row, where
 
 
 def parsed(text: str, where: str) -> Any:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ..config.load import Config
 from ..config.sections import ProblemsConfig, RewardConfig
-from ..errors import ConfigError, DataError
+from ..errors import AlphaZeroError, ConfigError, DataError
 from ..types import Task
-from .source import SPLITS, Source, open_problems, open_source, source_of
+from .source import SHOWN, SPLITS, Source, TaskList, check_tasks, open_problems, open_source, own, source_of
 
 
 def load_tasks(
@@ -43,13 +43,39 @@ def load_tasks(
         raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
     if isinstance(source, str):
         source = open_problems(ProblemsConfig.model_validate({"source": source, **options}), path)
-    tasks = source.load(split, count, start)
+    tasks = asked(source, split, count, start)
     if not tasks:
-        if not start or not source.load(split, 1):
-            raise DataError(f"{source.name} has no {split} problems: ask for another split, or name another source")
+        if not start or not asked(source, split, 1):
+            raise DataError(f"{source.name} has no {split} problems, {but_has(source)}")
         raise DataError(f"{source.name} {split} has no task number {start}: start earlier or use a larger data set")
     check_gold(tasks, rewards)
     return tasks
+
+
+def asked(source: Source, split: str, count: int, start: int = 0) -> list[Task]:
+    """`source.load`, whoever wrote it: its tasks are the source's own, or there is one sentence."""
+    try:
+        found = list(source.load(split, count, start))
+    except AlphaZeroError:
+        raise
+    except Exception as error:  # a source may be the user's own code
+        raise ConfigError(
+            f"source {source.name} can't load its {split} tasks ({type(error).__name__}: {error}): mend it"
+        ) from error
+    wrong = next((one for one in found if not isinstance(one, Task)), None)
+    if wrong is not None:
+        raise DataError(f"source {source.name} loads {repr(wrong)[:SHOWN]}, which is no Task: give a list of tasks")
+    found = [own(task, source.name) for task in found]
+    check_tasks(found, source.name)
+    return found
+
+
+def but_has(source: Source) -> str:
+    """What a source without the problems that were asked for has instead, and what to do."""
+    if not isinstance(source, TaskList):
+        return "name another source"
+    counts = [f"{len(tasks):,} {split}" for split, tasks in source.tasks.items() if tasks]
+    return f"it has {' and '.join(counts) or 'none at all'}: add some (a tenth of 10 or more is test), or name another source"
 
 
 def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Task]:

@@ -28,7 +28,7 @@ from random import Random
 from typing import Any
 
 from ..config.load import Config
-from ..config.objects import load_object
+from ..config.objects import load_object, look_in
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..errors import AlphaZeroError, ConfigError, DataError
@@ -41,6 +41,7 @@ SPLITS = ("train", "validation", "arena", "test")
 GROUP = "alphazero_llm_trainer.sources"
 WITH_PUBLIC_ROWS = ("gsm8k", "math", "hotpotqa")  # what `grade` checks the rules on
 ROW_FILES = (".jsonl", ".json", ".parquet", ".csv")
+SHOWN = 60  # letters of a question in a message
 
 # name -> module and class. Each is one file, and one line here.
 BUILT_IN = {
@@ -132,9 +133,22 @@ class Source(ABC):
 
     async def grade_all(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
         """`grade_many` without holding up the event loop."""
-        if self.reader.waits:
-            return await asyncio.to_thread(self.grade_many, pairs, strict)
-        return self.grade_many(pairs, strict)
+        try:
+            if self.reader.waits:
+                grades = await asyncio.to_thread(self.grade_many, pairs, strict)
+            else:
+                grades = self.grade_many(pairs, strict)
+        except AlphaZeroError:
+            raise
+        except Exception as error:  # a source may be the user's own code
+            raise ConfigError(
+                f"source {self.name} can't grade a response ({type(error).__name__}: {error}): mend grade_many"
+            ) from error
+        if len(grades) != len(pairs) or not all(isinstance(grade, Grade) for grade in grades):
+            raise ConfigError(
+                f"source {self.name} grades {len(pairs):,} responses as {repr(grades)[:SHOWN]}: return a Grade for each"
+            )
+        return grades
 
     async def grade_async(self, response: str, task: Task, strict: bool = False) -> Grade:
         """`grade` without holding up the event loop."""
@@ -217,7 +231,10 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
     seen: set[str] = set()
     for task in tasks:
         if task.problem.id in seen:
-            raise DataError(f"source {name} has two tasks with the id {task.problem.id!r}: give each its own")
+            raise DataError(
+                f"source {name} has two tasks with the id {task.problem.id!r}, one asks"
+                f" {task.problem.question[:SHOWN]!r}: drop one or give each an id of its own"
+            )
         seen.add(task.problem.id)
         if not task.problem.question.strip():
             raise DataError(f"source {name} has an empty question, task {task.problem.id!r}: write it or drop the task")
@@ -355,6 +372,11 @@ def _find(problems: ProblemsConfig, path: str | None) -> Source:
         return from_object(found, address, problems)
     if address.endswith(ROW_FILES):
         return load_class("file").open(address, problems, path)
+    if name.endswith(".py") and not rest:
+        raise ConfigError(
+            f"problems.source is {address!r} without a name: write {name}:NAME, a list of tasks, a function that returns"
+            " one, or a Source"
+        )
     if rest and (name.endswith(".py") or is_module(name)):
         return from_object(load_object(name, rest, "problems.source"), address, problems)
     known = ", ".join(sorted(set(names()) - {"file", "hub"}))
@@ -367,6 +389,7 @@ def _find(problems: ProblemsConfig, path: str | None) -> Source:
 def is_module(name: str) -> bool:
     """Whether this is meant as a module: `package.module`, or the name of one that can be found."""
     parts = name.split(".")
+    look_in(Path.cwd())
     return all(map(str.isidentifier, parts)) and (len(parts) > 1 or importlib.util.find_spec(name) is not None)
 
 
@@ -378,7 +401,7 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
     """
     rule = problems.grade or "numbers"
     if isinstance(found, type) and issubclass(found, Source):
-        found = found()
+        found = call(found, address)
     if isinstance(found, Source):
         found.name = found.name or address
         return found
@@ -415,10 +438,12 @@ def call(function: Callable[..., Any], address: str, **split: str) -> Any:
         return list(found) if inspect.isgenerator(found) else found
     except AlphaZeroError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         if split and isinstance(error, ValueError):
             return []
-        raise ConfigError(f"source {address} raised {type(error).__name__} ({error}): mend the function") from error
+        asked = "".join(f" for the split {name!r}" for name in split.values())
+        fix = "mend it, or raise ValueError for a split that it doesn't have" if split else "mend it"
+        raise ConfigError(f"source {address} raised {type(error).__name__} ({error}){asked}: {fix}") from error
 
 
 def as_tasks(given: Any, address: str) -> list[Task]:
@@ -436,12 +461,15 @@ def as_task(row: Any, number: int, address: str) -> Task:
     if (
         not isinstance(parts, tuple | list)
         or len(parts) not in (2, 3)
-        or not all(isinstance(p, str) for p in parts[:2])
+        or not isinstance(parts[0], str)
+        or isinstance(parts[1], bool)
+        or not isinstance(parts[1], str | int | float)
     ):
         raise DataError(
-            f"source {address} has no task at number {number}: give a Task, a (question, answer) pair of texts, or a"
-            " mapping with question and answer"
+            f"source {address} has no task at number {number} but {repr(row)[:SHOWN]}: give a Task, a (question, answer)"
+            " pair, or a mapping with question and answer"
         )
-    question, gold, solution = (*parts, None)[:3]
+    question, answer, solution = (*parts, None)[:3]
+    gold = str(answer)
     digest = hashlib.sha256(question.encode()).hexdigest()[:12]
     return Task(Problem(f"{address}/{digest}", question, address), gold, solution)

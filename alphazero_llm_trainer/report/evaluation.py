@@ -18,11 +18,21 @@ COLOURS = {"greedy": "plain", "mcts": "c1"}  # of methods; c0 of the others
 NOTE = "A budget is sampled plus scored tokens a problem. The best one's interval doesn't allow for its being picked."
 
 
+def measure(row: Results) -> str:
+    """What a row is judged by: accuracy, or the user's own reward where no problem has a gold answer."""
+    return "reward" if row.get("no_gold") and "reward" in row else "accuracy"
+
+
+def accuracy_of(row: Results) -> str:
+    """A row's accuracy with its interval, where there is one."""
+    return "no gold answers" if row.get("no_gold") else str(Interval(*row["accuracy"]))
+
+
 def sorted_rows(results: Results, benchmark: str) -> dict[int, list[Results]]:
-    """A benchmark's rows by budget, the most accurate first; the cheaper one where two are level."""
+    """A benchmark's rows by budget, the best first; the cheaper one where two are level."""
     found: dict[int, list[Results]] = {}
     rows = [row for row in results["rows"] if row["benchmark"] == benchmark]
-    for row in sorted(rows, key=lambda row: (row["budget"], -row["accuracy"][0], tokens(row))):
+    for row in sorted(rows, key=lambda row: (row["budget"], -row[measure(row)][0], tokens(row))):
         found.setdefault(row["budget"], []).append(row)
     return found
 
@@ -34,18 +44,21 @@ def tokens(row: Results) -> float:
 
 def gains(results: Results, row: Results) -> dict[str, Interval]:
     """The paired gains of a row at its budget, such as "over greedy"."""
+    if row.get("no_gold"):
+        return {}
     key = ("benchmark", "budget", "method")
     pairs = [pair for pair in results["pairs"] if all(pair[name] == row[name] for name in key)]
     return {f"over {pair['over']}": Interval(*pair["gain"]) for pair in pairs}
 
 
 def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
-    """The most accurate method of a budget and whether it is clearly above greedy, in words; and if so "good"."""
+    """The best method of a budget and whether it is clearly above greedy, in words; and if so "good"."""
     best = rows[0]
     over = gains(results, best).get("over greedy")
     sure = "" if over is None else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
-    where, value = f"{best['benchmark']} at {best['budget']:,} tokens", Interval(*best["accuracy"])
-    said = f"{where}: {best['method']} is best, {value} with {tokens(best):.0f} tokens a problem{sure}"
+    where, value = f"{best['benchmark']} at {best['budget']:,} tokens", Interval(*best[measure(best)])
+    what = "reward " if measure(best) == "reward" else ""
+    said = f"{where}: {best['method']} is best, {what}{value} with {tokens(best):.0f} tokens a problem{sure}"
     return said, "" if over is None else over.kind
 
 
@@ -58,7 +71,7 @@ def blocks(results: Results, benchmark: str) -> list[Block]:
         for row in rows:
             over = gains(results, row).get("over greedy")
             figures = ["" if over is None else f"{over:+}", f"{tokens(row):.1f}", f"{row['calls']:.1f}"]
-            lines.append([row["method"], str(Interval(*row["accuracy"])), *[reward_of(row)] * rewarded, *figures])
+            lines.append([row["method"], accuracy_of(row), *[reward_of(row)] * rewarded, *figures])
         found.append((headline(results, rows)[0], lines))
     return found + at_k(results, benchmark)
 
@@ -113,7 +126,7 @@ def full_table(results: Results, benchmark: str) -> list[list[str]]:
     found = [[*head, *bases, *f1, *rewarded]]
     for row in rows:
         over = gains(results, row)
-        line = [f"{row['budget']:,}", row["method"], str(Interval(*row["accuracy"]))]
+        line = [f"{row['budget']:,}", row["method"], accuracy_of(row)]
         line += [f"{row[name]:.1f}" for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls")]
         line += [f"{1000 * row['seconds']:.1f}", *(f"{row.get(name, 0)}" for name in ungraded)]
         line += [f"{over[base]:+}" if base in over else "" for base in bases]
@@ -151,9 +164,13 @@ def evaluation_parts(results: Results) -> list[str]:
             )
             for budget, rows in by_budget.items()
         ]
-        drawn += [over_tokens("Accuracy over tokens", list(chain(*by_budget.values())))] if len(by_budget) > 1 else []
+        drawn += (
+            [over_tokens(f"{measure(results['rows'][0]).capitalize()} over tokens", list(chain(*by_budget.values())))]
+            if len(by_budget) > 1
+            else []
+        )
         top = by_budget[max(by_budget)]
-        big = f"{top[0]['method']} {top[0]['accuracy'][0]:.3f}"
+        big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
         parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
         parts += [figures(drawn, NOTE), *map(paragraph, combination(facts))]
@@ -168,13 +185,13 @@ def method_chart(title: str, rows: Sequence[Results], gains: Mapping[str, Mappin
     for row in rows:
         name = row.get("method") or row["name"]
         notes = [f"{tokens(row):.1f} tokens a problem", *(f"{k}: {gain:+}" for k, gain in gains.get(name, {}).items())]
-        shown.append(ChartRow(name, Interval(*row["accuracy"]), COLOURS.get(name, "c0"), notes))
-    return row_chart(title, shown, "accuracy [95%]")
+        shown.append(ChartRow(name, Interval(*row[measure(row)]), COLOURS.get(name, "c0"), notes))
+    return row_chart(title, shown, f"{measure(rows[0])} [95%]")
 
 
 def over_tokens(title: str, rows: Sequence[Results]) -> Chart | None:
     """Accuracy over the tokens that were really spent, a line a method."""
     series: dict[str, list[tuple[float, Interval]]] = {}
     for row in sorted(rows, key=tokens):
-        series.setdefault(row.get("method") or row["name"], []).append((tokens(row), Interval(*row["accuracy"])))
+        series.setdefault(row.get("method") or row["name"], []).append((tokens(row), Interval(*row[measure(row)])))
     return line_chart(title, series, "tokens a problem")

@@ -23,7 +23,7 @@ from ..errors import ConfigError, RewardError
 from ..types import Problem, Task
 
 KEY = "rewards.custom"
-SHOWN = 120  # letters of a value or an error in a message
+SHOWN = 300  # letters of a value or an error in a message
 QUICK = 0.01  # seconds of a sync call: after one that took less, the next is made without a thread, which costs more
 
 Function = Callable[[Problem, str, Task], float | Awaitable[float]]
@@ -72,7 +72,7 @@ class CustomReward:
                     value: Any = self.function(*asked) if self.waits else await self._called(*asked)
                     if inspect.isawaitable(value):
                         value = await value
-            except Exception as error:  # the user's own code may raise anything
+            except (Exception, SystemExit) as error:  # the user's own code may raise anything
                 if limit.expired():
                     what = f"took longer than {self.timeout:g} s"
                     raise self._failed(problem, what, "raise rewards.custom_timeout_seconds") from error
@@ -138,7 +138,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
     def work() -> None:
         try:
             done.set_result(function())
-        except Exception as error:  # noqa: BLE001 - handed to the caller in the event loop
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - handed to the caller in the event loop
             done.set_exception(error)
 
     done.set_running_or_notify_cancel()  # what runs can't be cancelled
