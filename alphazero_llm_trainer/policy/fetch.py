@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
+
 from ..config.sections import StudentModel
 from ..errors import ConfigError, DataError
 from .folders import INSTALL_GGUF, fetched
@@ -57,7 +59,7 @@ def fetch(name: str, spec: StudentModel) -> str:
         raise ConfigError(f"{name} is no model of the hub: it needs no fetching")
     try:
         return f"{name} ({spec.path}) is in the hub's cache: {from_hub(spec.path)}"
-    except Exception as error:
+    except (OSError, ValueError, httpx.HTTPError) as error:
         if package is None:
             raise DataError(
                 f"{name} ({spec.path}) can't be fetched from the hub ({type(error).__name__}): connect, and set HF_TOKEN"
