@@ -128,6 +128,11 @@ class NativeLlama:
         return None if kernels is None else cls(kernels, model, tree, unit)
 
     @property
+    def rounds(self) -> bool:
+        """True where products are in bfloat16: the model's own forward gives slightly other log-probabilities."""
+        return self.unit != FLOATS
+
+    @property
     def threads(self) -> int:
         """How many threads compute it: torch's, where it is large enough."""
         return kernel_threads(self.parameters, torch.get_num_threads())
