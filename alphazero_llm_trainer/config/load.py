@@ -186,7 +186,7 @@ def validate(raw: Mapping[str, Any]) -> Config:
             )
     if config.engine.dtype == "bfloat16" and config.engine.native == "off":
         raise ConfigError(
-            "engine.dtype is 'bfloat16' and engine.native 'off': only the C kernels multiply in bfloat16; leave one of them auto"
+            "engine.dtype is 'bfloat16' and engine.native 'off': only the C kernels multiply in bfloat16; set one to auto"
         )
     search = config.search
     if search.mode == "step" and search.rollout in ("greedy", "beam"):
