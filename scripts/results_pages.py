@@ -682,6 +682,41 @@ def engine(data: Row) -> Page:
     )
 
 
+def real_engine(data: Row) -> Page:
+    rows, gaps = data["rows"], data["numerics"]
+    one = {row["way"]: row for row in rows if row["threads"] == 1}
+    ratio = one["kernels, bfloat16"]["tokens_per_cpu_second"] / one["kernels, fp32"]["tokens_per_cpu_second"]
+    columns = {
+        "forward": "{way}",
+        "threads": "{threads}",
+        "tokens a CPU second": "{tokens_per_cpu_second:,.0f}",
+        "tokens a second": "{tokens_per_second:,.0f}",
+        "floor: products alone, tokens a CPU second": "{floor_tokens_per_cpu_second:,.0f}",
+        "floor, GFLOP/s a CPU second": "{floor_gflops:,.0f}",
+    }
+    return Page(
+        "The engine on a real model",
+        f"{data['parameters'] / 1e6:.0f} M parameters: bfloat16 is {ratio:.1f} times as fast as fp32 on one CPU thread",
+        f"{data['questions']} GSM8K questions ({data['prompt_tokens']:,} prompt tokens) at once, {data['new_tokens']} new"
+        " tokens each, with log-probabilities. The floor is the time of the linear layers' products alone, as PyTorch"
+        " computes them in that precision at a decode step's rows.",
+        {
+            "Problems": "GSM8K test questions",
+            "Seeds": FIXED,
+            "Tokens": f"{data['new_tokens']} new tokens a question",
+            "Model": data["model"],
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            f"Log-probabilities in bfloat16 differ from the model's own forward in fp32 by {gaps['sampled_mean']:.3f} nats in"
+            f" the mean and {gaps['sampled_max']:.3f} at most ({gaps['tokens']} sampled tokens). A training run measures its"
+            " own and keeps it in `run.json` (`engine.numerics`).",
+        ],
+        ["One model on one machine, which others used at the same time.", RATIOS],
+    )
+
+
 def search(data: Row) -> Page:
     columns = {
         "search": "{label}",
@@ -1154,6 +1189,7 @@ LEARNING: dict[str, Callable[[Row], Page]] = {
 }
 MACHINERY: dict[str, Callable[[Row], Page]] = {
     "engine": engine,
+    "real_engine": real_engine,
     "search": search,
     "vllm_cpu": vllm_cpu,
     "vllm_contract": vllm_contract,

@@ -41,7 +41,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if memo:
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
     if kind != "native":
-        monkeypatch.setattr(NativeLlama, "of", classmethod(lambda cls, model, tree: None))
+        monkeypatch.setattr(NativeLlama, "of", classmethod(lambda cls, model, tree, dtype: None))
     if kind == "transformers":
         monkeypatch.setattr(FusedLlama, "fits", staticmethod(lambda model: False))
     if kind == "native" and library() is None:

@@ -31,7 +31,6 @@ from alphazero_llm_trainer.engine import inprocess, kernel_build, native
 from alphazero_llm_trainer.engine.forward import FusedLlama
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
-from alphazero_llm_trainer.engine.native import NativeLlama
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.queue_rows import DecodingRow
 from alphazero_llm_trainer.engine.sampling import Sampler
@@ -219,12 +218,6 @@ def test_off_is_off_and_other_models_are_torchs() -> None:
     assert tiny_engine(tiny_llama().to(torch.bfloat16)).forward.name == "fused"
     biased = LlamaForCausalLM(LlamaConfig(**{**tiny_llama().config.to_dict(), "attention_bias": True})).eval()
     assert isinstance(tiny_engine(biased).forward, LibraryForward)
-
-
-def test_large_models_are_left_to_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PARAMETERS", 1000)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert NativeLlama.of(tiny_llama(), tiny_engine().tree) is None
 
 
 # -- distributions that don't fit -------------------------------------------------------------------------------------

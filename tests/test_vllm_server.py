@@ -31,7 +31,7 @@ from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
 from alphazero_llm_trainer.engine.vllm_server import body, parse
 from alphazero_llm_trainer.engine.vllm_weights import Versions, has_adapter, write_adapter, write_model
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.backend import QUESTION, check_numerics, trainer_logprobs
+from alphazero_llm_trainer.policy.backend import QUESTION, check_numerics, served_gaps, trainer_logprobs
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.train.models import make_trainable
 
@@ -390,14 +390,16 @@ def test_a_server_that_is_not_there_and_a_key_that_is_not_set(monkeypatch: pytes
 
 def test_numerics_are_measured_and_refused() -> None:
     student: Any = load_student(load_config(overrides=["student=embedded"]))
-    facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), VllmConfig())
+    facts = check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), served_gaps(VllmConfig()))
     assert facts["tokens"] > 50 and 0 < facts["sampled_max"] < 1e-4 and facts["scored_mean"] <= facts["scored_max"]
     student.engine.facts = {"backend": "inprocess"}
     with pytest.raises(EngineError, match="differ from the trainer's forward"):
-        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), VllmConfig(gap_mean=1e-12))
+        check_numerics(
+            student.engine, student.model, student.prompt_ids(QUESTION), served_gaps(VllmConfig(gap_mean=1e-12))
+        )
     prompt = student.prompt_ids("How many apples are in 3 boxes of 14 apples?")
     with torch.no_grad():
         student.model.get_input_embeddings().weight.mul_(float("nan"))
     assert trainer_logprobs(student.model, prompt, (5,))[0] != 0
     with pytest.raises(EngineError, match="nan"):
-        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), VllmConfig())
+        check_numerics(student.engine, student.model, student.prompt_ids(QUESTION), served_gaps(VllmConfig()))

@@ -15,6 +15,7 @@ import yaml
 
 from ..config.load import Config
 from ..engine.kernel_build import kernel_status
+from ..engine.precision import kernel_threads, product_unit, unit_name
 from ..errors import ConfigError
 from ..policy.folders import LARGE, resolve_name
 from .base import add_config_arguments, add_json, add_model, add_source, print_json, resolve
@@ -74,16 +75,19 @@ def gather(config: Config) -> dict[str, Any]:
     devices = gpus()
     cuda = bool(devices) and "+cpu" not in (libraries["torch"] or "")
     name = config.student if config.student != "auto" else LARGE if cuda else "embedded"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    student = student_facts(config, name)
     return {
         "version": version("alphazero-llm-trainer"),
         "python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
         "gpus": devices,
         "cuda": cuda,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores,
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "kernels": kernel_status() if config.engine.native == "auto" else "off (engine.native)",
+        "products": products(config, student["parameters"] or 0, cores or 1),
         "engine": config.engine.backend,
-        "student": student_facts(config, name),
+        "student": student,
         "source": config.problems.source,
         "tier": config.teachers.tier,
         "tiers": {tier: tier_facts(spec) for tier, spec in config.teacher_tiers.items()},
@@ -95,6 +99,13 @@ def gather(config: Config) -> dict[str, Any]:
         "libraries": libraries,
         "extras": {extra: {name: version(name) for name in names} for extra, names in EXTRAS.items()},
     }
+
+
+def products(config: Config, parameters: int, cores: int) -> str:
+    """What the kernels multiply in for a plain fp32 Llama of the student's size, and on how many threads."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # it may have a number for each level of nesting
+    threads = kernel_threads(parameters, int(wanted) if wanted.isdigit() else cores)
+    return f"{unit_name(product_unit(config.engine.dtype, parameters))}, {threads} thread{'s' * (threads > 1)}"
 
 
 def student_facts(config: Config, name: str) -> dict[str, Any]:
@@ -146,7 +157,7 @@ def text(facts: dict[str, Any]) -> str:
         "python": facts["python"],
         "device": device,
         "cores": f"{facts['cores']}, torch takes {threads}",
-        "kernels": facts["kernels"],
+        "kernels": facts["kernels"] + (f"; products in {facts['products']}" if facts["kernels"][0] == "C" else ""),
         "engine": facts["engine"],
         "student": f"{student['name']} ({path}), {size}, {student['numbers']}, {trained}",
         "problems": facts["source"] + (f", rows from {places['data']}" if places["data"] else ""),

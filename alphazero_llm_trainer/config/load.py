@@ -184,6 +184,10 @@ def validate(raw: Mapping[str, Any]) -> Config:
             raise ConfigError(
                 f"{field} has a name or password in it: put the key into the variable that key_variable names"
             )
+    if config.engine.dtype == "bfloat16" and config.engine.native == "off":
+        raise ConfigError(
+            "engine.dtype is 'bfloat16' and engine.native 'off': only the C kernels multiply in bfloat16; set one to auto"
+        )
     search = config.search
     if search.mode == "step" and search.rollout in ("greedy", "beam"):
         raise ConfigError(

@@ -85,6 +85,7 @@ class EngineConfig(Section):
     native: Annotated[Literal["auto", "off"], BeforeValidator(lambda given: "off" if given is False else given)] = (
         "auto"
     )
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     vllm: VllmConfig = VllmConfig()
 
     def rows(self, row_bytes: int) -> int:

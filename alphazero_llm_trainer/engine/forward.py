@@ -116,6 +116,6 @@ def make_forward(
         from .library_forward import LibraryForward
 
         return LibraryForward(model, tree, max_batch, context)
-    if settings.native == "auto" and (native := NativeLlama.of(model, tree)) is not None:
+    if settings.native == "auto" and (native := NativeLlama.of(model, tree, settings.dtype)) is not None:
         return native
     return FusedLlama(model, tree, max_batch, context)

@@ -98,7 +98,7 @@ class InProcessEngine:
         self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
         self.valued = False
         self.cost, self.stats, self.version = Cost(), InProcessStats(), 0
-        self.facts: dict[str, Any] = {"backend": "inprocess"}
+        self.facts: dict[str, Any] = {"backend": "inprocess", "forward": self.forward.facts()}
         self.sampler = Sampler(library() if settings.native == "auto" else None)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
         self._pump: asyncio.Task[None] | None = None
@@ -154,6 +154,7 @@ class InProcessEngine:
         self.tree.clear()
         # Packed weights are copies, and adapters may have been added since: the fast forwards fit plain layers alone.
         self.forward = make_forward(self.model, self.tree, self.settings, self.capabilities.max_context, self.max_batch)
+        self.facts["forward"] = self.forward.facts()
 
     def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
         """See `Engine.set_value`. Raises EngineError for another shape than `[hidden size]` or while requests are under way."""

@@ -97,8 +97,8 @@ def _compile_command() -> list[str]:
     if path is None:
         raise _KernelError(f"there is no C compiler {named!r}: install one (gcc or clang), or name it in CC")
     tuned = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-    flags = ["-O2", "-ftree-vectorize", tuned, "-ffp-contract=fast", "-fno-math-errno", "-DNDEBUG", "-shared", "-fPIC"]
-    return [path, *options, *flags, *extra]
+    flags = ["-O2", "-ftree-vectorize", tuned, "-ffp-contract=fast", "-fno-math-errno", "-DNDEBUG"]
+    return [path, *options, *flags, "-shared", "-fPIC", "-pthread", *extra]
 
 
 def _build_key(command: list[str]) -> tuple[str, str]:

@@ -1,7 +1,8 @@
-"""Llama's forward in plain C, called through ctypes; `kernel_build` compiles it.
+"""Llama's forward in plain C, called through ctypes; `kernel_build` compiles it, `precision` says in what numbers it is.
 
 It computes nodes of the prefix tree where they lie (`kernels/llama.c` says how), so it needs no cache of its own, and
-its results are the same bits whatever else is in a batch. Without a compiler the torch forwards take its place.
+its results are the same bits whatever else is in a batch, on any number of threads. Without a compiler the torch forwards
+take its place.
 """
 
 from __future__ import annotations
@@ -14,20 +15,19 @@ from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..errors import EngineError
 from .kernel_build import kernels
+from .precision import FLOATS, Wanted, kernel_threads, product_unit, unit_name
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .queue_rows import Computed, DecodingRow
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, LlamaModel
-
-PARAMETERS = 50_000_000  # larger models are left to torch where it has more than one thread: the kernels have one
 
 
 class Shape(ctypes.Structure):
@@ -50,10 +50,10 @@ def library() -> ctypes.CDLL | None:
 
 def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes the argument and result types of the kernels' functions."""
-    loaded.model_new.argtypes, loaded.model_new.restype = [POINTER(Shape), POINTER(c_void_p)], c_void_p
+    loaded.model_new.argtypes, loaded.model_new.restype = [POINTER(Shape), POINTER(c_void_p), c_int], c_void_p
     loaded.model_free.argtypes, loaded.model_free.restype = [c_void_p], None
     loaded.model_value.argtypes, loaded.model_value.restype = [c_void_p, c_void_p, c_float], c_int
-    loaded.forward.argtypes = [*[c_void_p] * 4, c_int64, *[c_void_p] * 8, c_int64]
+    loaded.forward.argtypes = [*[c_void_p] * 4, c_int64, *[c_void_p] * 8, c_int64, c_int]
     loaded.forward.restype = c_int
     loaded.draw.argtypes, loaded.draw.restype = [c_void_p, c_int64, c_int64, *[c_void_p] * 6], None
     loaded.top.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 2]
@@ -69,13 +69,23 @@ def rotary_table(inner: LlamaModel) -> tuple[torch.Tensor, torch.Tensor]:
     return cos[0], sin[0]
 
 
+def parameter_count(model: LlamaForCausalLM) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 class NativeLlama:
-    """`rows.Forward` in C, for a plain fp32 Llama on the CPU. It has its own packed copy of the weights."""
+    """`queue_rows.Forward` in C, for a plain fp32 Llama on the CPU. It has its own packed copy of the weights.
+
+    `unit` is what computes its products (`precision.product_unit`).
+    """
 
     name = "native"
 
-    def __init__(self, kernels: ctypes.CDLL, model: LlamaForCausalLM, tree: PrefixTree) -> None:
-        self.kernels, self.tree, self.valued = kernels, tree, False
+    def __init__(self, kernels: ctypes.CDLL, model: LlamaForCausalLM, tree: PrefixTree, unit: int = FLOATS) -> None:
+        self.kernels, self.tree, self.unit, self.valued = kernels, tree, unit, False
+        self.parameters = parameter_count(model)
+        # Where the tree doesn't keep distributions: one table for all calls, a new one's pages would cost more than the draws.
+        self.table = np.empty((0, tree.vocabulary), dtype=np.float32)
         shape, inner = model.config, model.model
         heads = shape.num_attention_heads
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
@@ -99,22 +109,37 @@ class NativeLlama:
             positions=shape.max_position_embeddings,
             epsilon=shape.rms_norm_eps,
         )
-        self.model = kernels.model_new(ctypes.byref(dimensions), addresses)
+        self.model = kernels.model_new(ctypes.byref(dimensions), addresses, unit)
         if not self.model:
             raise EngineError("there is not enough memory for the engine's copy of the weights")
         weakref.finalize(self, kernels.model_free, self.model)
         kernels.large_pages(tree.states.data_ptr(), tree.states.nbytes)
 
     @classmethod
-    def of(cls, model: LlamaForCausalLM, tree: PrefixTree) -> NativeLlama | None:
-        """The forward of a Llama of plain linear layers, or None where it needs torch: no compiler, another precision..."""
-        parameters = list(model.parameters())
-        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in parameters):
+    def of(cls, model: LlamaForCausalLM, tree: PrefixTree, dtype: Wanted = "auto") -> NativeLlama | None:
+        """The forward of a Llama of plain linear layers, or None where it needs torch: no compiler, another precision...
+
+        `dtype` is `engine.dtype`. Raises ConfigError where it can't be had.
+        """
+        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
             return None
-        if torch.get_num_threads() > 1 and sum(p.numel() for p in parameters) > PARAMETERS:
-            return None
+        unit = product_unit(dtype, parameter_count(model))
         kernels = library()
-        return None if kernels is None else cls(kernels, model, tree)
+        return None if kernels is None else cls(kernels, model, tree, unit)
+
+    @property
+    def rounds(self) -> bool:
+        """True where products are in bfloat16: the model's own forward gives slightly other log-probabilities."""
+        return self.unit != FLOATS
+
+    @property
+    def threads(self) -> int:
+        """How many threads compute it: torch's, where it is large enough."""
+        return kernel_threads(self.parameters, torch.get_num_threads())
+
+    def facts(self) -> dict[str, Any]:
+        """See `Forward.facts`."""
+        return {"name": self.name, "products": unit_name(self.unit), "threads": self.threads}
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
         """See `Forward.set_value`."""
@@ -133,7 +158,9 @@ class NativeLlama:
         if tree.next_logprobs is not None:
             into = tree.next_logprobs.data_ptr()
         else:
-            table = np.empty((len(plan.kept), tree.vocabulary), dtype=np.float32)
+            if len(self.table) < len(plan.kept):
+                self.table = np.empty((len(plan.kept), tree.vocabulary), dtype=np.float32)
+            table = self.table[: len(plan.kept)]
             into = table.ctypes.data
         index = array("i", nodes)
         scores, values = np.empty(count, np.float32), np.empty(count, np.float32)
@@ -153,6 +180,7 @@ class NativeLlama:
             tree.top_ids.ctypes.data,
             tree.top_logprobs.ctypes.data,
             tree.top_tokens,
+            self.threads,
         )
         seconds = time.perf_counter() - began
         if failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -89,6 +89,10 @@ class Forward(Protocol):
 
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
         """See the class."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What run.json says about it: its name, what it multiplies in, its threads."""
         ...
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:

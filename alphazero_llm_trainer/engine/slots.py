@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -134,6 +134,11 @@ class SlotForward:
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """`ids` `[n, S]` of the slots' window -> final hidden states `[n, S, D]`; new keys and values go to slots, tree."""
         raise NotImplementedError
+
+    def facts(self) -> dict[str, Any]:
+        """See `Forward.facts`."""
+        products = str(self.tree.states.dtype).removeprefix("torch.")
+        return {"name": self.name, "products": products, "threads": torch.get_num_threads()}
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
         """See `Forward.set_value`."""

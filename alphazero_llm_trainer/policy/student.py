@@ -121,6 +121,10 @@ def load_student(
             layer._active_adapter = [POLICY]
         spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
     student = make_student(name, model, tokenizer, spec, config, system_prompt, source)
+    if not inference:
+        from .backend import QUESTION, check_rounding
+
+        check_rounding(student.engine, model, student.prompt_ids(QUESTION))
     student.adapter, student.folder = adapter, path
     return student
 
@@ -296,11 +300,12 @@ def make_student(
     if source is None or config.engine.backend == "inprocess":
         engine = InProcessEngine(model, settings=config.engine, **ends)
         return Student(name, model, tokenizer, engine, spec, system_prompt)
-    from .backend import QUESTION, check_numerics, start_engine
+    from .backend import QUESTION, check_numerics, served_gaps, start_engine
 
     served = start_engine(model, source, spec, config, tokenizer, **ends)
     student = Student(name, model, tokenizer, served, spec, system_prompt)
-    served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION), config.engine.vllm)}
+    limits = served_gaps(config.engine.vllm)
+    served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION), limits)}
     return student
 
 

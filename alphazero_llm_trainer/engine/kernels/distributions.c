@@ -8,6 +8,19 @@
 
 #include "vectors.h"
 
+#define STRETCH (8 * LANES)
+
+/* True where one of the next STRETCH elements is larger than `least`. */
+INLINE int any_above(const float *x, vec least)
+{
+    ivec above = {0};
+#pragma GCC unroll 8
+    for (long i = 0; i < STRETCH; i += LANES) above |= load(x + i) > least;
+    int32_t any = 0;
+    for (long i = 0; i < LANES; i++) any |= above[i];
+    return any;
+}
+
 static float maximum(const float *x, long n)
 {
     const long whole = n / LANES * LANES;
@@ -29,20 +42,24 @@ INLINE vec scaled_exp(const float *x, long left, float top, float scale)
     return part;
 }
 
-void log_softmax(float *x, long n)
+float log_sum_exp(const float *x, long n)
 {
     const float top = maximum(x, n);
     vec sum = {0};
     for (long i = 0; i < n; i += LANES) sum += scaled_exp(x + i, n - i, top, 1.0f);
-    const float shift = top + logf(lane_sum(sum));
-    for (long i = 0; i < n; i++) x[i] -= shift;
+    return top + logf(lane_sum(sum));
 }
 
 void top_k(const float *x, long n, long k, int32_t *ids, float *values)
 {
     long filled = 0;
     for (long i = 0; i < n; i++) {
-        if (filled == k && !(x[i] > values[k - 1])) continue;
+        if (filled == k) {
+            /* Nearly all of a long row is below the k-th: stretches of it are passed over. */
+            while (i % STRETCH == 0 && i + STRETCH <= n && !any_above(x + i, splat(values[k - 1]))) i += STRETCH;
+            if (i == n) break;
+            if (!(x[i] > values[k - 1])) continue;
+        }
         long place = filled < k ? filled++ : k - 1;
         for (; place && x[i] > values[place - 1]; place--)
             values[place] = values[place - 1], ids[place] = ids[place - 1];

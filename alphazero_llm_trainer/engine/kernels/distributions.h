@@ -6,8 +6,8 @@
 
 #pragma GCC visibility push(hidden)
 
-/* n logits -> log-probabilities, in place. */
-void log_softmax(float *x, long n);
+/* log(sum of exp(x)): a log-probability is its logit less this. */
+float log_sum_exp(const float *x, long n);
 
 /* The k largest of x[n], largest first, of equal ones the one with the smaller index first. */
 void top_k(const float *x, long n, long k, int32_t *ids, float *values);

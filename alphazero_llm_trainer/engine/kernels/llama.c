@@ -1,11 +1,11 @@
-/* A Llama's forward over the nodes of a prefix tree, in fp32, for one core.
+/* A Llama's forward over the nodes of a prefix tree: its products in fp32 or bfloat16, everything else in fp32.
  *
  * A row is a node whose keys, values and (where wanted) next-token log-probabilities are computed. All rows of a call go
  * through each layer together; a row attends to its own path to the root, whose keys and values it reads where the tree
  * keeps them. So nothing is copied, padded or masked, and a row may be the parent of another row of the same call.
  *
  * Every sum runs in an order that depends on the row alone: a node's results are the same bits whatever else is in the
- * call.
+ * call, and on any number of threads. Products are split among threads by panels of weights, the rest by rows.
  */
 
 #include <assert.h>
@@ -18,83 +18,11 @@
 #endif
 
 #include "distributions.h"
-#include "vectors.h"
+#include "products.h"
+#include "threads.h"
 
-/* Rows whose sums a product holds in registers: 24 of 32 with AVX-512 and on 64-bit ARM, 12 of 16 elsewhere. */
-#if BYTES == 64 || defined(__aarch64__)
-#define BLOCK 12
-#else
-#define BLOCK 6
-#endif
-#define PANEL (2 * LANES)     /* columns of a packed panel */
-#define PREFETCH (64 * PANEL) /* how far the weights are fetched ahead of their use */
 #define CHUNK 128             /* rows that go through the layers together: their activations stay in the second-level cache */
 #define HEAD_CHUNK 64         /* rows of logits at a time */
-
-/* -- matrices ------------------------------------------------------------------------------------------------------ */
-
-/* What a product does with its sums: c = a b, c += a b, or c = silu(a gate) * (a up) where b's panels hold both. */
-enum kind { ASSIGN, ADD, SWIGLU };
-
-/* One panel of b for `rows` rows of a. `rows` and `kind` are constants: the loops over rows are written out. */
-INLINE void multiply_block(const int rows, enum kind kind, long depth, const float *a, long a_stride, const float *b,
-                           float *c, long c_stride)
-{
-    vec left[BLOCK], right[BLOCK];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) left[r] = right[r] = (vec){0};
-    const float *p[(BLOCK + 2) / 3]; /* every third row: the two after it are one and two strides on */
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r += 3) p[r / 3] = a + r * a_stride;
-    for (long k = 0; k < depth; k++, b += PANEL) {
-        const vec b0 = load(b), b1 = load(b + LANES);
-        __builtin_prefetch(b + PREFETCH), __builtin_prefetch(b + PREFETCH + LANES);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            const float x = p[r / 3][r % 3 * a_stride];
-            left[r] += x * b0;
-            right[r] += x * b1;
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r += 3) p[r / 3]++;
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-        float *to = c + r * c_stride;
-        if (kind == ASSIGN) {
-            store(to, left[r]);
-            store(to + LANES, right[r]);
-        } else if (kind == ADD) {
-            store(to, load(to) + left[r]);
-            store(to + LANES, load(to + LANES) + right[r]);
-        } else {
-            store(to, left[r] / (1.0f + exponential(-left[r])) * right[r]);
-        }
-    }
-}
-
-/* `rows` rows of a with `panels` panels of b, each `depth` deep; BLOCK rows at a time while a panel is in the cache. */
-static void multiply(enum kind kind, long rows, long depth, long panels, const float *a, long a_stride, const float *b,
-                     float *c, long c_stride)
-{
-    const long width = kind == SWIGLU ? LANES : PANEL;
-    for (long panel = 0; panel < panels; panel++, b += depth * PANEL, c += width)
-        for (long row = 0; row < rows; row += BLOCK) {
-            const float *from = a + row * a_stride;
-            float *to = c + row * c_stride;
-#define CASE(n) \
-    case n: \
-        multiply_block(n, kind, depth, from, a_stride, b, to, c_stride); \
-        break;
-            switch (rows - row < BLOCK ? rows - row : BLOCK) {
-                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if BLOCK == 12
-                CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
-            }
-#undef CASE
-        }
-}
 
 /* -- the model ----------------------------------------------------------------------------------------------------- */
 
@@ -104,18 +32,23 @@ struct shape {
 };
 
 struct layer {
-    float *norm1, *qkv, *out, *norm2, *gate_up, *down;
+    float *norm1, *norm2;
+    struct matrix qkv, out, gate_up, down;
 };
 
 struct model {
     struct shape shape;
     long width_pad, qkv_pad, ffn_pad, vocabulary_pad; /* row lengths of the buffers: whole panels */
-    float *embedding, *norm, *head, *cos, *sin;
+    enum unit unit;
+    float *embedding, *norm, *cos, *sin;
+    struct matrix head;
     struct layer *layers;
     float *hidden, *normed, *qkv, *mixed, *ffn, *logits; /* CHUNK (logits: HEAD_CHUNK) rows */
-    float *scores, *inverse;                             /* heads x longest path; heads */
+    uint16_t *rounded;                                   /* a product's activations, for the units of bfloat16 */
+    float *scores, *inverse;                             /* a thread: heads x longest path; heads */
     int32_t *path;
     long path_capacity, score_capacity;
+    int score_threads;
     float *value; /* the value head's `width` weights, or NULL */
     float value_bias;
 };
@@ -137,47 +70,43 @@ static float *copy_floats(const float *from, long n)
     return p;
 }
 
-/* Columns first.. of a matrix whose column j is weights[j] (a linear layer's [out, in]) into panels of all columns. */
-static void pack(float *packed, long depth, const float *weights, long columns, long first)
-{
-    for (long j = 0; j < columns; j++) {
-        float *to = packed + (first + j) / PANEL * depth * PANEL + (first + j) % PANEL;
-        for (long k = 0; k < depth; k++) to[k * PANEL] = weights[j * depth + k];
-    }
-}
-
 void model_free(struct model *m)
 {
     if (!m) return;
     for (long i = 0; m->layers && i < m->shape.layers; i++) {
         struct layer *l = &m->layers[i];
-        free(l->norm1), free(l->qkv), free(l->out), free(l->norm2), free(l->gate_up), free(l->down);
+        free(l->norm1), free(l->norm2);
+        free(l->qkv.packed), free(l->out.packed), free(l->gate_up.packed), free(l->down.packed);
     }
-    free(m->layers), free(m->embedding), free(m->norm), free(m->head), free(m->cos), free(m->sin);
-    free(m->hidden), free(m->normed), free(m->qkv), free(m->mixed), free(m->ffn), free(m->logits);
+    free(m->layers), free(m->embedding), free(m->norm), free(m->head.packed), free(m->cos), free(m->sin);
+    free(m->hidden), free(m->normed), free(m->qkv), free(m->mixed), free(m->ffn), free(m->logits), free(m->rounded);
     free(m->scores), free(m->inverse), free(m->path), free(m->value), free(m);
 }
 
 /* A model with its own copy of the weights; NULL where memory is short.
  *
  * weights: embedding, final norm, head, cos and sin [positions, head_dim / 2], then for each layer norm1, q, k, v, o, norm2,
- * gate, up, down; each as the library keeps it ([out, in]), fp32 and contiguous.
+ * gate, up, down; each as the library keeps it ([out, in]), fp32 and contiguous. unit: how its products are computed,
+ * FLOATS or what `bf16_unit` says.
  */
-struct model *model_new(const struct shape *shape, const float *const *weights)
+struct model *model_new(const struct shape *shape, const float *const *weights, int unit)
 {
     struct model *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     const struct shape s = m->shape = *shape;
     const long d = s.width, q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+    const long deepest = s.ffn > d ? (s.ffn > q ? s.ffn : q) : (d > q ? d : q);
     int ok = 1;
 #define CHECK(p) (ok &= ((p) != NULL))
+#define MATRIX(b, depth, columns) (ok &= matrix_new(&(b), m->unit, depth, (columns) / PANEL))
+    m->unit = (enum unit)unit;
     m->width_pad = padded(d, PANEL);
     m->qkv_pad = padded(q + 2 * kv, PANEL);
     m->ffn_pad = padded(s.ffn, LANES);
     m->vocabulary_pad = padded(s.vocabulary, PANEL);
     CHECK(m->embedding = copy_floats(weights[0], s.vocabulary * d));
     CHECK(m->norm = copy_floats(weights[1], d));
-    CHECK(m->head = new_floats(d * m->vocabulary_pad));
+    MATRIX(m->head, d, m->vocabulary_pad);
     CHECK(m->cos = copy_floats(weights[3], s.positions * s.head_dim / 2));
     CHECK(m->sin = copy_floats(weights[4], s.positions * s.head_dim / 2));
     CHECK(m->layers = calloc((size_t)s.layers, sizeof *m->layers));
@@ -186,31 +115,31 @@ struct model *model_new(const struct shape *shape, const float *const *weights)
     CHECK(m->qkv = new_floats(CHUNK * m->qkv_pad));
     CHECK(m->mixed = new_floats(CHUNK * q));
     CHECK(m->ffn = new_floats(CHUNK * m->ffn_pad));
-    CHECK(m->inverse = new_floats(s.heads));
+    if (unit != FLOATS) CHECK(m->rounded = calloc((size_t)(CHUNK * ROUNDED_DEPTH(deepest)), sizeof *m->rounded));
     CHECK(m->logits = new_floats(HEAD_CHUNK * m->vocabulary_pad));
     if (!ok) return model_free(m), NULL;
-    pack(m->head, d, weights[2], s.vocabulary, 0);
+    pack(&m->head, weights[2], s.vocabulary, 0);
     for (long i = 0; i < s.layers; i++) {
         struct layer *l = &m->layers[i];
         const float *const *w = weights + 5 + 9 * i;
         CHECK(l->norm1 = copy_floats(w[0], d));
-        CHECK(l->qkv = new_floats(d * m->qkv_pad));
-        CHECK(l->out = new_floats(q * m->width_pad));
         CHECK(l->norm2 = copy_floats(w[5], d));
-        CHECK(l->gate_up = new_floats(d * m->ffn_pad * 2));
-        CHECK(l->down = new_floats(s.ffn * m->width_pad));
+        MATRIX(l->qkv, d, m->qkv_pad);
+        MATRIX(l->out, q, m->width_pad);
+        MATRIX(l->gate_up, d, m->ffn_pad * 2);
+        MATRIX(l->down, s.ffn, m->width_pad);
         if (!ok) return model_free(m), NULL;
-        pack(l->qkv, d, w[1], q, 0);
-        pack(l->qkv, d, w[2], kv, q);
-        pack(l->qkv, d, w[3], kv, q + kv);
-        pack(l->out, q, w[4], d, 0);
+        pack(&l->qkv, w[1], q, 0);
+        pack(&l->qkv, w[2], kv, q);
+        pack(&l->qkv, w[3], kv, q + kv);
+        pack(&l->out, w[4], d, 0);
         /* Vector for vector, so that a panel holds a gate and its up. */
         for (long j = 0; j < s.ffn; j += LANES) {
             const long columns = s.ffn - j < LANES ? s.ffn - j : LANES;
-            pack(l->gate_up, d, w[6] + j * d, columns, 2 * j);
-            pack(l->gate_up, d, w[7] + j * d, columns, 2 * j + LANES);
+            pack(&l->gate_up, w[6] + j * d, columns, 2 * j);
+            pack(&l->gate_up, w[7] + j * d, columns, 2 * j + LANES);
         }
-        pack(l->down, s.ffn, w[8], d, 0);
+        pack(&l->down, w[8], d, 0);
     }
     return m;
 }
@@ -224,10 +153,65 @@ int model_value(struct model *m, const float *weight, float bias)
     return !weight || m->value;
 }
 
-static void rms_norm(const struct model *m, long rows, const float *weight)
+/* The unit of bfloat16 that this process may use, or FLOATS: see products.h. */
+int bf16_unit(void) { return (int)best_bf16(); }
+
+/* -- loops that threads share -------------------------------------------------------------------------------------- */
+
+/* A call's chunk of rows on its way through the layers. */
+struct pass {
+    struct model *m;
+    int threads;
+    long rows;
+    const int32_t *nodes, *starts, *lengths;
+};
+
+struct product {
+    enum kind kind;
+    const struct matrix *b;
+    long rows, a_stride, c_stride;
+    const float *a;
+    uint16_t *rounded;
+    float *c;
+};
+
+static void round_part(void *loop, int thread, long from, long to)
 {
+    const struct product *p = loop;
+    (void)thread;
+    round_rows(p->a, p->a_stride, p->b->depth, from, to, p->rounded);
+}
+
+static void multiply_part(void *loop, int thread, long from, long to)
+{
+    const struct product *p = loop;
+    (void)thread;
+    multiply(p->kind, p->b, from, to, p->rows, p->rounded ? (void *)p->rounded : (void *)p->a, p->a_stride, p->c, p->c_stride);
+}
+
+/* c = a b, c += a b or the feed-forward's gate, see `enum kind`. */
+static void product(const struct pass *x, enum kind kind, const struct matrix *b, long rows, const float *a, long a_stride,
+                    float *c, long c_stride)
+{
+    struct product p = {kind, b, rows, a_stride, c_stride, a, x->m->rounded, c};
+    if (p.rounded) split(x->threads, rows, 8, round_part, &p);
+    const long share = b->panels / (x->threads * 8L); /* several parts a thread: one that is late has little left */
+    split(x->threads, b->panels, share ? share : 1, multiply_part, &p);
+}
+
+struct norm {
+    const struct model *m;
+    const float *weight;
+};
+
+static void norm_part(void *loop, int thread, long from, long to)
+{
+    const struct norm *norm = loop;
+    const struct model *m = norm->m;
+    const float *weight = norm->weight;
     const long d = m->shape.width;
-    for (long r = 0; r < rows; r++) {
+    (void)thread;
+    for (long r = from; r < to; r++) {
         const float *x = m->hidden + r * m->width_pad;
         float *y = m->normed + r * m->width_pad;
         vec squares = {0};
@@ -235,6 +219,12 @@ static void rms_norm(const struct model *m, long rows, const float *weight)
         const float scale = 1.0f / sqrtf(lane_sum(squares) / (float)d + m->shape.epsilon);
         for (long i = 0; i < d; i++) y[i] = x[i] * scale * weight[i];
     }
+}
+
+static void rms_norm(const struct pass *x, const float *weight)
+{
+    struct norm norm = {x->m, weight};
+    split(x->threads, x->rows, 8, norm_part, &norm);
 }
 
 /* -- attention ----------------------------------------------------------------------------------------------------- */
@@ -292,13 +282,13 @@ INLINE void weigh_values(const int count, const long dim, long first, long group
  * Queries are scaled already. `dim` is the head size as a constant (a multiple of LANES: the loops over it are written
  * out), or 0 for any other head size, which is computed without vectors of nodes.
  */
-INLINE void attend(const struct model *m, const long dim, const float *query, const int32_t *path, long length,
+INLINE void attend(const struct model *m, int thread, const long dim, const float *query, const int32_t *path, long length,
                    const float *states, long stride, float *out)
 {
     const long size = m->shape.head_dim, heads = m->shape.heads, group = heads / m->shape.kv_heads;
     const long capacity = m->score_capacity;
     const float *values = states + m->shape.kv_heads * size;
-    float *scores = m->scores, *inverse = m->inverse;
+    float *scores = m->scores + thread * heads * capacity, *inverse = m->inverse + thread * heads;
     for (long j = 0; dim && j < length; j += LANES) {
         const float *keys[LANES];
         /* Beyond the end the last node is read again: those scores are not used. */
@@ -351,39 +341,70 @@ INLINE void rotate(const float *from, float *to, const float *cos, const float *
     }
 }
 
+struct attention {
+    const struct pass *x;
+    float *states; /* of the layer: a node's keys and values lie `stride` floats after the one's before it */
+    long stride;
+};
+
+/* Rotate rows' queries and keys, and put keys and values where the tree keeps them. */
+static void keep_part(void *loop, int thread, long from, long to)
+{
+    const struct attention *layer = loop;
+    const struct pass *x = layer->x;
+    const struct model *m = x->m;
+    const struct shape s = m->shape;
+    const long dim = s.head_dim, kv = s.kv_heads * dim;
+    const float scale = 1.0f / sqrtf((float)dim);
+    (void)thread;
+    for (long r = from; r < to; r++) {
+        float *qkv = m->qkv + r * m->qkv_pad, *keep = layer->states + x->nodes[r] * layer->stride;
+        const long position = x->lengths[r] - 1;
+        const float *cos = m->cos + position * (dim / 2), *sin = m->sin + position * (dim / 2);
+        for (long h = 0; h < s.heads; h++) rotate(qkv + h * dim, qkv + h * dim, cos, sin, dim / 2, scale);
+        for (long h = 0; h < s.kv_heads; h++)
+            rotate(qkv + (s.heads + h) * dim, keep + h * dim, cos, sin, dim / 2, 1.0f);
+        memcpy(keep + kv, qkv + (s.heads + s.kv_heads) * dim, (size_t)kv * sizeof(float));
+    }
+}
+
+static void attend_part(void *loop, int thread, long from, long to)
+{
+    const struct attention *layer = loop;
+    const struct pass *x = layer->x;
+    const struct model *m = x->m;
+    const long dim = m->shape.head_dim, stride = layer->stride;
+    const float *states = layer->states;
+    for (long r = from; r < to; r++) {
+        const float *query = m->qkv + r * m->qkv_pad;
+        const int32_t *path = m->path + x->starts[r];
+        const long length = x->lengths[r];
+        float *out = m->mixed + r * m->shape.heads * dim;
+        if (dim == 32) attend(m, thread, 32, query, path, length, states, stride, out);
+        else if (dim == 64) attend(m, thread, 64, query, path, length, states, stride, out);
+        else if (dim == 128) attend(m, thread, 128, query, path, length, states, stride, out);
+        else attend(m, thread, 0, query, path, length, states, stride, out);
+    }
+}
+
 /* One layer's attention for rows whose q, k and v are in m->qkv. Keys and values go to the rows' nodes in the pool before
  * any row attends, so that a row may attend to another one of the call. */
-static void attention(struct model *m, long layer, long rows, float *pool, const int32_t *nodes, const int32_t *starts,
-                      const int32_t *lengths)
+static void attention(const struct pass *x, long layer, float *pool)
 {
-    const struct shape s = m->shape;
-    const long dim = s.head_dim, kv = s.kv_heads * dim, stride = s.layers * 2 * kv;
-    const float scale = 1.0f / sqrtf((float)dim);
-    float *states = pool + layer * 2 * kv;
-    for (long r = 0; r < rows; r++) {
-        float *qkv = m->qkv + r * m->qkv_pad, *to = states + nodes[r] * stride;
-        const float *cos = m->cos + (lengths[r] - 1) * (dim / 2), *sin = m->sin + (lengths[r] - 1) * (dim / 2);
-        for (long h = 0; h < s.heads; h++) rotate(qkv + h * dim, qkv + h * dim, cos, sin, dim / 2, scale);
-        for (long h = 0; h < s.kv_heads; h++) rotate(qkv + (s.heads + h) * dim, to + h * dim, cos, sin, dim / 2, 1.0f);
-        memcpy(to + kv, qkv + (s.heads + s.kv_heads) * dim, (size_t)kv * sizeof(float));
-    }
-    for (long r = 0; r < rows; r++) {
-        const float *query = m->qkv + r * m->qkv_pad;
-        const int32_t *path = m->path + starts[r];
-        float *out = m->mixed + r * s.heads * dim;
-        if (dim == 32) attend(m, 32, query, path, lengths[r], states, stride, out);
-        else if (dim == 64) attend(m, 64, query, path, lengths[r], states, stride, out);
-        else if (dim == 128) attend(m, 128, query, path, lengths[r], states, stride, out);
-        else attend(m, 0, query, path, lengths[r], states, stride, out);
-    }
+    const struct shape s = x->m->shape;
+    const long node = 2 * s.kv_heads * s.head_dim;
+    struct attention loop = {x, pool + layer * node, s.layers * node};
+    split(x->threads, x->rows, 4, keep_part, &loop);
+    split(x->threads, x->rows, 1, attend_part, &loop);
 }
 
 /* -- a call -------------------------------------------------------------------------------------------------------- */
 
 /* The rows' paths from the root into m->path: row r's begins at starts[r] and has lengths[r] nodes, itself the last.
- * A row whose parent is the row before it shares that one's. 0 where memory is short. */
-static int find_paths(struct model *m, long rows, const int32_t *nodes, const int32_t *parent, int32_t *starts,
-                      int32_t *lengths)
+ * A row whose parent is the row before it shares that one's. Makes room for the scores of such paths. 0 where memory is
+ * short. */
+static int find_paths(struct model *m, int threads, long rows, const int32_t *nodes, const int32_t *parent,
+                      int32_t *starts, int32_t *lengths)
 {
     long used = 0, longest = 0;
     for (long r = 0; r < rows; r++) {
@@ -405,12 +426,46 @@ static int find_paths(struct model *m, long rows, const int32_t *nodes, const in
         else for (int32_t n = nodes[r]; n; n = parent[n]) *--end = n;
         longest = length > longest ? length : longest;
     }
-    if (longest > m->score_capacity) {
-        m->score_capacity = padded(2 * longest, LANES);
-        free(m->scores);
-        if (!(m->scores = new_floats(m->shape.heads * m->score_capacity))) return m->score_capacity = 0;
+    if (longest > m->score_capacity || threads > m->score_threads) {
+        const long heads = m->shape.heads * threads;
+        if (longest > m->score_capacity) m->score_capacity = padded(2 * longest, LANES);
+        m->score_threads = threads;
+        free(m->scores), free(m->inverse);
+        m->scores = new_floats(heads * m->score_capacity), m->inverse = new_floats(heads);
+        if (!m->scores || !m->inverse) return m->score_threads = 0;
     }
     return 1;
+}
+
+/* What becomes of the logits of the rows in `wanted`. */
+struct output {
+    const struct pass *x;
+    const long *wanted;
+    const int64_t *keep;
+    const int32_t *target;
+    float *table, *scores;
+    int32_t *top_ids;
+    float *top_logprobs;
+    int64_t k;
+};
+
+static void output_part(void *loop, int thread, long from, long to)
+{
+    const struct output *o = loop;
+    const struct model *m = o->x->m;
+    const long vocabulary = m->shape.vocabulary;
+    (void)thread;
+    for (long r = from; r < to; r++) {
+        const long i = o->wanted[r];
+        const float *logits = m->logits + r * m->vocabulary_pad;
+        const float shift = log_sum_exp(logits, vocabulary);
+        if (o->target[i] >= 0) o->scores[i] = logits[o->target[i]] - shift;
+        if (o->keep[i] < 0) continue;
+        float *row = o->table + o->keep[i] * vocabulary;
+        for (long j = 0; j < vocabulary; j++) row[j] = logits[j] - shift;
+        const int64_t place = o->x->nodes[i] * o->k;
+        if (o->k) top_k(row, vocabulary, o->k, o->top_ids + place, o->top_logprobs + place);
+    }
 }
 
 /* Compute `count` nodes, ancestors before descendants.
@@ -420,18 +475,22 @@ static int find_paths(struct model *m, long rows, const int32_t *nodes, const in
  * target[i]: a token whose log-probability after node i goes to scores[i], or -1.
  * values[i]: the value head's output, where there is one. top_ids, top_logprobs [capacity, k]: for nodes that keep a
  * distribution, its k likeliest tokens go to the node's row (NULL: nothing is kept).
- * 0: done; 1: memory is short.
+ * threads: at most so many compute it. 0: done; 1: memory is short.
  */
 int forward(struct model *m, float *pool, const int32_t *parent, const int32_t *token, int64_t count,
             const int32_t *nodes, const int64_t *keep, const int32_t *target, float *table, float *scores, float *values,
-            int32_t *top_ids, float *top_logprobs, int64_t k)
+            int32_t *top_ids, float *top_logprobs, int64_t k, int threads)
 {
     const struct shape s = m->shape;
     const long d = s.width, q = s.heads * s.head_dim;
     int32_t starts[CHUNK], lengths[CHUNK];
+    int failed = 0;
+    threads = take_threads(threads);
+    if (m->unit == TILES) tiles_on();
     for (long first = 0; first < count; first += CHUNK, nodes += CHUNK) {
         const long rows = count - first < CHUNK ? count - first : CHUNK;
-        if (!find_paths(m, rows, nodes, parent, starts, lengths)) return 1;
+        const struct pass x = {m, threads, rows, nodes, starts, lengths};
+        if ((failed = !find_paths(m, threads, rows, nodes, parent, starts, lengths))) break;
         for (long r = 0; r < rows; r++) {
             assert(nodes[r] > 0 && lengths[r] <= s.positions && target[first + r] < s.vocabulary);
             assert(token[nodes[r]] >= 0 && token[nodes[r]] < s.vocabulary);
@@ -439,15 +498,15 @@ int forward(struct model *m, float *pool, const int32_t *parent, const int32_t *
         }
         for (long i = 0; i < s.layers; i++) {
             const struct layer *l = &m->layers[i];
-            rms_norm(m, rows, l->norm1);
-            multiply(ASSIGN, rows, d, m->qkv_pad / PANEL, m->normed, m->width_pad, l->qkv, m->qkv, m->qkv_pad);
-            attention(m, i, rows, pool, nodes, starts, lengths);
-            multiply(ADD, rows, q, m->width_pad / PANEL, m->mixed, q, l->out, m->hidden, m->width_pad);
-            rms_norm(m, rows, l->norm2);
-            multiply(SWIGLU, rows, d, m->ffn_pad / LANES, m->normed, m->width_pad, l->gate_up, m->ffn, m->ffn_pad);
-            multiply(ADD, rows, s.ffn, m->width_pad / PANEL, m->ffn, m->ffn_pad, l->down, m->hidden, m->width_pad);
+            rms_norm(&x, l->norm1);
+            product(&x, ASSIGN, &l->qkv, rows, m->normed, m->width_pad, m->qkv, m->qkv_pad);
+            attention(&x, i, pool);
+            product(&x, ADD, &l->out, rows, m->mixed, q, m->hidden, m->width_pad);
+            rms_norm(&x, l->norm2);
+            product(&x, SWIGLU, &l->gate_up, rows, m->normed, m->width_pad, m->ffn, m->ffn_pad);
+            product(&x, ADD, &l->down, rows, m->ffn, m->ffn_pad, m->hidden, m->width_pad);
         }
-        rms_norm(m, rows, m->norm);
+        rms_norm(&x, m->norm);
         for (long r = 0; m->value && r < rows; r++)
             values[first + r] = 1.0f / (1.0f + expf(-dot(m->normed + r * m->width_pad, m->value, d) - m->value_bias));
         /* Only rows whose distribution is wanted go through the head: they move to the front. */
@@ -461,23 +520,15 @@ int forward(struct model *m, float *pool, const int32_t *parent, const int32_t *
             }
         for (long from = 0; from < wanted_rows; from += HEAD_CHUNK) {
             const long head_rows = wanted_rows - from < HEAD_CHUNK ? wanted_rows - from : HEAD_CHUNK;
-            multiply(ASSIGN, head_rows, d, m->vocabulary_pad / PANEL, m->normed + from * m->width_pad, m->width_pad,
-                     m->head, m->logits, m->vocabulary_pad);
-            for (long r = 0; r < head_rows; r++) {
-                const long i = first + wanted[from + r];
-                float *row = m->logits + r * m->vocabulary_pad;
-                log_softmax(row, s.vocabulary);
-                if (target[i] >= 0) scores[i] = row[target[i]];
-                if (keep[i] < 0) continue;
-                memcpy(table + keep[i] * s.vocabulary, row, (size_t)s.vocabulary * sizeof(float));
-                if (k) {
-                    const int64_t node = nodes[wanted[from + r]];
-                    top_k(row, s.vocabulary, k, top_ids + node * k, top_logprobs + node * k);
-                }
-            }
+            struct output o = {&x, wanted + from, keep + first, target + first, table, scores + first, top_ids, top_logprobs, k};
+            product(&x, ASSIGN, &m->head, head_rows, m->normed + from * m->width_pad, m->width_pad, m->logits,
+                    m->vocabulary_pad);
+            split(threads, head_rows, 1, output_part, &o);
         }
     }
-    return 0;
+    if (m->unit == TILES) tiles_off();
+    give_threads(threads);
+    return failed;
 }
 
 /* Ask for large pages: a path's keys lie scattered over the pool. */
