@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
-from alphazero_llm_trainer.engine.step_ends import StepEnds
+from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.policy.backend import QUESTION, ROUNDED, check_numerics  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 
