@@ -1,0 +1,111 @@
+"""A real language model taught on a laptop: SmolLM2-135M, supervised, then by GRPO with search, then asked in several ways.
+
+    uv run alphazero-llm-trainer fetch smollm2-135m
+    uv run python benchmarks/real_ladder.py --out runs/real
+
+Each stage is a command of the package, in a folder of its own; what is finished is kept, so the same line goes on after a
+stop. Embedded problems of levels 1 to 3: training questions and test problems never meet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = [sys.executable, "-m", "alphazero_llm_trainer"]
+EVERY = ["--set", "problems.levels=[1,2,3]", "--seed", "7"]
+
+
+def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
+    """Each stage's command, and the file and its key that tell that it is finished."""
+    sft, grpo = args.out / "sft", args.out / "grpo"
+    size = ["--eval-size", str(args.problems)]
+    updates = ["--set", f"train.sft.steps={args.rows // 16}", "--set", "train.sft.learning_rate=1e-4"]
+    updates += ["--set", "train.sft.warmup_steps=6", "--set", "train.sft.validation_size=50"]
+    rate = ["--set", f"train.grpo.learning_rate={args.learning_rate}", "--set", "train.grpo.batch_size=16"]
+    rate += ["--set", f"train.demonstrations={args.rows}", "--set", "train.validation_size=100"]
+    rounds = ["--set", "train.questions_per_round=48", "--save-every", "96", "--set", "train.grpo.warmup_rounds=1"]
+    train = ["train", "--model", str(sft), "--use-grpo", "-n", str(args.questions), "--out", str(grpo)]
+    found = {
+        "sft": (
+            ["sft", "--model", args.model, "-n", str(args.rows), "--out", str(sft), *updates, *size, *EVERY],
+            "manifest.json",
+            "test",
+        ),
+        "grpo": ([*train, *rate, *rounds, *size, *EVERY], "run.json", "after"),
+    }
+    methods = ["greedy", "majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
+    for name, folder in (("sft", sft), ("grpo", grpo / "student")):
+        command = ["eval", "--model", str(folder), "--methods", *methods, "--verifier", "calculator"]
+        command += ["--budget-tokens", *map(str, args.budgets), "--num", str(args.searched)]
+        found[f"eval-{name}"] = (
+            [*command, "--out", str(args.out / f"eval-{name}"), *EVERY[:2], *EVERY[-2:]],
+            "results.json",
+            "rows",
+        )
+    return found
+
+
+def finished(done: Path, key: str) -> bool:
+    """Whether the file has what a stage writes at its end."""
+    return done.is_file() and key in json.loads(done.read_text(encoding="utf-8"))
+
+
+def run(name: str, command: list[str], done: Path, key: str) -> float:
+    """Run one stage unless it is finished; returns its wall seconds (0: it was finished before)."""
+    if finished(done, key):
+        return 0.0
+    if name == "grpo" and (done.parent / "run.json").is_file():
+        command = [*command, "--resume"]
+    print(f"$ alphazero-llm-trainer {shlex.join(command)}", flush=True)
+    began = time.monotonic()
+    subprocess.run([*PROGRAM, *command], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return time.monotonic() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--out", type=Path, default=Path("runs") / "real")
+    parser.add_argument("--rows", type=int, default=1008, help="worked solutions of the supervised stage")
+    parser.add_argument("--questions", type=int, default=192, help="training questions of GRPO")
+    parser.add_argument("--problems", type=int, default=500, help="test problems before and after GRPO")
+    parser.add_argument("--searched", type=int, default=200, help="test problems of each method")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[100, 300], help="tokens a problem")
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--stages", nargs="+", help="some of: sft grpo eval-sft eval-grpo (default: all)")
+    parser.add_argument("--result", type=Path, default=ROOT / "benchmarks" / "results" / "real_ladder.json")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    times_file = args.out / "seconds.json"
+    times: dict[str, float] = json.loads(times_file.read_text()) if times_file.is_file() else {}
+    found: dict[str, Any] = {}
+    for name, (command, last, key) in stages(args).items():
+        if args.stages and name not in args.stages:
+            continue
+        done = args.out / name / last
+        seconds = run(name, command, done, key)
+        if seconds:
+            times[name] = round(seconds, 1)
+            times_file.write_text(json.dumps(times))
+        found[name] = json.loads(done.read_text(encoding="utf-8"))
+    options = f"--rows {args.rows} --questions {args.questions} --problems {args.problems} --searched {args.searched}"
+    result = {
+        "command": f"uv run python benchmarks/real_ladder.py {options}",
+        "machine": platform.machine(), "cores": os.cpu_count(), "model": args.model, "seed": 7,
+        "seconds": times, "stages": found,
+    }  # fmt: skip
+    args.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
