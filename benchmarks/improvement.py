@@ -106,7 +106,7 @@ def control(seed: int, seconds: float, rate: float, eval_size: int, work: Path) 
     settings = SftSettings(steps=10**6, learning_rate=rate, max_seconds=seconds, seed=seed, evaluate_every=200)
     result = train_student(
         student.model,
-        sft_rows(demonstrations, student, config.train.sft.question_weight),
+        sft_rows(demonstrations, student),
         student.tokenizer,
         settings,
         out_dir=work / "control",

@@ -24,6 +24,7 @@ from alphazero_llm_trainer.train.sft import (
     sft_rows,
     train_student,
 )
+from alphazero_llm_trainer.train.warmup import settings_of
 
 TINY = StudentShape(hidden_size=32, layers=1, heads=2, intermediate_size=64, max_positions=256)
 SETTINGS = SftSettings(steps=6, batch_size=4, warmup_steps=2, evaluate_every=3, shape=TINY)
@@ -96,6 +97,13 @@ def test_rows_weigh_question_and_answer_tokens(student, tokenizer):
     assert row["weights"] == [0.1] * question + [1.0] * (len(row["input_ids"]) - question)
 
 
+def test_a_question_weighs_nothing_for_a_student_that_goes_on():
+    config = load_config()
+    assert settings_of(config).question_weight == 0.1 and settings_of(config, 100).question_weight == 0.0
+    given = load_config(overrides=["train.sft.question_weight=0.3"])
+    assert settings_of(given).question_weight == settings_of(given, 100).question_weight == 0.3
+
+
 def test_a_row_without_a_solution_is_refused(student):
     task = replace(embedded.build("train", 0, 1), solution=None)
     with pytest.raises(DataError, match="embedded/train/1/0"):
@@ -104,12 +112,12 @@ def test_a_row_without_a_solution_is_refused(student):
 
 def test_collator_pads_with_no_weight():
     batch = WeightedCollator(7)(
-        [{"input_ids": [1, 2, 3], "weights": [0.1, 0.1, 1.0]}, {"input_ids": [4], "weights": [2.0]}]
+        [{"input_ids": [1, 2, 3], "weights": [0.0, 0.1, 1.0]}, {"input_ids": [4], "weights": [2.0]}]
     )
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 7, 7]]
-    assert batch["labels"].tolist() == [[1, 2, 3], [4, -100, -100]]
+    assert batch["labels"].tolist() == [[-100, 2, 3], [4, -100, -100]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert torch.allclose(batch["weights"], torch.tensor([[0.1, 0.1, 1.0], [2.0, 0.0, 0.0]]))
+    assert torch.allclose(batch["weights"], torch.tensor([[0.0, 0.1, 1.0], [2.0, 0.0, 0.0]]))
 
 
 def test_weighted_loss_and_gradient_equal_a_hand_loop(tokenizer, rows, tmp_path):

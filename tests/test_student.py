@@ -30,7 +30,7 @@ def test_it_is_small_and_an_ordinary_folder():
 def test_it_was_trained_on_the_demonstrations_that_the_configuration_names():
     config = load_config()
     tasks = load_tasks("embedded", "train", config.train.demonstrations)
-    rows = sft_rows(tasks, load_student(config, "embedded"), config.train.sft.question_weight)
+    rows = sft_rows(tasks, load_student(config, "embedded"))
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
     assert digest == MANIFEST["data_sha256"]
     assert MANIFEST["rows"] == len(rows)

@@ -68,7 +68,7 @@ class SftConfig(Section):
     learning_rate: PositiveFloat | None = None
     batch_size: Positive = 16
     steps: Positive | None = None
-    question_weight: Share = 0.1
+    question_weight: Share | None = None
     warmup_steps: NonNegative = 50
     weight_decay: NonNegativeFloat = 0.01
     max_grad_norm: PositiveFloat = 1.0

@@ -106,20 +106,25 @@ def new_student(tokenizer: PreTrainedTokenizerBase, shape: StudentShape, seed: i
 
 
 class WeightedCollator:
-    """Pads rows on the right: `input_ids`, `attention_mask`, `labels` (-100 on padding) and `weights`, all `[B, T]`."""
+    """Pads rows on the right: `input_ids`, `attention_mask`, `labels` and `weights`, all `[B, T]`.
+
+    Labels are -100 on padding and where the weight is 0.
+    """
 
     def __init__(self, pad_token_id: int) -> None:
         self.pad_token_id = pad_token_id
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         shape = (len(rows), max(len(row["input_ids"]) for row in rows))
-        ids, labels = torch.full(shape, self.pad_token_id), torch.full(shape, -100)
+        ids = torch.full(shape, self.pad_token_id)
         mask, weights = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
         for i, row in enumerate(rows):
             length = len(row["input_ids"])
-            ids[i, :length] = labels[i, :length] = torch.tensor(row["input_ids"])
+            ids[i, :length] = torch.tensor(row["input_ids"])
             weights[i, :length] = torch.tensor(row["weights"])
             mask[i, :length] = 1
+        # The last layer, which is wide, is computed where there is a label.
+        labels = torch.where(weights > 0, ids, -100)
         return {"input_ids": ids, "attention_mask": mask, "labels": labels, "weights": weights}
 
 

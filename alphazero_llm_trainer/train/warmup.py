@@ -30,16 +30,19 @@ from .sft import SftSettings, new_student, run_sft, sft_rows
 SAMPLES = 8
 # Where train.sft leaves them open: updates from scratch, passes for a student that goes on, and both learning rates.
 STEPS, PASSES, RATE, GENTLE_RATE = 6000, 3, 3e-3, 2e-4
+QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 
 
 def settings_of(config: Config, rows: int | None = None) -> SftSettings:
     """`train.sft` as the trainer's settings: from scratch, or for a student that goes on with `rows` demonstrations."""
     sft = config.train.sft
     steps, rate = (STEPS, RATE) if rows is None else (math.ceil(PASSES * rows / sft.batch_size), GENTLE_RATE)
-    shared = sft.model_dump(exclude={"steps", "learning_rate", "validation_size"})
+    weight = QUESTION_WEIGHT if rows is None else 0.0
+    shared = sft.model_dump(exclude={"steps", "learning_rate", "validation_size", "question_weight"})
     return SftSettings(
         steps=steps if sft.steps is None else sft.steps,
         learning_rate=rate if sft.learning_rate is None else sft.learning_rate,
+        question_weight=weight if sft.question_weight is None else sft.question_weight,
         seed=config.seed,
         **shared,
     )
@@ -110,7 +113,7 @@ def supervise(
     return run_sft(
         settings,
         out,
-        rows=sft_rows(demonstrations, student, config.train.sft.question_weight),
+        rows=sft_rows(demonstrations, student, settings.question_weight),
         tokenizer=student.tokenizer,
         evaluate=accuracy,
         measure=measure,
