@@ -118,5 +118,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     ids = torch.tensor([student.encode("an apple\n")])
     with torch.no_grad():
         torch.testing.assert_close(student.model(input_ids=ids).logits, model(input_ids=ids).logits)
+    # It has no chat template: a prompt is plain text.
+    assert student.decode(student.prompt_ids("an apple")) == "an apple\n"
     with pytest.raises(ConfigError, match="no folder or GGUF file"):
         find_model(str(tmp_path / "gone.gguf"), load_config())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from alphazero_llm_trainer.config.cache import cache_folder
 from alphazero_llm_trainer.engine import kernel_build
 from alphazero_llm_trainer.engine.kernel_build import KEPT, kernel_status, load_kernels
 
@@ -192,12 +193,12 @@ def test_where_nothing_can_be_kept_each_process_compiles_in_a_temporary_folder(
 def test_the_folder_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert kernel_build._cache_folder() == tmp_path / "cache" / "kernels"
+    assert cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("ALPHAZERO_CACHE_DIR")
-    assert kernel_build._cache_folder() == tmp_path / "xdg" / "alphazero-llm-trainer" / "kernels"
+    assert cache_folder() == tmp_path / "xdg" / "alphazero-llm-trainer"
     for no_folder in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", no_folder)
-        assert kernel_build._cache_folder() == tmp_path / "home" / ".cache" / "alphazero-llm-trainer" / "kernels"
+        assert cache_folder() == tmp_path / "home" / ".cache" / "alphazero-llm-trainer"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_every_named_student_is_4_bit_with_lora_on_seven_projections():
     models = load_config().models
     assert {"llama-3.2-3b", "llama-3.2-1b", "llama-3.1-8b", "qwen2.5-0.5b", "qwen3-4b", "mistral-7b"} < models.keys()
     for name, spec in models.items():
-        if name in ("embedded", "small"):
+        if name in ("embedded", "small", "smollm2-135m", "smollm2-360m"):  # small enough to be trained whole
             continue
         assert (spec.quantization, spec.adapter, spec.dtype) == ("nf4", "lora", "bfloat16"), name
         assert spec.lora.rank == 32 and len(spec.lora.targets) == 7

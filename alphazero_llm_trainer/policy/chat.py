@@ -34,8 +34,13 @@ class Chat:
     def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of a whole chat (`role` and `content` each), ready for the next response.
 
-        Raises RequestError where the student's template takes no such chat.
+        Without a chat template it is the messages' plain text, a line end after each, after the token that the tokenizer
+        opens texts with, if it does. Raises RequestError where the student's template takes no such chat.
         """
+        if self.tokenizer.chat_template is None:
+            opened = self.tokenizer("")["input_ids"][:1]
+            opening = opened if opened == [self.tokenizer.bos_token_id] else []
+            return (*opening, *self.encode("".join(message["content"].rstrip("\n") + "\n" for message in messages)))
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **TEMPLATE_SETTINGS
