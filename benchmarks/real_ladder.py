@@ -21,6 +21,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+KEPT = (
+    "test_before", "test_greedy", "test_pass_at_8", "test_mean_at_temperature_1", "gain", "steps", "rows", "seconds",
+    "before", "after", "kept", "questions", "rounds", "search_cost", "engine", "methods",
+)  # fmt: skip
 PROGRAM = [sys.executable, "-m", "alphazero_llm_trainer"]
 EVERY = ["--set", "problems.levels=[1,2,3]", "--seed", "7"]
 
@@ -39,7 +43,7 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
         "sft": (
             ["sft", "--model", args.model, "-n", str(args.rows), "--out", str(sft), *updates, *size, *EVERY],
             "manifest.json",
-            "test",
+            "test_greedy",
         ),
         "grpo": ([*train, *rate, *rounds, *size, *EVERY], "run.json", "after"),
     }
@@ -97,7 +101,10 @@ def main() -> None:
         if seconds:
             times[name] = round(seconds, 1)
             times_file.write_text(json.dumps(times))
-        found[name] = json.loads(done.read_text(encoding="utf-8"))
+        facts = json.loads(done.read_text(encoding="utf-8"))
+        found[name] = {key: facts[key] for key in KEPT if key in facts}
+        for measured in ("before", "after"):
+            found[name].get(measured, {}).pop("correct", None)
     options = f"--rows {args.rows} --questions {args.questions} --problems {args.problems} --searched {args.searched}"
     result = {
         "command": f"uv run python benchmarks/real_ladder.py {options}",
