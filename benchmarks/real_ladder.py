@@ -31,21 +31,21 @@ EVERY = ["--set", "problems.levels=[1,2,3]", "--seed", "7"]
 
 def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
     """Each stage's command, and the file and its key that tell that it is finished."""
-    sft, grpo = args.out / "sft", args.out / "grpo"
+    sft, grpo = args.out / "sft", args.out / "grpo" / "run-001"
     size = ["--eval-size", str(args.problems)]
     updates = ["--set", f"train.sft.steps={args.rows // 16}", "--set", "train.sft.learning_rate=1e-4"]
     updates += ["--set", "train.sft.warmup_steps=6", "--set", "train.sft.validation_size=50"]
     rate = ["--set", f"train.grpo.learning_rate={args.learning_rate}", "--set", "train.grpo.batch_size=16"]
     rate += ["--set", f"train.demonstrations={args.rows}", "--set", "train.validation_size=100"]
     rounds = ["--set", "train.questions_per_round=48", "--save-every", "96", "--set", "train.grpo.warmup_rounds=1"]
-    train = ["train", "--model", str(sft), "--use-grpo", "-n", str(args.questions), "--out", str(grpo)]
+    train = ["train", "--model", str(sft), "--use-grpo", "-n", str(args.questions), "--out", str(grpo.parent)]
     found = {
         "sft": (
             ["sft", "--model", args.model, "-n", str(args.rows), "--out", str(sft), *updates, *size, *EVERY],
             "manifest.json",
             "test_greedy",
         ),
-        "grpo": ([*train, *rate, *rounds, *size, *EVERY], "run.json", "after"),
+        "grpo": ([*train, *rate, *rounds, *size, *EVERY], "run-001/run.json", "after"),
     }
     methods = ["greedy", "majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
     for name, folder in (("sft", sft), ("grpo", grpo / "student")):

@@ -205,7 +205,7 @@ def test_sft_goes_on_from_a_folder(tmp_path, capsys):
     rows = []
     for task in load_tasks("embedded", "train", 20):
         prompt, solution = student.worked(task)
-        weights = [0.1] * len(prompt) + [1.0] * len(solution)
+        weights = [0.0] * len(prompt) + [1.0] * len(solution)
         rows.append({"input_ids": [*prompt, *solution], "weights": weights})
     assert manifest["data_sha256"] == hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
     assert manifest["started_from"] == str(PACKAGED) and manifest["adapter"] == "full"
