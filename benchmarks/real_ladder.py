@@ -106,6 +106,8 @@ def main() -> None:
         for measured in ("before", "after"):
             found[name].get(measured, {}).pop("correct", None)
     options = f"--rows {args.rows} --questions {args.questions} --problems {args.problems} --searched {args.searched}"
+    if args.stages:
+        options += f" --stages {' '.join(args.stages)}"
     result = {
         "command": f"uv run python benchmarks/real_ladder.py {options}",
         "machine": platform.machine(), "cores": os.cpu_count(), "model": args.model, "seed": 7,

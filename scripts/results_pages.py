@@ -738,7 +738,8 @@ def real_ladder(data: Row) -> Page:
     body = [
         *table(rows, columns),
         f"After SFT pass@8 is {share(triple(sft['test_pass_at_8']))} and the mean at temperature 1"
-        f" {sft['test_mean_at_temperature_1']:.3f}. GRPO sampled {sampled:,} tokens in {grpo['rounds']} rounds. The stages took"
+        f" {sft['test_mean_at_temperature_1']:.3f}. GRPO sampled {sampled:,} tokens in {grpo['rounds']} rounds and kept"
+        f" {grpo['kept']}. The stages took"
         f" {times} on {data['cores']} cores, with their measurements.",
     ]
     if numerics:

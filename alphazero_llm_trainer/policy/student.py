@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
+SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
 OFFLINE = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectionError", "ConnectTimeout"}
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
@@ -83,7 +84,7 @@ def load_student(
     """
     name = resolve_name(config, name)
     spec = config.models[name]
-    if spec.path in SMALL:
+    if spec.path in SMALL and (path is None or file_bytes(path) < SMALL_BYTES):
         limit_threads()
     if path is not None:
         check_folder(path)
@@ -199,12 +200,17 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
         return
     if source == "package":
         return
-    files = list(Path(source).glob("*.safetensors")) if Path(source).is_dir() else []
-    if not files or sum(file.stat().st_size for file in files) > CPU_BYTES:
+    found = file_bytes(Path(source))
+    if not found or found > CPU_BYTES:
         raise ConfigError(
             f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is none here: use"
             f" --student embedded, or take the CPU's slowness with --set models.{name}.cpu=true"
         )
+
+
+def file_bytes(folder: Path) -> int:
+    """What the weights in a folder take on disk; 0 where there are none, or no folder."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def give_pad(tokenizer: Any) -> None:
