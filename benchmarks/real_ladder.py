@@ -68,7 +68,7 @@ def run(name: str, command: list[str], done: Path, key: str) -> float:
     """Run one stage unless it is finished; returns its wall seconds (0: it was finished before)."""
     if finished(done, key):
         return 0.0
-    if name == "grpo" and (done.parent / "run.json").is_file():
+    if name != "sft" and (done.parent / "run.json").is_file():
         command = [*command, "--resume"]
     print(f"$ alphazero-llm-trainer {shlex.join(command)}", flush=True)
     began = time.monotonic()
@@ -99,7 +99,7 @@ def main() -> None:
         done = args.out / name / last
         seconds = run(name, command, done, key)
         if seconds:
-            times[name] = round(seconds, 1)
+            times[name] = round(times.get(name, 0.0) + seconds, 1)
             times_file.write_text(json.dumps(times))
         facts = json.loads(done.read_text(encoding="utf-8"))
         found[name] = {key: facts[key] for key in KEPT if key in facts}
