@@ -11,7 +11,8 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ..config.train import GrpoConfig
-from .models import Economy, keep_precision, quiet_arguments, restore_adapter, trained_state
+from .head import project_labels_only
+from .models import Economy, bare, keep_precision, quiet_arguments, restore_adapter, trained_state
 from .packing import PackingPlan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound
 
@@ -263,6 +264,9 @@ def make_grpo_trainer(
         callbacks=list(callbacks),
     )
     keep_precision(model, before)
+    for scored in (trainer.model, trainer.ref_model):
+        if scored is not None:
+            project_labels_only(bare(scored), trainer.temperature)
     trainer.pack, trainer.together = settings.pack, settings.together
     trainer.random_share = settings.loss_share if settings.loss_tokens == "random" else 1.0
     trainer.importance = settings.importance

@@ -228,6 +228,11 @@ def restore_adapter(model: Any, folder: Path) -> None:
             parameter.copy_(state[PREFIX + key.removeprefix(PREFIX).replace(f".{POLICY}.", ".")])
 
 
+def bare(model: Any) -> Any:
+    """The model itself, out of peft's wrapper where it is in one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def trained_state(model: Any) -> dict[str, torch.Tensor]:
     """A copy of the parameters that training changes."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}

@@ -30,7 +30,7 @@ from ..config.sections import LoraConfig
 from ..config.train import PrmConfig
 from ..policy.adapters import PRM, bind
 from ..policy.prm_verifier import FLOOR
-from .models import attach, deepen
+from .models import attach, bare, deepen
 from .rows import ValueRow, pack_values
 from .value import (
     HeldOutWatch,
@@ -216,7 +216,7 @@ class StepScorer(torch.nn.Module):
     @property
     def bare(self) -> PreTrainedModel:
         """The language model without peft's wrapping."""
-        return self.lm.get_base_model() if hasattr(self.lm, "get_base_model") else self.lm
+        return bare(self.lm)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import cos, pi
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -34,7 +35,8 @@ from trl import SFTConfig, SFTTrainer
 from ..errors import DataError, TrainingError
 from ..policy.student import Student
 from ..types import Task
-from .models import Economy, load_trained_state, quiet_arguments, trained_state
+from .head import project_labels_only
+from .models import Economy, bare, load_trained_state, quiet_arguments, trained_state
 
 Row = dict[str, list[Any]]
 Evaluate = Callable[[torch.nn.Module], float]
@@ -131,6 +133,10 @@ class WeightedCollator:
 class WeightedSFTTrainer(SFTTrainer):
     """TRL's SFT trainer with a weight per token, for rows collated by `WeightedCollator`."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        project_labels_only(bare(self.model))
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None of TRL's: the student's folder gets the run's own (`train.model_card`)."""
 
@@ -169,6 +175,28 @@ class WeightedSFTTrainer(SFTTrainer):
         metrics["num_tokens"] = [self._total_train_tokens]
 
 
+class UpdatesByLength(Sampler[int]):
+    """Rows in a random order, each update's own sorted by length, so that rows of a forward need little padding.
+
+    An update's loss is one sum over its rows, so which of them share a forward doesn't matter.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator)
+        for update in order.split(self.batch_size):
+            yield from sorted(update.tolist(), key=self.lengths.__getitem__)
+
+
 class TimedSFTTrainer(WeightedSFTTrainer):
     """Adds the settings' learning-rate schedule, which also follows the clock, and the stop at `max_seconds`."""
 
@@ -183,6 +211,12 @@ class TimedSFTTrainer(WeightedSFTTrainer):
         self.watch = _TimedWatch(settings, evaluate)
         super().__init__(**kwargs, callbacks=[self.watch, *callbacks])
         self.remove_callback(PrinterCallback)  # the caller has the losses; a library doesn't print
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.args.gradient_accumulation_steps == 1:
+            return super()._get_train_sampler(train_dataset)
+        rows: Any = self.train_dataset if train_dataset is None else train_dataset
+        return UpdatesByLength(list(map(len, rows["input_ids"])), self.settings.batch_size, self.settings.seed)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         settings, watch = self.settings, self.watch

@@ -28,7 +28,7 @@ from ..config.train import JudgeConfig, ValueConfig
 from ..errors import DataError, TrainingError
 from ..policy.adapters import VALUE, bind
 from ..policy.logistic import fit_logistic
-from .models import attach, deepen, load_trained_state, quiet_arguments, trained_state
+from .models import attach, bare, deepen, load_trained_state, quiet_arguments, trained_state
 from .packing import ancestor_mask
 from .rows import ValueRow
 
@@ -308,7 +308,7 @@ def headed(policy: PreTrainedModel, shape: Any, backbone: Any) -> Any:
 
 def score_layer(network: Any) -> torch.nn.Linear:
     """The last layer, under peft too."""
-    score: Any = network.get_base_model().score if hasattr(network, "get_base_model") else network.score
+    score: Any = bare(network).score
     return score.modules_to_save[score.active_adapters[0]] if hasattr(score, "modules_to_save") else score
 
 
