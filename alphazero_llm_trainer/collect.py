@@ -289,7 +289,7 @@ class Collector:
     def counted(self, tree: Tree) -> list[Trajectory]:
         """The trajectories that training learns from: GRPO and PPO leave a teacher's out (`train.grpo.teacher_rows`)."""
         found, train = trajectories(tree), self.config.train
-        return found if train.method == "legacy" or train.grpo.teacher_rows else [t for t in found if t.student]
+        return found if train.supervised or train.grpo.teacher_rows else [t for t in found if t.student]
 
     def flat(self, tree: Tree) -> bool:
         """True when the trajectories that training learns from all earned the same: no signal."""

@@ -1,10 +1,11 @@
-"""A real language model taught on a laptop: SmolLM2-135M, supervised, then by GRPO with search, then asked in several ways.
+"""A real language model taught on a laptop: SmolLM2-135M, supervised, then from its own samples, then asked in several ways.
 
     uv run alphazero-llm-trainer fetch smollm2-135m
     uv run python benchmarks/real_ladder.py --out runs/real
 
 Each stage is a command of the package, in a folder of its own; what is finished is kept, so the same line goes on after a
-stop. Embedded problems of levels 1 to 3: training questions and test problems never meet.
+stop. Embedded problems of levels 1 to 3: training questions and test problems never meet. From the supervised student: its own
+right samples (`rft`), GRPO with chains and with trees, all over the same questions, and more supervision as a control.
 """
 
 from __future__ import annotations
@@ -26,36 +27,47 @@ KEPT = (
     "before", "after", "kept", "questions", "rounds", "search_cost", "engine", "methods",
 )  # fmt: skip
 PROGRAM = [sys.executable, "-m", "alphazero_llm_trainer"]
+ROUND, UPDATES = 96, 14  # questions of a round of each arm, and updates after it
+CHAINS = ["--set", "train.groups=chain", "--set", "train.chain_samples=8"]
+RATE = "train.{}.learning_rate={}"
+GRPO = ["--use-grpo", "--set", "train.grpo.batch_size=16", "--set", "train.grpo.epochs=2"]
+GRPO += ["--set", RATE.format("grpo", 1e-5), "--set", "train.grpo.warmup_rounds=1", "--set", "train.rows_per_round=88"]
+ARMS = {
+    "rft": ["--use-rft", *CHAINS, "--set", RATE.format("rft", 5e-5)],
+    "grpo": [*GRPO, *CHAINS],
+    "grpo-trees": GRPO,
+}
 EVERY = ["--set", "problems.levels=[1,2,3]", "--seed", "7"]
 
 
 def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
     """Each stage's command, and the file and its key that tell that it is finished."""
-    sft, grpo = args.out / "sft", args.out / "grpo" / "run-001"
+    sft, rows = args.out / "sft", str(args.rows)
     size = ["--eval-size", str(args.problems)]
-    updates = ["--set", f"train.sft.steps={args.rows // 16}", "--set", "train.sft.learning_rate=1e-4"]
-    updates += ["--set", "train.sft.warmup_steps=6", "--set", "train.sft.validation_size=50"]
-    rate = ["--set", f"train.grpo.learning_rate={args.learning_rate}", "--set", "train.grpo.batch_size=16"]
-    rate += ["--set", f"train.demonstrations={args.rows}", "--set", "train.validation_size=100"]
-    rounds = ["--set", "train.questions_per_round=48", "--save-every", "96", "--set", "train.grpo.warmup_rounds=1"]
-    train = ["train", "--model", str(sft), "--use-grpo", "-n", str(args.questions), "--out", str(grpo.parent)]
+    warm = ["--set", "train.sft.learning_rate=1e-4", "--set", "train.sft.warmup_steps=6"]
+    warm += ["--set", "train.sft.validation_size=50", *size, *EVERY]
+    steps = ["--set", f"train.sft.steps={args.rows // 16}"]
+    updates = args.questions // ROUND * UPDATES
     found = {
         "sft": (
-            ["sft", "--model", args.model, "-n", str(args.rows), "--out", str(sft), *updates, *size, *EVERY],
+            ["sft", "--model", args.model, "-n", rows, "--out", str(sft), *steps, *warm],
             "manifest.json",
             "test_greedy",
-        ),
-        "grpo": ([*train, *rate, *rounds, *size, *EVERY], "run-001/run.json", "after"),
+        )
     }
+    train = ["train", "--model", str(sft), "-n", str(args.questions), "--set", f"train.questions_per_round={ROUND}"]
+    train += ["--save-every", str(ROUND), "--set", f"train.demonstrations={rows}", "--set", "train.validation_size=100"]
+    for name, own in ARMS.items():
+        command = [*train, *own, "--out", str(args.out / name), *size, *EVERY]
+        found[name] = (command, "run-001/run.json", "after")
+    # The control: as many updates as the arms make, on worked solutions that the SFT student hasn't seen as well.
+    more = ["sft", "--model", str(sft), "-n", str(args.rows + 16 * updates), "--out", str(args.out / "more-sft")]
+    found["more-sft"] = ([*more, "--set", f"train.sft.steps={updates}", *warm], "manifest.json", "test_greedy")
     methods = ["greedy", "majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
-    for name, folder in (("sft", sft), ("grpo", grpo / "student")):
+    for name, folder in (("sft", sft), ("rft", args.out / "rft" / "run-001" / "student")):
         command = ["eval", "--model", str(folder), "--methods", *methods, "--verifier", "calculator"]
         command += ["--budget-tokens", *map(str, args.budgets), "--num", str(args.searched)]
-        found[f"eval-{name}"] = (
-            [*command, "--out", str(args.out / f"eval-{name}"), *EVERY[:2], *EVERY[-2:]],
-            "results.json",
-            "rows",
-        )
+        found[f"eval-{name}"] = ([*command, "--out", str(args.out / f"eval-{name}"), *EVERY], "results.json", "rows")
     return found
 
 
@@ -68,7 +80,7 @@ def run(name: str, command: list[str], done: Path, key: str) -> float:
     """Run one stage unless it is finished; returns its wall seconds (0: it was finished before)."""
     if finished(done, key):
         return 0.0
-    if name != "sft" and (done.parent / "run.json").is_file():
+    if not name.endswith("sft") and (done.parent / "run.json").is_file():
         command = [*command, "--resume"]
     print(f"$ alphazero-llm-trainer {shlex.join(command)}", flush=True)
     began = time.monotonic()
@@ -85,8 +97,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=500, help="test problems before and after GRPO")
     parser.add_argument("--searched", type=int, default=200, help="test problems of each method")
     parser.add_argument("--budgets", type=int, nargs="+", default=[100, 300], help="tokens a problem")
-    parser.add_argument("--learning-rate", type=float, default=2e-5)
-    parser.add_argument("--stages", nargs="+", help="some of: sft grpo eval-sft eval-grpo (default: all)")
+    parser.add_argument("--stages", nargs="+", help="some of them (default: all)")
     parser.add_argument("--result", type=Path, default=ROOT / "benchmarks" / "results" / "real_ladder.json")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

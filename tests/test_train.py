@@ -46,8 +46,10 @@ SMALL = [
     "--set", "train.ppo.critic_rounds=1",
     "--set", "train.legacy.batch_size=5",
     "--set", "train.legacy.updates_per_round=4",
+    "--set", "train.rft.batch_size=5",
+    "--set", "train.rft.updates_per_round=4",
 ]  # fmt: skip
-METHODS = {"grpo": "--use-grpo", "ppo": "--use-ppo", "legacy": "--use-legacy"}
+METHODS = {"grpo": "--use-grpo", "rft": "--use-rft", "ppo": "--use-ppo", "legacy": "--use-legacy"}
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +121,7 @@ def test_the_engine_and_the_trainer_agree_on_log_probabilities(whole_run):
     run, method = whole_run
     rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     gaps = [r["engine_logprob_gap"] for r in rounds if "engine_logprob_gap" in r]
-    if method == "legacy":  # supervised: no old log-probabilities
+    if method in ("rft", "legacy"):  # supervised: no old log-probabilities
         assert gaps == []
     else:
         assert len(gaps) == 3

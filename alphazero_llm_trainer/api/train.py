@@ -76,7 +76,7 @@ def train(
     reward: Reward = None,
     *,
     model: str | Path = "auto",
-    method: Literal["grpo", "ppo", "legacy"] = "grpo",
+    method: Literal["grpo", "rft", "ppo", "legacy"] = "grpo",
     num_examples: int | None = None,
     eval_size: int | None = None,
     out: str | Path | None = None,

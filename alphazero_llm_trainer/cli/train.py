@@ -1,4 +1,4 @@
-"""The commands `train`, `grpo`, `ppo`, `legacy`, and `train_vllm.py`: search -> grade -> train in rounds."""
+"""The commands `train`, `grpo`, `rft`, `ppo`, `legacy`, and `train_vllm.py`: search -> grade -> train in rounds."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from .base import (
 
 METHODS = {
     "grpo": "GRPO on the trees' trajectories, with group, tree, step or process credit",
+    "rft": "rejection-sampling fine-tuning: supervised training on the student's own right responses",
     "ppo": "PPO on sampled chains, with a critic",
     "legacy": "supervised training on the trees' good responses, weighted by reward",
 }

@@ -58,10 +58,16 @@ class PpoConfig(RoundsConfig):
     critic_rounds: NonNegative = 2
 
 
-class LegacyConfig(RoundsConfig):
+class ExpertConfig(RoundsConfig):
+    """Supervised training on the student's own responses: `train.legacy`, and `train.rft` below."""
+
     batch_size: Positive = 16
     updates_per_round: Positive = 14
     warmup_rounds: NonNegative = 1
+
+
+class RftConfig(ExpertConfig):
+    responses: Positive = 4
 
 
 class SftConfig(Section):
@@ -143,7 +149,7 @@ class PrmConfig(JudgeConfig):
 
 
 class TrainConfig(Section):
-    method: Literal["grpo", "ppo", "legacy"] = "grpo"
+    method: Literal["grpo", "rft", "ppo", "legacy"] = "grpo"
     student: str | None = None
     num_examples: Positive = 5760
     first_question: NonNegative = 0
@@ -177,15 +183,21 @@ class TrainConfig(Section):
     push_to_hub: str | None = None
     grpo: GrpoConfig = GrpoConfig()
     ppo: PpoConfig = PpoConfig()
-    legacy: LegacyConfig = LegacyConfig()
+    rft: RftConfig = RftConfig()
+    legacy: ExpertConfig = ExpertConfig()
     sft: SftConfig = SftConfig()
     value: ValueConfig = ValueConfig()
     prm: PrmConfig = PrmConfig()
 
     @property
-    def settings(self) -> GrpoConfig | PpoConfig | LegacyConfig:
+    def settings(self) -> GrpoConfig | PpoConfig | ExpertConfig:
         """The section of the method."""
-        return self.grpo if self.method == "grpo" else self.ppo if self.method == "ppo" else self.legacy
+        return getattr(self, self.method)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether the method learns from responses as they are, whoever sampled them and when."""
+        return isinstance(self.settings, ExpertConfig)
 
     def recomputes(self, cuda: bool, quantised: bool) -> bool:
         """Whether a backward pass computes the activations again: `auto` does on CUDA and over 4-bit weights."""

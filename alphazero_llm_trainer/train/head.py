@@ -50,7 +50,7 @@ class LabelLogProbs(torch.autograd.Function):
         return logprobs, entropy, best
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, of_logprobs: torch.Tensor | None, of_entropy: torch.Tensor | None, _: None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         narrow, matrix, targets, entropy = ctx.saved_tensors

@@ -33,9 +33,9 @@ from ..rewards.combined import outcome
 from ..search.journal import Journal
 from ..types import Cost, Task
 from .checkpoint import newest, read_manifest, write_manifest
+from .expert import make_expert_trainer
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
-from .legacy import make_legacy_trainer
 from .model_card import write_model_card
 from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
 from .ppo import make_ppo_trainer
@@ -314,7 +314,7 @@ class Run:
         }
         self.progress.start(self.size.questions, start * self.size.questions_per_round)
         tokenizer = self.student.tokenizer
-        if train.method != "legacy":
+        if not train.supervised:
             common |= {"rows_per_round": self.size.rows_per_round, "max_completion": config.search.max_tokens}
         trainer: Any
         if train.method == "grpo":
@@ -330,9 +330,8 @@ class Run:
                 **common,
             )
         else:
-            trainer = make_legacy_trainer(
-                self.trainable, tokenizer, train.legacy, rows_of_round=source.legacy, **common
-            )
+            settings: Any = train.settings
+            trainer = make_expert_trainer(self.trainable, tokenizer, settings, rows_of_round=source.expert, **common)
         trainer.remove_callback(PrinterCallback)
         began = time.perf_counter()
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..config.load import Config
 from ..config.sections import StudentModel
+from ..config.train import ExpertConfig
 from ..problems.source import open_source
 
 
@@ -40,11 +41,11 @@ class RunSize:
         size = min(math.ceil(train.save_every / parts), train.num_examples)
         rounds = math.ceil(train.num_examples / size)
         share, batch = replayed(config), train.settings.batch_size
-        if train.method == "legacy":
-            updates = train.legacy.updates_per_round
+        settings = train.settings
+        if isinstance(settings, ExpertConfig):
+            updates = settings.updates_per_round
             rows = own = updates * batch
         else:
-            settings = train.ppo if train.method == "ppo" else train.grpo
             own = train.ppo.rows_per_round if train.method == "ppo" else train.rows_per_round
             rows = max(batch, math.ceil(round(own / (1 - share), 6) / batch) * batch)
             updates = settings.epochs * rows // batch

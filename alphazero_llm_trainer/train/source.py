@@ -178,16 +178,16 @@ class RoundSource:
         self.finish(stats)
         return rows
 
-    def legacy(self, number: int) -> list[TrainRow]:
-        """`updates_per_round * batch_size` rows: replayed ones and own good ones of all rounds so far."""
-        settings = self.config.train.legacy
+    def expert(self, number: int) -> list[TrainRow]:
+        """`updates_per_round * batch_size` rows of `rft` or `legacy`: replayed ones and own good ones of all rounds so far."""
+        settings: Any = self.config.train.settings
         for earlier in range(self._buffered_rounds, number):
             self._buffer += self.good(self.restored(earlier))
         trees, stats = self.search(number)
         fresh = self.good(trees)
         self._buffer += fresh
         self._buffered_rounds = number + 1
-        rng = Random(derive_seed(self.config.seed, "legacy", number))
+        rng = Random(derive_seed(self.config.seed, self.config.train.method, number))
         rows: list[TrainRow] = []
         replay = round(settings.batch_size * self.size.share) if self.demonstrations else 0
         for _ in range(settings.updates_per_round):
@@ -428,7 +428,10 @@ class RoundSource:
         return math.sqrt(math.fsum(d * d for d in differences) / len(differences)) or 1.0
 
     def good(self, trees: list[GradedTree]) -> list[TrainRow]:
-        """Legacy rows: the best response of each question that has both better and worse ones, weighted by reward."""
+        """The method's rows: `rft` takes each question's right responses, those sampled most often first; `legacy` the best
+        response of each question that has both better and worse ones, weighted by its reward."""
+        if self.config.train.method == "rft":
+            return [self._row(tree, found, 1.0) for tree in trees for found in self.right(tree)]
         rows = []
         for tree in trees:
             found = trajectories(tree.tree)
@@ -438,6 +441,11 @@ class RoundSource:
             best = max(range(len(found)), key=lambda i: (rewards[i], found[i].samples, -i))
             rows.append(self._row(tree, found[best], rewards[best]))
         return rows
+
+    def right(self, tree: GradedTree) -> list[Trajectory]:
+        """A question's right responses that `rft` learns from, all different."""
+        found = sorted((t for t in self.of_policy(tree.tree) if t.right), key=lambda t: -t.samples)
+        return found[: self.config.train.rft.responses]
 
     def _row(self, tree: GradedTree, found: Trajectory, weight: float) -> TrainRow:
         prompt = self.student.prompt_ids(tree.task.problem.question)

@@ -1,7 +1,7 @@
-"""The legacy path: reward-weighted supervised fine-tuning on the trees' good responses (expert iteration).
+"""Supervised fine-tuning on the student's own good responses, in rounds (expert iteration, Anthony et al. 2017).
 
-Each row's answer tokens weigh its reward; question tokens weigh nothing. Reward-weighted regression (Peters & Schaal
-2007), as expert iteration (Anthony et al. 2017) when rewards are 0 and 1.
+`rft` takes the right responses as they are: rejection-sampling fine-tuning (Yuan et al. 2023). `legacy` weighs the best
+response of each question by its reward (reward-weighted regression, Peters & Schaal 2007). Question tokens weigh nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset
 from trl import SFTConfig
 
-from ..config.train import LegacyConfig
+from ..config.train import ExpertConfig
 from .models import Economy, keep_precision, quiet_arguments, restore_adapter, trained_state
 from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer
@@ -56,10 +56,10 @@ def weighted_row(row: TrainRow) -> dict[str, Any]:
     return {"input_ids": [*row.prompt_ids, *row.completion_ids], "weights": weights}
 
 
-def make_legacy_trainer(
+def make_expert_trainer(
     model: torch.nn.Module,
     tokenizer: Any,
-    settings: LegacyConfig,
+    settings: ExpertConfig,
     *,
     rounds: int,
     rows_of_round: RowsOfRound,
@@ -71,7 +71,7 @@ def make_legacy_trainer(
 ) -> RoundSFTTrainer:
     """A trainer whose round k trains on `rows_of_round(k)`: `updates_per_round * batch_size` rows in order."""
     updates = settings.updates_per_round
-    size, parts = economy.split(settings.batch_size, "train.legacy.batch_size")
+    size, parts = economy.split(settings.batch_size, "the method's batch_size")
     before = trained_state(model) if hasattr(model, "peft_config") else {}
     count = rounds * updates * settings.batch_size
     arguments = SFTConfig(
