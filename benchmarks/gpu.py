@@ -232,7 +232,7 @@ def updates(
 ) -> dict[str, Any]:
     """GRPO updates through the run's own trainer; the first one warms up."""
     rows, watch = training_rows(shape, tiny), Steps()
-    economy = Economy.of(config.train, student.spec)
+    economy = Economy.of(config, student.spec)
     student.model.train()
     with tempfile.TemporaryDirectory() as place, Stage() as stage:
         trainer = make_grpo_trainer(

@@ -145,7 +145,7 @@ def child(arm: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
                 save_every_rounds=100,
                 seed=config.seed,
                 max_completion=config.search.max_tokens,
-                economy=Economy.of(config.train, student.spec),
+                economy=Economy.of(config, student.spec),
             )
             trainer.train()
         resident["train"] = resident_peak()

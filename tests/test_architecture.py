@@ -28,7 +28,8 @@ PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 
 # docs/design.md section 3. `train` is split: the trainers are layer 3, what drives them is layer 6.
 TRAINERS = {
-    "credit", "memory", "models", "grpo", "ppo", "legacy", "sft", "prm", "prm_trl", "value", "checkpoint", "rows", "packing",
+    "credit", "memory", "models", "grpo", "ppo", "expert", "head", "sft", "prm", "prm_trl", "value", "checkpoint", 
+    "rows", "packing",
 }  # fmt: skip
 LAYERS = {
     "types": 0, "errors": 0, "answers": 0, "live": 0,
@@ -166,9 +167,9 @@ def test_no_import_cycle() -> None:
 
 # -- outside libraries -------------------------------------------------------------------------------------------------
 
-THREE_TRAINERS = {"train.grpo", "train.legacy", "train.sft", "train.prm_trl"}
+THREE_TRAINERS = {"train.grpo", "train.expert", "train.sft", "train.prm_trl"}
 PLACES = {
-    "trl": THREE_TRAINERS,
+    "trl": THREE_TRAINERS | {"train.head"},
     "peft": {"train.models"},
     "bitsandbytes": {"train.models"},
     "openai": {"teachers"},

@@ -17,7 +17,16 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.train.memory import AFTER_LOAD, GIB, PHASES, Counts, Forecast, doubled, nf4_bytes
+from alphazero_llm_trainer.train.memory import (
+    AFTER_LOAD,
+    GIB,
+    PHASES,
+    Counts,
+    Forecast,
+    doubled,
+    nf4_bytes,
+    rows_of_a_forward,
+)
 from alphazero_llm_trainer.train.models import make_trainable
 
 SHAPE = ModelShape(
@@ -286,3 +295,18 @@ def test_phases_hold_what_they_add_up_to() -> None:
         assert plan.at(phase) == sum(one.size for one in plan.parts if phase in one.phases)
         assert plan.allocated(phase) <= plan.at(phase)
     assert plan.peak == max(plan.at(phase) for phase in PHASES) and set(AFTER_LOAD) < set(PHASES)
+
+
+def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
+    embedded, smollm2 = (3, 128, 384), (30, 576, 1536)
+    assert rows_of_a_forward(20, 256, *embedded) == 20
+    found = {batch: rows_of_a_forward(batch, 352, *smollm2) for batch in (16, 20, 7, 1)}
+    assert found == {16: 4, 20: 4, 7: 1, 1: 1}
+    config = configured("train.micro_batch=2")
+    assert forecast(config, "cpu").micro_batch == 2
+    large = SHAPE.model_copy(update={"layers": 30, "hidden": 576, "intermediate": 1536})
+    made = Forecast(
+        configured("train.grpo.batch_size=16", "search.max_tokens=256"), config.models["tiny"], large, "cpu"
+    )
+    assert made.micro_batch == 4
+    assert Forecast(configured("train.grpo.batch_size=16"), config.models["tiny"], large, "cuda").micro_batch == 16

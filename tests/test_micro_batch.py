@@ -12,8 +12,8 @@ from transformers import TrainerCallback
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.train.expert import make_expert_trainer
 from alphazero_llm_trainer.train.grpo import make_grpo_trainer
-from alphazero_llm_trainer.train.legacy import make_legacy_trainer
 from alphazero_llm_trainer.train.models import Economy, make_trainable
 from alphazero_llm_trainer.train.ppo import make_ppo_trainer
 from alphazero_llm_trainer.train.rows import TrainRow
@@ -70,7 +70,7 @@ def gradients(method: str, economy: Economy, folder: Path, pack: str = "off", ad
     }  # fmt: skip
     trainer: Any
     if method == "legacy":
-        trainer = make_legacy_trainer(model, student.tokenizer, config.train.legacy, **common)
+        trainer = make_expert_trainer(model, student.tokenizer, config.train.legacy, **common)
     else:
         common |= {"rows_per_round": 12, "max_completion": 64}
         if method == "grpo":

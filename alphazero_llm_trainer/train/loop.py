@@ -169,7 +169,7 @@ class Run:
         config = self.config
         if config.train.push_to_hub is not None:
             check_hub(config.train.push_to_hub)
-        economy, rows = Economy.of(config.train, config.models[resolve_name(config)]), config.train.settings.batch_size
+        economy, rows = Economy.of(config, config.models[resolve_name(config)]), config.train.settings.batch_size
         economy.split(rows, f"train.{config.train.method}.batch_size")
         start = config.train.student
         prompt = open_source(config).system_prompt
@@ -310,7 +310,7 @@ class Run:
             "save_every_rounds": self.size.save_every_rounds,
             "seed": config.seed,
             "callbacks": [watch],
-            "economy": Economy.of(train, self.student.spec, self.student.model),
+            "economy": Economy.of(config, self.student.spec, self.student.model),
         }
         self.progress.start(self.size.questions, start * self.size.questions_per_round)
         tokenizer = self.student.tokenizer

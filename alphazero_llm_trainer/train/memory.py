@@ -19,8 +19,9 @@ FRAGMENTATION = 0.06  # of what torch allocates, reserved and unused
 PHASES = ("load", "search", "train")
 AFTER_LOAD = ("search", "train")
 NODE_BYTES = 350  # the prefix tree's links of a node: C arrays, and a dictionary with one child
-HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # TRL's tile of logits
-HEAD_COPIES = 7.25  # fp32 copies of a tile where no Triton kernel folds it in place
+HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # TRL's tile of logits, on CUDA
+HEAD_ROWS, HEAD_COPIES = 64, 5  # `train.head`: rows of logits in fp32 at a time, and tensors of them
+FORWARD_BYTES = 2 * GIB  # of activations that a forward on a CPU may keep, where `train.micro_batch` says nothing
 PROMPT = 96  # tokens of the longest prompt where nobody says: a short word problem
 
 
@@ -94,6 +95,15 @@ def matrices(shape: ModelShape) -> dict[str, tuple[int, int]]:
 def nf4_bytes(counts: Counts) -> float:
     """4 bits a weight, the two levels of scales, and each matrix's two code books."""
     return counts.linear * (0.5 + 1 / 64 + 4 / (64 * 256)) + counts.matrices * (16 * 4 + 256 * 4 + 4)
+
+
+def rows_of_a_forward(batch: int, length: int, layers: int, hidden: int, intermediate: int) -> int:
+    """Rows of `length` tokens that a forward on a CPU takes by default: a divisor of `batch`, within FORWARD_BYTES in fp32.
+
+    It depends on the model and the configuration alone, so that a run adds its gradients up in one order everywhere.
+    """
+    row = length * layers * (10 * hidden + 4 * intermediate) * 4
+    return max(size for size in range(1, batch + 1) if batch % size == 0 and (size == 1 or size * row <= FORWARD_BYTES))
 
 
 def doubled(start: int, wanted: int) -> int:
@@ -289,7 +299,14 @@ class Forecast:
     def micro_batch(self) -> int:
         """Rows of one forward."""
         train, size = self.config.train, self.config.train.settings.batch_size
-        return size if train.micro_batch is None else min(train.micro_batch, size)
+        if train.micro_batch is not None:
+            return min(train.micro_batch, size)
+        shape = self.shape
+        if self.cuda:
+            return size
+        return rows_of_a_forward(
+            size, PROMPT + self.config.search.max_tokens, shape.layers, shape.hidden, shape.intermediate
+        )
 
     def layer_bytes(self) -> float:
         """What one layer keeps of one token for its backward."""
@@ -342,17 +359,14 @@ class Forecast:
     def head(self, rows: int, length: int) -> tuple[float, str]:
         """Logits of a tile of tokens and words, and what is computed of them."""
         shape, act = self.shape, self.width
-        words = min(shape.vocabulary, HEAD_WORDS)
-        tokens = rows * (self.length - self.prompt if self.cuda else length)
-        tile = min(tokens, HEAD_TOKENS)
-        size: float = tile * HEAD_WORDS * act + 2 * tokens * shape.hidden * 4
-        if not self.cuda:
-            size += HEAD_COPIES * tile * words * 4
-        elif act == 2:
-            size += HEAD_WORDS * shape.hidden * 2
-        return size, f"logits of {tile:,} tokens x {HEAD_WORDS:,} words x {act} B" + (
-            "" if self.cuda else f", {HEAD_COPIES:g} copies in fp32"
-        )
+        tokens = rows * (length - self.prompt)
+        size: float = 2 * tokens * shape.hidden * 4
+        if self.cuda:
+            tile = min(tokens, HEAD_TOKENS)
+            size += tile * HEAD_WORDS * act + (HEAD_WORDS * shape.hidden * 2 if act == 2 else 0)
+            return size, f"logits of {tile:,} tokens x {HEAD_WORDS:,} words x {act} B"
+        size += (tokens * act + HEAD_COPIES * min(tokens, HEAD_ROWS) * 4) * shape.vocabulary
+        return size, f"logits of {tokens:,} tokens x {shape.vocabulary:,} words x {act} B"
 
     # -- all of it ---------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from peft import PeftModel, get_peft_model, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
-from ..config.train import TrainConfig
 from ..errors import ConfigError
 from ..policy.adapters import (
     BASE,
@@ -29,6 +29,7 @@ from ..policy.adapters import (
     recomputing,
 )
 from ..policy.folders import ADAPTER_FILE
+from .memory import PROMPT, rows_of_a_forward
 
 # What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
 SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT|fan_in_fan_out is set"
@@ -37,22 +38,31 @@ PREFIX = "base_model.model."  # of the names in an adapter's file
 
 @dataclass(frozen=True, slots=True)
 class Economy:
-    """How a training saves memory. `micro_batch` is the rows of one forward (None: a whole minibatch)."""
+    """How a training saves memory. `micro_batch` is the rows of one forward (None: a whole minibatch, or what `shape`, a
+    model's tokens a row, layers, hidden and intermediate size, leaves of it)."""
 
     micro_batch: int | None = None
     checkpointing: bool = False
     eight_bit: bool = False
     autocast: bool = False
+    shape: tuple[int, int, int, int] | None = None
 
     @classmethod
-    def of(cls, train: TrainConfig, spec: StudentModel, model: torch.nn.Module | None = None) -> Economy:
+    def of(cls, config: Config, spec: StudentModel, model: PreTrainedModel | None = None) -> Economy:
         """What the configuration says on this device, for `model` (None: nothing is trained, sizes alone are asked for)."""
+        train = config.train
         cuda, quantised = torch.cuda.is_available(), spec.quantization != "none"
+        shape = None
+        if model is not None and not cuda:
+            sizes = model.config.get_text_config()
+            inner = getattr(sizes, "intermediate_size", None) or 4 * sizes.hidden_size
+            shape = (PROMPT + config.search.max_tokens, sizes.num_hidden_layers, sizes.hidden_size, inner)
         return cls(
             train.micro_batch,
             train.recomputes(cuda, quantised),
             train.in_eight_bits(cuda, quantised),
             model is not None and computes_in_bfloat16(train.precision, spec, model),
+            shape,
         )
 
     def arguments(self) -> dict[str, Any]:
@@ -68,7 +78,10 @@ class Economy:
 
     def split(self, rows: int, field: str) -> tuple[int, int]:
         """Rows a forward, and forwards a minibatch. Raises ConfigError where they don't make `rows`."""
-        size = rows if self.micro_batch is None else min(self.micro_batch, rows)
+        if self.micro_batch is not None:
+            size = min(self.micro_batch, rows)
+        else:
+            size = rows if self.shape is None else rows_of_a_forward(rows, *self.shape)
         if rows % size:
             raise ConfigError(f"train.micro_batch is {size} and {field} {rows}: give a divisor of {rows}")
         return size, rows // size

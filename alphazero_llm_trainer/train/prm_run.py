@@ -96,7 +96,7 @@ def train_prm(
                     " train.prm.base=null"
                 )
             scorer = adapter_scorer(base, kind, settings, student.spec.lora)
-            if Economy.of(config.train, student.spec, student.model).checkpointing:
+            if Economy.of(config, student.spec, student.model).checkpointing:
                 checkpoint_layers(base)
         else:
             scorer = new_scorer(base, kind, settings, extra)

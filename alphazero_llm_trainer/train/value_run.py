@@ -244,7 +244,7 @@ def train_value(
         extra = layers_on_top(student, config, settings)
         if student.spec.quantization != "none":
             network = adapter_network(student.model, student.spec.lora)
-            if Economy.of(config.train, student.spec, student.model).checkpointing:
+            if Economy.of(config, student.spec, student.model).checkpointing:
                 checkpoint_layers(student.model)
         else:
             adapter = config.train.adapter or student.spec.adapter

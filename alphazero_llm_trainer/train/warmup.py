@@ -119,7 +119,7 @@ def supervise(
         measure=measure,
         model=trainable,
         facts=facts,
-        economy=Economy.of(config.train, student.spec, student.model),
+        economy=Economy.of(config, student.spec, student.model),
         save=save,
         callbacks=[StepProgress(progress)],
     )
