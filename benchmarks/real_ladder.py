@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = (
     "test_before", "test_greedy", "test_pass_at_8", "test_mean_at_temperature_1", "gain", "steps", "rows", "seconds",
-    "before", "after", "kept", "questions", "rounds", "search_cost", "engine", "methods",
+    "before", "after", "pairs", "kept", "questions", "rounds", "search_cost", "engine", "methods",
 )  # fmt: skip
 PROGRAM = [sys.executable, "-m", "alphazero_llm_trainer"]
 ROUND, UPDATES = 96, 14  # questions of a round of each arm, and updates after it
@@ -116,6 +116,8 @@ def main() -> None:
         found[name] = {key: facts[key] for key in KEPT if key in facts}
         for measured in ("before", "after"):
             found[name].get(measured, {}).pop("correct", None)
+        for row in found[name]["rows"] if name.startswith("eval-") else []:
+            row.pop("outcomes")
     options = f"--rows {args.rows} --questions {args.questions} --problems {args.problems} --searched {args.searched}"
     if args.stages:
         options += f" --stages {' '.join(args.stages)}"

@@ -89,7 +89,7 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
         found = card[name]["accuracy"]
         assert f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" in page
     assert f"{card['search_cost']['sampled_tokens']:,}" in page
-    assert "learning_rate: 0.0005" in page
+    assert "batch_size: 20" in page
     gain = card["gain"]
     assert f"{card['before']['accuracy']['value']:.3f} → {card['after']['accuracy']['value']:.3f}" in page
     assert f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" in page

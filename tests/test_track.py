@@ -75,7 +75,7 @@ def test_mlflow_has_the_run_and_goes_on_after_a_stop(tmp_path: Path, home: Path)
     [found] = client.search_runs([experiment.experiment_id])
     assert found.info.status == "FINISHED"
     assert found.info.run_name == "run-001"
-    assert found.data.params["train.grpo.learning_rate"] == "0.0005"
+    assert found.data.params["train.grpo.clip_high"] == "0.28"
     assert found.data.params["search.budget_tokens"] == "None"
     assert not any(name.startswith("teacher_tiers") for name in found.data.params)
     for name in ("mean_reward", "simulations", "nodes_per_tree", "cost.sampled_tokens"):

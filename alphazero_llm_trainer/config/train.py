@@ -8,15 +8,25 @@ from pydantic import BeforeValidator, Field
 
 from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, Temperature, on_or_off
 
+LARGE = 50_000_000  # parameters
+
 
 class RoundsConfig(Section):
     """What every method that trains in rounds has."""
 
-    learning_rate: PositiveFloat = 5e-4
+    own_rate: ClassVar[float] = 5e-4
+    large_rate: ClassVar[float] = 1e-5
+    learning_rate: PositiveFloat | None = None
     batch_size: Positive
     warmup_rounds: NonNegative = 4
     max_grad_norm: PositiveFloat = 1.0
     weight_decay: NonNegativeFloat = 0.0
+
+    def rate(self, parameters: int, adapter: str) -> float:
+        """The learning rate for a model of so many parameters, of which all ("full") or an adapter's ("lora") are trained."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return self.large_rate if adapter == "full" and parameters >= LARGE else self.own_rate
 
 
 class GrpoConfig(RoundsConfig):
@@ -41,8 +51,8 @@ class GrpoConfig(RoundsConfig):
 
 
 class PpoConfig(RoundsConfig):
-    learning_rate: PositiveFloat = 3e-4
-    critic_learning_rate: PositiveFloat = 3e-4
+    own_rate = 3e-4
+    critic_learning_rate: PositiveFloat | None = None
     batch_size: Positive = 80
     epochs: Positive = 4
     samples: Positive = 8
@@ -61,6 +71,7 @@ class PpoConfig(RoundsConfig):
 class ExpertConfig(RoundsConfig):
     """Supervised training on the student's own responses: `train.legacy`, and `train.rft` below."""
 
+    large_rate = 5e-5
     batch_size: Positive = 16
     updates_per_round: Positive = 14
     warmup_rounds: NonNegative = 1

@@ -15,7 +15,7 @@ from datasets import Dataset
 from trl import SFTConfig
 
 from ..config.train import ExpertConfig
-from .models import Economy, keep_precision, quiet_arguments, restore_adapter, trained_state
+from .models import Economy, keep_precision, learning_rate, quiet_arguments, restore_adapter, trained_state
 from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer
 
@@ -79,7 +79,7 @@ def make_expert_trainer(
         max_steps=rounds * updates,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=parts,
-        learning_rate=settings.learning_rate,
+        learning_rate=learning_rate(settings, model),
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": 0.05},
         warmup_steps=min(settings.warmup_rounds, max(rounds // 4, 0)) * updates,

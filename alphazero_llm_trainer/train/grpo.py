@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from ..config.train import GrpoConfig
 from .head import project_labels_only
-from .models import Economy, bare, keep_precision, quiet_arguments, restore_adapter, trained_state
+from .models import Economy, bare, keep_precision, learning_rate, quiet_arguments, restore_adapter, trained_state
 from .packing import PackingPlan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound
 
@@ -236,7 +236,7 @@ def make_grpo_trainer(
         loss_type="bnpo",
         scale_rewards="none",
         top_entropy_quantile=settings.loss_share if settings.loss_tokens == "entropy" else 1.0,
-        learning_rate=settings.learning_rate,
+        learning_rate=learning_rate(settings, model),
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": 0.05},
         warmup_steps=min(settings.warmup_rounds * updates, rounds * updates // 4),

@@ -37,7 +37,16 @@ from .expert import make_expert_trainer
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
 from .model_card import write_model_card
-from .models import Economy, check_full, load_trained_state, make_trainable, merged, save_adapter, trained_state
+from .models import (
+    Economy,
+    check_full,
+    learning_rate,
+    load_trained_state,
+    make_trainable,
+    merged,
+    save_adapter,
+    trained_state,
+)
 from .ppo import make_ppo_trainer
 from .progress import tell_round, tell_tree
 from .run import RunFolder
@@ -207,6 +216,7 @@ class Run:
             "student": resolve_name(config),
             "started_from": config.train.student,
             "adapter": self.adapter,
+            "learning_rate": learning_rate(config.train.settings, self.trainable),
             "method": config.train.method,
             "positives_only": config.train.method == "grpo" and config.train.grpo.negative_weight == 0,
             "seed": config.seed,

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
+from ..config.train import LARGE, RoundsConfig
 from ..errors import ConfigError
 from ..policy.adapters import (
     BASE,
@@ -97,10 +98,9 @@ def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Mod
         return precision == "bfloat16"
     if torch.cuda.is_available():
         return spec.dtype == "bfloat16"
-    return torch.cpu._is_avx512_bf16_supported() and sum(p.numel() for p in model.parameters()) > PRODUCT_BOUND
+    return torch.cpu._is_avx512_bf16_supported() and sum(p.numel() for p in model.parameters()) >= LARGE
 
 
-PRODUCT_BOUND = 50_000_000  # parameters
 RECOMPUTE: dict[str, Any] = {"use_reentrant": False, "context_fn": recomputing}
 
 
@@ -112,6 +112,13 @@ def quiet_arguments() -> dict[str, Any]:
         "logging_nan_inf_filter": False,
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
+
+
+def learning_rate(settings: RoundsConfig, model: torch.nn.Module) -> float:
+    """A method's learning rate for a model made trainable (`make_trainable`)."""
+    return settings.rate(
+        sum(p.numel() for p in model.parameters()), "lora" if hasattr(model, "peft_config") else "full"
+    )
 
 
 def make_trainable(

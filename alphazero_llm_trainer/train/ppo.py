@@ -23,7 +23,7 @@ from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
 from .credit import gae
 from .grpo import SearchGRPOTrainer, make_grpo_trainer, plan_padded
-from .models import attach, deepen
+from .models import attach, deepen, learning_rate
 from .packing import Work, spread, tensors
 
 EXTRA_LAYERS = 1  # of the critic, where it is trained whole
@@ -226,7 +226,10 @@ def make_ppo_trainer(
 
     Where adapters are trained, the critic is one too: `lora`.
     """
-    common_settings = settings.model_dump(include=set(GrpoConfig.model_fields))
+    rate = learning_rate(settings, model)
+    if settings.critic_learning_rate is None:
+        settings = settings.model_copy(update={"critic_learning_rate": rate})
+    common_settings = settings.model_dump(include=set(GrpoConfig.model_fields)) | {"learning_rate": rate}
     shared = GrpoConfig(**common_settings, clip_low=settings.clip, clip_high=settings.clip)
     extra = settings.extra_layers
     if extra is None:
