@@ -80,8 +80,8 @@ def run(name: str, command: list[str], done: Path, key: str) -> float:
     """Run one stage unless it is finished; returns its wall seconds (0: it was finished before)."""
     if finished(done, key):
         return 0.0
-    if not name.endswith("sft") and (done.parent / "run.json").is_file():
-        command = [*command, "--resume"]
+    if (done.parent / "run.json").is_file():
+        command = [*command, "--resume"] if command[0] == "eval" else ["train", "--resume", str(done.parent)]
     print(f"$ alphazero-llm-trainer {shlex.join(command)}", flush=True)
     began = time.monotonic()
     subprocess.run([*PROGRAM, *command], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

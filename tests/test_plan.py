@@ -107,7 +107,7 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -
         said = capsys.readouterr().out
         assert said.startswith("goes on with checkpoints/run-001") and "run: 192 embedded questions" in said
     assert train_main(["--resume", "--dry-run", "--num-examples", "96"]) == 2
-    assert "differ from it" in one_sentence(capsys.readouterr().err)
+    assert "leave out the other flags" in one_sentence(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

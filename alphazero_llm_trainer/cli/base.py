@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..config.load import Config, load_config, nested
+from ..config.load import Config, flat, load_config, nested
 from ..errors import EXIT_USER_ERROR, AlphaZeroError, ConfigError
 from ..policy.folders import check_folder, find_model
 
@@ -198,6 +198,18 @@ def resolve(args: argparse.Namespace, extra: dict[str, Any] | None = None) -> Co
         if args.path_key is not None:
             overrides.append(nested(args.path_key, str(args.path)))
     return load_config(args.config, overrides)
+
+
+def check_resumed(asked: Config, stored: Config, where: Path) -> None:
+    """Raise ConfigError where a resumed run was asked for with another configuration than its own, naming what differs."""
+    had, wanted = (dict(flat(config.model_dump(mode="json"))) for config in (stored, asked))
+    changed = [key for key in had | wanted if had.get(key) != wanted.get(key)]
+    if changed:
+        told = "; ".join(f"{key} is {had.get(key)!r} there and {wanted.get(key)!r} here" for key in changed[:3])
+        more = f" ({len(changed) - 3} more)" if len(changed) > 3 else ""
+        raise ConfigError(
+            f"--resume goes on with the configuration in {where}, and {told}{more}: leave out the other flags"
+        )
 
 
 def named_model(args: argparse.Namespace, config: Config) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .base import (
     add_model,
     check_least,
     check_out,
+    check_resumed,
     given,
     named_model,
     print_json,
@@ -110,8 +111,8 @@ def settled(args: argparse.Namespace) -> Config:
             raise CheckpointError(f"--resume found no ladder in {args.out}: leave --resume out to start one there")
         stored = load_config(recipe)
         flags = (args.config, args.num, args.model, args.student)
-        if (args.overrides or any(flag is not None for flag in flags)) and stored != config:
-            raise ConfigError(f"--resume goes on with the recipe in {recipe}, and these flags differ: leave them out")
+        if args.overrides or any(flag is not None for flag in flags):
+            check_resumed(config, stored, recipe)
         config = stored
     check(config)
     return config

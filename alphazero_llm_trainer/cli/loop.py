@@ -16,6 +16,7 @@ from .base import (
     add_model,
     add_source,
     check_out,
+    check_resumed,
     print_json,
     resolve,
 )
@@ -96,6 +97,6 @@ def resumed(args: argparse.Namespace, config: Config, out: Path) -> Config:
         stored = stored.model_copy(update={"loop": stored.loop.model_copy(update={"generations": args.generations})})
     flags = {"model", "student", "path", "config", *args.keys} - {"generations"}
     given = bool(args.overrides) or any(getattr(args, name) is not None for name in flags)
-    if given and config != stored:
-        raise ConfigError(f"--resume goes on with the configuration in {out}, and these flags differ: leave them out")
+    if given:
+        check_resumed(config, stored, out)
     return stored

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
-from ..errors import ConfigError
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -19,6 +18,7 @@ from .base import (
     add_reward,
     add_source,
     check_out,
+    check_resumed,
     print_json,
     resolve,
     run_command,
@@ -147,10 +147,8 @@ def check_same(args: argparse.Namespace, asked: Config, stored: Config, card: Pa
     """Raise ConfigError where flags ask for another configuration than that of the run to go on with."""
     flags = {"model", "student", "path", "config", *args.keys} - {"checkpoint_dir", "method"}
     given = bool(args.overrides) or any(getattr(args, name) is not None for name in flags)
-    if args.method not in (None, stored.train.method) or (given and asked != stored):
-        raise ConfigError(
-            f"--resume goes on with the configuration in {card}, and these flags differ from it: leave them out"
-        )
+    if given or args.method not in (None, stored.train.method):
+        check_resumed(asked, stored, card)
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
