@@ -8,6 +8,7 @@ import json
 
 import torch
 
+from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.eval.greedy import answer
@@ -117,3 +118,12 @@ def test_templates_are_asked_for_no_hidden_monologue_and_always_the_same_day():
         "{% if date_string is defined %} + 3{% endif %}"
     )
     assert student.decode(student.prompt_ids("Ana has 2 pens.")).split()[-2:] == ["+", "3"]
+
+
+def test_the_last_number_of_a_response_that_was_cut_is_no_answer():
+    student = load_student(load_config(overrides=["student=embedded"]))
+    tasks = load_tasks("embedded", "test", 120)
+    found = answer(student, tasks, max_tokens=9)
+    texts = [samples[0] for samples in found.responses]
+    lucky = [i for i, task in enumerate(tasks) if "####" not in texts[i] and extract(texts[i]) == task.gold]
+    assert lucky and not any(found.first[i] for i in lucky)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..engine.protocol import GenerateRequest
+from ..engine.protocol import Generated, GenerateRequest
 from ..errors import RequestError
 from ..live import Progress
 from ..policy.student import Student
@@ -55,6 +55,8 @@ def answer(
 ) -> Answers:
     """Answer `tasks` with `n` responses each and grade them against gold, and by `custom`. Runs its own event loop.
 
+    Of a response that was cut at `max_tokens` only a `####` line is read.
+
     Raises RewardError where `custom` fails for every response.
 
     Where a `progress` is given, the problems are counted there as what it is `doing`.
@@ -62,7 +64,7 @@ def answer(
     progress = progress if progress is not None else Progress(quiet=True)
     answers, began = Answers([], [], 0, 0.0, 0), time.perf_counter()
 
-    async def respond(task: Task) -> tuple[list[str], int]:
+    async def respond(task: Task) -> list[Generated]:
         request = GenerateRequest(
             student.prompt_ids(task.problem.question),
             n=n,
@@ -74,21 +76,25 @@ def answer(
             [generated] = await student.engine.generate([request])
         except RequestError:
             generated = []
-        tokens = sum(len(one.token_ids) for one in generated)
-        progress.advance(tokens=tokens)
-        return [student.decode(one.token_ids) for one in generated], tokens
+        progress.advance(tokens=sum(len(one.token_ids) for one in generated))
+        return generated
 
     async def respond_to_all() -> None:
         for start in range(0, len(tasks), BATCH):
             batch = tasks[start : start + BATCH]
             responses = await asyncio.gather(*map(respond, batch))
-            for task, (texts, tokens) in zip(batch, responses, strict=True):
+            for task, generated in zip(batch, responses, strict=True):
+                texts = [student.decode(one.token_ids) for one in generated]
                 answers.skipped += not texts
                 answers.responses.append(texts)
-                grades = [await source_of(task.problem).grade_async(text, task) for text in texts]
+                # A response that was cut off has no answer unless it marked one: its last number is an accident.
+                grades = [
+                    await source_of(task.problem).grade_async(text, task, strict=one.finish == "length")
+                    for text, one in zip(texts, generated, strict=True)
+                ]
                 answers.correct.append([grade.correct for grade in grades] or [False] * n)
                 answers.grades.append(grades[0].hre if grades else 0.0)
-                answers.tokens += tokens
+                answers.tokens += sum(len(one.token_ids) for one in generated)
         if custom is not None:
             answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])
 
