@@ -45,7 +45,7 @@ class RoundStats:
     """What a round's searches gave. Shares are of its questions; `depth` is the mean of the trees' deepest nodes.
 
     `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the questions that the user's own
-    reward ended, which are among the `failed` ones.
+    reward ended, which are among the `failed` ones. `simulations_per_second` is None where trees of before a stop were used.
     """
 
     round: int
@@ -71,7 +71,7 @@ class RoundStats:
     nodes_per_tree: float = 0.0
     tokens_per_tree: float = 0.0
     depth: float = 0.0
-    simulations_per_second: float = 0.0
+    simulations_per_second: float | None = None
     search_seconds: float = 0.0
     reused_trees: int = 0
     cost: Cost = field(default_factory=Cost)
