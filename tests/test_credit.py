@@ -17,10 +17,10 @@ from alphazero_llm_trainer.train.credit import (
     group_advantages,
     is_flat,
     mean_and_std,
+    policy_advantages,
     process_advantages,
     step_advantages,
     tree_advantages,
-    visit_advantages,
     visit_distillation,
 )
 
@@ -227,7 +227,7 @@ def test_visit_distillation_at_temperature_0_is_the_most_visited() -> None:
     assert visit_distillation([2, 7, 7], 0) == [0.0, 1.0, 0.0]
 
 
-def test_visit_advantages_are_the_gradient_of_the_cross_entropy() -> None:
+def test_policy_advantages_are_the_gradient_of_the_cross_entropy() -> None:
     """With respect to the logit of each sibling, by finite differences."""
     visits, logits = [6, 3, 1], [-0.5, -1.0, -2.0]
 
@@ -235,9 +235,9 @@ def test_visit_advantages_are_the_gradient_of_the_cross_entropy() -> None:
         total = math.log(math.fsum(math.exp(v) for v in values))
         return -math.fsum(n / 10 * (v - total) for n, v in zip(visits, values, strict=True))
 
-    children = [list(zip(visits, logits, strict=True))]
+    children = [list(zip(visit_distillation(visits), logits, strict=True))]
     for index in range(3):
         moved = list(logits)
         moved[index] += 1e-6
         expected = -(loss(moved) - loss(logits)) / 1e-6
-        assert visit_advantages(children, [index], [2]) == pytest.approx([expected] * 2, abs=1e-5)
+        assert policy_advantages(children, [index], [2]) == pytest.approx([expected] * 2, abs=1e-5)

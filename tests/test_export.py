@@ -57,7 +57,7 @@ def expected(data: Path, kind: str) -> Iterator[dict[str, Any]]:
                 for t in policy_targets(tree):
                     yield {
                         "prefix_ids": t.prefix_ids, "children_ids": t.children_ids,
-                        "probabilities": t.probabilities, "visits": t.visits, "node": t.node,
+                        "probabilities": t.probabilities, "improved": t.improved, "visits": t.visits, "node": t.node,
                     }  # fmt: skip
 
 
@@ -78,9 +78,10 @@ def test_what_is_exported_is_loaded_again(
     for row, want in zip(rows, wanted, strict=True):
         assert list(row) == list(COLUMNS[kind])
         for name, value in want.items():
-            real = name in ("target", "margin", "probabilities")
+            real = name in ("target", "margin", "probabilities", "improved")
             assert row[name] == (pytest.approx(value, abs=1e-6) if real else listed(value))
         assert sum(row.get("probabilities", [1.0])) == pytest.approx(1.0, abs=1e-5)
+        assert sum(row.get("improved", [1.0])) == pytest.approx(1.0, abs=1e-5)
         record = by_question[row["question_id"]]
         assert row["prompt_ids"] == record["prompt_ids"] and row["question"] == record["problem"]["question"]
         assert row["policy_version"] == 0 and row["source"] == "embedded"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,45 @@ def test_repairing_a_step_costs_less_than_starting_anew(student: Student, config
         for method in ("adaptive-best-of-n", "step-rejection", "best-of-n")
     }
     assert spent["step-rejection"] < spent["adaptive-best-of-n"] < spent["best-of-n"]
+
+
+def test_dvts_goes_on_with_the_best_of_its_proposals(
+    student: Student, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step's proposals are made after the best one before them, and a chain's end is followed by a new chain."""
+    sampler = MethodContext(student, Product([Calculator(), LogProbability()]), config)
+    drawn: list[tuple[tuple[str, ...], Chain]] = []
+    draw = Attempt.draw
+
+    async def spied(attempt: Attempt, steps: Sequence[Step] = (), **asked: Any) -> Chain:
+        chain = await draw(attempt, steps, **asked)
+        drawn.append((tuple(step.text for step in steps), chain))
+        return chain
+
+    monkeypatch.setattr(Attempt, "draw", spied)
+    best = 0
+    for task in TASKS[:12]:
+        drawn.clear()
+        found = asyncio.run(answered("dvts", sampler, task.problem, 0, 400))
+        roots = 0
+        for (prefix, one), (again, other), (after, _) in zip(drawn, drawn[1:], drawn[2:], strict=False):
+            roots += not prefix
+            if prefix == again != after and len(after) == len(prefix) + 1 and not (one.cut or other.cut):
+                winner = max((one, other), key=lambda chain: chain.total)
+                assert after == tuple(step.text for step in winner.steps)
+                best += one.total != other.total
+        assert roots > 2
+        assert found.response in {one.text for _, one in drawn if one.whole}
+    assert best > 10
+
+
+def test_a_tree_search_goes_by_the_configured_rule(student: Student, config: Config) -> None:
+    def found(select: str) -> list[int]:
+        chosen = load_config(overrides=["student=embedded", f"search.select={select}", "search.verify.accept_above=1"])
+        sampler = MethodContext(student, Product([Calculator(), LogProbability()]), chosen)
+        return [asyncio.run(answered("mcts", sampler, task.problem, 0, 500)).calls for task in TASKS[:6]]
+
+    assert found("gumbel") != found("puct") != found("ucb1")
 
 
 def test_a_response_that_a_limit_cut_is_no_answer(student: Student, config: Config) -> None:

@@ -17,6 +17,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.extract import trajectories
 from alphazero_llm_trainer.search.journal import Journal
+from alphazero_llm_trainer.search.targets import outcomes
 from alphazero_llm_trainer.train.credit import clamp, group_advantages, is_flat, process_advantages
 from alphazero_llm_trainer.train.rows import TrainRow
 from alphazero_llm_trainer.train.size import RunSize
@@ -127,7 +128,32 @@ def credited(source: RoundSource, trees: list[GradedTree]) -> list[TrainRow]:
     return source.credited(trees, RoundStats(0))
 
 
-@pytest.mark.parametrize("credit", ["step", "tree"])
+def test_gumbel_credit_pulls_to_the_improved_policy(tmp_path: Path) -> None:
+    source, _ = source_of(tmp_path, "train.grpo.credit=gumbel", "train.grpo.negative_weight=1.0")
+    rows = by_response(source.grpo(0))
+    checked = 0
+    for tree in source.restored(0):
+        grown, prompt = tree.tree, source.student.prompt_ids(tree.task.problem.question)
+        counts, sums = outcomes(grown, correctness=True)
+        for t in trajectories(grown):
+            found, first = rows.get((prompt, t.token_ids)), t.nodes[0]
+            if found is None:
+                continue
+            around = grown.children[0]
+            # Every child was drawn, so that nothing is left to complete: softmax(log p + 0.1 * (50 + most) * Q from 0 to 1).
+            values = [sums[child] / counts[child] for child in around]
+            spread = max(values) - min(values)
+            factor = 0.1 * (50 + max(counts[child] for child in around)) / max(spread, 1e-8)
+            own = [math.exp(math.fsum(grown.logprobs[child])) for child in around]
+            raised = [p * math.exp(factor * (q - min(values))) for p, q in zip(own, values, strict=True)]
+            at = around.index(first)
+            expected = raised[at] / math.fsum(raised) - own[at] / math.fsum(own)
+            assert found[: t.lengths[0]] == pytest.approx([expected] * t.lengths[0], abs=1e-9)
+            checked += spread > 0
+    assert checked >= 5
+
+
+@pytest.mark.parametrize("credit", ["step", "tree", "gumbel"])
 def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -> None:
     source, _ = source_of(tmp_path, f"train.grpo.credit={credit}")
     trees, _ = source.search(0)
@@ -150,7 +176,7 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
     assert credited(combined, trees) != rows
 
 
-@pytest.mark.parametrize("credit", ["group", "step", "visits"])
+@pytest.mark.parametrize("credit", ["group", "step", "visits", "gumbel"])
 def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None:
     source, [*_] = source_of(tmp_path, f"train.grpo.credit={credit}")
     rows = source.grpo(0)

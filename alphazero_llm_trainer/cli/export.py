@@ -57,6 +57,10 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
             "tokens that each child adds (a token-level tree: one, but after a forced prefix)",
         ),
         "probabilities": ("floats", "each child's share of the visits; they sum to 1"),
+        "improved": (
+            "floats",
+            "Gumbel's target: the student's probabilities, raised or lowered by completed Q; they sum to 1",
+        ),
         "visits": ("int64", "how many visits they share out"),
         "node": ("int64", "the node in the tree"),
     },
@@ -65,7 +69,7 @@ ABOUT = {
     "value": "value targets: what states were worth",
     "preferences": "step preferences: pairs of steps after one prefix, for a process reward model",
     "sft": "correct responses, for supervised training",
-    "policy": "visit distributions, for policy distillation",
+    "policy": "visit distributions and improved policies, for policy distillation",
 }
 
 
@@ -108,9 +112,8 @@ class Readers:
         from ..search.targets import policy_targets
 
         for row in policy_targets(tree):
-            yield {
-                name: getattr(row, name) for name in ("prefix_ids", "children_ids", "probabilities", "visits", "node")
-            }
+            names = ("prefix_ids", "children_ids", "probabilities", "improved", "visits", "node")
+            yield {name: getattr(row, name) for name in names}
 
 
 def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:

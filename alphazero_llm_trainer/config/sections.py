@@ -117,8 +117,9 @@ class VerifyConfig(Section):
 
 class SearchConfig(Section):
     mode: Literal["step", "token"] = "step"
-    select: Literal["ucb1", "puct"] | None = None
+    select: Literal["ucb1", "puct", "gumbel"] | None = None
     exploration: NonNegativeFloat | None = None
+    candidates: Positive = 16
     iterations: Positive = 60
     samples: Positive = 4
     top_k: Positive = 5

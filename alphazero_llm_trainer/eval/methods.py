@@ -1,7 +1,7 @@
 """The methods that `eval` compares: each answers one problem within one token budget, and none ever sees a gold answer.
 
 A method is an async function of an `Attempt`; it returns the response (None: it has no answer) and what ended it. The
-ones that repair (early-abort, step-rejection, beam, mcts) share the settings of `search.verify`.
+ones that repair (early-abort, step-rejection, beam, dvts, mcts) share the settings of `search.verify`.
 """
 
 from __future__ import annotations
@@ -175,8 +175,36 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
     return await _last_resort(attempt, beams[0].steps), "tokens"
 
 
+async def dvts(attempt: Attempt) -> tuple[str | None, str]:
+    """Diverse verifier tree search (Beeching et al. 2024, "Scaling test-time compute with open models"): independent
+    chains, each of which goes on with the best of `eval.beam_width` proposed steps; the best finished chain by its total.
+
+    There are as many chains as the budget pays for, one after the other. Where all proposals are rejected a chain is given
+    up; the first chain's first proposals are greedy ones, so that a small budget is worth a greedy answer.
+    """
+    found: list[Chain] = []
+    path: tuple[Step, ...] = ()
+    first = True
+    while attempt.room(kept=attempt.kept) >= attempt.shortest:
+        best: Chain | None = Chain()
+        while best is not None and not best.whole and attempt.room(best.steps, attempt.kept) > 0:
+            proposed: list[Chain] = []
+            for turn in range(attempt.sampler.config.eval.beam_width):
+                if attempt.room(best.steps, attempt.kept) <= 0:
+                    break
+                longer = await attempt.draw(best.steps, greedy=first and not turn, line=True, kept=attempt.kept)
+                if not longer.cut and not attempt.rejects(longer, last=True):
+                    proposed.append(longer)
+            path = best.steps
+            best = max(proposed, key=lambda chain: chain.total, default=None)
+        first = False
+        if best is not None and best.whole:
+            found.append(best)
+    return await _last_resort(attempt, path if not found else (), found), "tokens"
+
+
 async def mcts(attempt: Attempt) -> tuple[str | None, str]:
-    """The package's tree search under the verifier: PUCT over steps, rejected ones drawn again (search.verified)."""
+    """The package's tree search under the verifier: steps by `search.select` (null: PUCT), rejected ones drawn again."""
     sampler = attempt.sampler
     settings = attempt.settings.model_copy(
         update={"mode": "step", "rollout": "sample", "rollout_weight": None, "iterations": MOST_SIMULATIONS}
@@ -245,6 +273,7 @@ METHODS: dict[str, Method] = {
     "early-abort": early_abort,
     "step-rejection": step_rejection,
     "beam": beam,
+    "dvts": dvts,
     "mcts": mcts,
     "calculator-tool": calculator_tool,
 }

@@ -9,6 +9,7 @@ METHOD_NAMES = (
     "early-abort",
     "step-rejection",
     "beam",
+    "dvts",
     "mcts",
     "calculator-tool",
 )

@@ -13,9 +13,10 @@ from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError
 from ..types import Cost, Problem
 from .choose import Choice, Reading, accepted, agreed, answer_of, choose, most_visited, settled
+from .gumbel import GumbelRoot
 from .mcts import Evaluation, Leaf, Mcts, Widening
 from .seeds import derive_seed
-from .select import RULES, constant
+from .select import OPEN_RULES, RULES, constant
 from .steps import Advisor, Evaluate, Finished, Grading, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
@@ -84,7 +85,7 @@ class Search:
         verifier: judges each step as it is drawn (`search.verify`, steps alone); `evaluate` is not asked then.
         reading: for a problem, what a response answers; without it answers are numbers.
 
-    Raises ConfigError where the settings need a value network and there is none.
+    Raises ConfigError where the settings contradict each other, or need a value network and there is none.
     """
 
     def __init__(
@@ -109,6 +110,10 @@ class Search:
             raise ValueError("a search needs something that grades responses: evaluate, or a value")
         if verifier is not None and settings.mode == "token":
             raise ConfigError("search.mode is token and a verifier is given: it judges steps; use search.mode=step")
+        if settings.rule == "gumbel" and settings.widening is not None:
+            raise ConfigError(
+                "search.select is gumbel and search.widening is set: the candidates are fixed; leave out one"
+            )
         # Tokens don't always decode one by one; lines do.
         self.text = policy.text if settings.mode == "token" else None  # type: ignore[union-attr]
         if settings.rollout_weight is not None:
@@ -126,7 +131,7 @@ class Search:
         settings, cost, began = self.settings, Cost(), time.perf_counter()
         tree = Tree() if tree is None else tree
         expansion = self.expansion(problem, tree, seed, cost)
-        mcts = self.mcts(tree)
+        mcts = self.mcts(tree, seed)
         if self.grading is not None:
             # At most half of a budget: the rest is for responses.
             budget = settings.budget_tokens
@@ -162,9 +167,14 @@ class Search:
             # For the chain that answers where none passed.
             kept = min(settings.verify.reserve, settings.budget_tokens // 2)
         ended_by = await expansion.open(self.left(cost, kept))
+        whole = self.left(cost, kept)
         while ended_by is None:
-            leaves = mcts.ask(settings.width)
             left = self.left(cost, kept)
+            if left is not None and whole is not None and left < whole:
+                # What is left pays for, at what a simulation cost so far.
+                paid = max(1, left * mcts.iteration // (whole - left))
+                mcts.expected = min(paid, mcts.iterations - mcts.iteration)
+            leaves = mcts.ask(settings.width)
             if not leaves:
                 ended_by = "iterations"
             elif self.stop():
@@ -184,22 +194,36 @@ class Search:
                 ended_by = self.decided(mcts, reading)
         return ended_by
 
-    def mcts(self, tree: Tree) -> Mcts:
-        """The tree search that the settings describe."""
+    def mcts(self, tree: Tree, seed: int) -> Mcts:
+        """The tree search that the settings describe; `seed` is the tree's."""
         settings = self.settings
         rule = settings.rule
+        exploration = constant(rule, settings.exploration)
         widening = None
         if settings.widening is not None:
             grow = settings.mode == "step"
             widening = Widening(settings.widening.coefficient, settings.widening.exponent, grow)
+        root = None
+        if rule == "gumbel":
+            # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or under a verifier singly.
+            drawn = 1 if self.verifier is not None else settings.samples
+            root = GumbelRoot(
+                derive_seed(seed, "gumbel"),
+                settings.candidates,
+                draws=1 if settings.mode == "token" else -(-settings.candidates // drawn),
+                scale=exploration,
+                virtual_loss=settings.virtual_loss,
+            )
         return Mcts(
             tree,
             RULES[rule],
-            constant(rule, settings.exploration),
+            exploration,
             settings.iterations,
             virtual_loss=settings.virtual_loss,
             widening=widening,
             patience=None if self.verifier is None else settings.verify.patience,
+            open_select=OPEN_RULES[settings.select or "puct"],
+            root=root,
         )
 
     def expansion(self, problem: Problem, tree: Tree, seed: int, cost: Cost) -> Expansion:

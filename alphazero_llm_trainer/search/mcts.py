@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Continuation, RewardParts, Step
-from .select import Select, open_puct
+from .gumbel import GumbelRoot
+from .select import OpenSelect, Select, open_puct
 from .tree import REJECTED, ROOT, Rollout, Tree
 
 
@@ -119,7 +120,12 @@ class Mcts:
             "Parallel Monte-Carlo tree search"), so that the next descent goes elsewhere.
         widening: progressive widening, or None.
         patience: rejected draws below a node without a good one after which the node is rejected too; None without a
-            verifier. With it `select` is not asked: the rule is `open_puct`.
+            verifier. With it `open_select` is asked and not `select`.
+        open_select: a rule of `search.select.OPEN_RULES`.
+        root: chooses among the root's children instead of `select`.
+
+    `expected` is how many simulations are still to come, for `root`: what is left of `iterations`, or fewer where the
+    driver knows that a budget of tokens ends the search before.
     """
 
     def __init__(
@@ -132,9 +138,12 @@ class Mcts:
         virtual_loss: int = 1,
         widening: Widening | None = None,
         patience: int | None = None,
+        open_select: OpenSelect = open_puct,
+        root: GumbelRoot | None = None,
     ) -> None:
         self.tree, self.select, self.exploration = tree, select, exploration
-        self.iterations, self.iteration = iterations, 0
+        self.open_select, self.root = open_select, root
+        self.iterations, self.iteration, self.expected = iterations, 0, iterations
         self.virtual_loss, self.widening, self.patience = virtual_loss, widening, patience
         self.dead: set[int] = set()
         for node in range(len(tree) - 1, ROOT, -1) if patience is not None else ():
@@ -149,9 +158,10 @@ class Mcts:
         flight = self._flight
         while len(flight.told) < n and self.iteration < self.iterations:
             node = self._descend()
-            if node in flight.nodes:
+            if node is None or node in flight.nodes:
                 break
             self.iteration += 1
+            self.expected = max(self.expected - 1, 1)
             reward = self.tree.reward[node]
             if reward is not None:
                 self.tree.backup(node, reward)
@@ -163,16 +173,30 @@ class Mcts:
             self.tree.hold(node, self.virtual_loss)
         return list(flight.told)
 
-    def _descend(self) -> int:
-        tree, node, widening = self.tree, ROOT, self.widening
+    def _descend(self) -> int | None:
+        """The node that the next simulation ends in; None where the root waits for values in flight."""
+        tree, node, widening, root = self.tree, ROOT, self.widening, self.root
+        if root is not None and root.draws_more(tree, self.expected):
+            return ROOT
+        chosen = False  # whether there was a choice above the node
         # Under a verifier a chain's nodes are arms as soon as they are there: each can be drawn from again.
         while (tree.expanded[node] or self.patience is not None) and (children := tree.children[node]):
             if self.patience is not None:
-                live = [child for child in children if not self._rejected(child)]
-                chosen = open_puct(tree, node, self.exploration, live)
-                if chosen == node:
+                children = [child for child in children if not self._rejected(child)]
+                if root is not None:  # what is finished is known, and the improved policy would never look elsewhere
+                    children = [child for child in children if tree.verdict[child] is None]
+            if root is not None and not chosen and children and (len(children) > 1 or self.patience is not None):
+                chosen = True
+                best = root.choose(tree, node, children, self.expected)
+                if best is None:
+                    return None
+                node = best
+                continue
+            if self.patience is not None:
+                best = self.open_select(tree, node, self.exploration, children)
+                if best == node:
                     break
-                node = chosen
+                node = best
                 continue
             width = None if widening is None else widening.width(tree.N[node])
             if width is not None and widening is not None and widening.grow and width > len(children):

@@ -1,7 +1,8 @@
 """The selection rules: which child a simulation descends to.
 
 A simulation in flight counts as `tree.virtual` visits of value 0 (virtual loss). With a `width` only the first `width`
-children are looked at (progressive widening).
+children are looked at (progressive widening). `OPEN_RULES` are for searches under a verifier. `gumbel` is the rule below
+the root; the root's is `gumbel.GumbelRoot`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from .gumbel import SCALE, furthest_short, gumbel, improved_logits, raw_value, softmax
 from .tree import Tree
 
 Select = Callable[[Tree, int, float, int | None], int]
+OpenSelect = Callable[[Tree, int, float, Sequence[int]], int]
 
 
 def ucb1(tree: Tree, node: int, exploration: float, width: int | None = None) -> int:
@@ -63,7 +66,7 @@ def open_puct(tree: Tree, node: int, exploration: float, live: Sequence[int]) ->
     if not live:
         return node
     N, W, virtual = tree.N, tree.W, tree.virtual
-    drawn = {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
+    drawn = probabilities(tree, node)
     scale = exploration * math.sqrt(N[node] + virtual[node])
     mean = W[node] / N[node] if N[node] else 0.0
     best, best_score = node, mean + scale * max(1.0 - math.fsum(drawn.values()), 0.0) / (1 + len(drawn))
@@ -75,6 +78,46 @@ def open_puct(tree: Tree, node: int, exploration: float, live: Sequence[int]) ->
     return best
 
 
+def open_ucb1(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
+    """UCB1 over the arms of `open_puct`: a new step is worth the node's mean and was visited once a draw."""
+    if not live:
+        return node
+    N, W, virtual = tree.N, tree.W, tree.virtual
+    log_parent = math.log(max(N[node] + virtual[node], 1))
+    mean = W[node] / N[node] if N[node] else 0.0
+    best, best_score = node, mean + exploration * math.sqrt(log_parent / len(tree.children[node]))
+    for child in live:
+        visits = N[child] + virtual[child]
+        score = math.inf if not visits else W[child] / visits + exploration * math.sqrt(log_parent / visits)
+        if score >= best_score:
+            best, best_score = child, score
+    return best
+
+
+def open_gumbel(tree: Tree, node: int, scale: float, live: Sequence[int]) -> int:
+    """The improved policy over the arms of `open_puct`, visited as `gumbel.gumbel` does; a live child goes before the new
+    step on ties.
+
+    Here the arms are all steps there are, so that the logits are plain log-probabilities. The new step has no Q of its own:
+    the mixed value completes it.
+    """
+    if not live:
+        return node
+    N, W, virtual = tree.N, tree.W, tree.virtual
+    drawn = probabilities(tree, node)
+    left = max(1.0 - math.fsum(drawn.values()), 0.0)
+    logits = [math.log(max(p, 1e-300)) for p in (*(drawn[child] for child in live), left)]
+    values = [W[child] / N[child] if N[child] else 0.0 for child in live]
+    policy = softmax(improved_logits(logits, [*(N[c] for c in live), 0], [*values, 0.0], raw_value(tree, node), scale))
+    best = furthest_short(policy, [*(N[child] + virtual[child] for child in live), len(drawn)])
+    return node if best == len(live) else live[best]
+
+
+def probabilities(tree: Tree, node: int) -> dict[int, float]:
+    """The probability of each child's tokens under the policy."""
+    return {child: math.exp(math.fsum(tree.logprobs[child])) for child in tree.children[node]}
+
+
 def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
     """The probabilities of siblings' tokens under the policy, normalised over the siblings."""
     # Bounded below, so that siblings that are all next to impossible share evenly.
@@ -83,8 +126,10 @@ def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
     return [likelihood / total for likelihood in likelihoods]
 
 
-RULES: dict[str, Select] = {"ucb1": ucb1, "puct": puct}
-DEFAULT_EXPLORATION = {"ucb1": 2**0.5, "puct": 2.0}  # each rule's usual constant
+RULES: dict[str, Select] = {"ucb1": ucb1, "puct": puct, "gumbel": gumbel}
+OPEN_RULES: dict[str, OpenSelect] = {"ucb1": open_ucb1, "puct": open_puct, "gumbel": open_gumbel}
+# Each rule's usual constant; gumbel's is the scale of the values.
+DEFAULT_EXPLORATION = {"ucb1": 2**0.5, "puct": 2.0, "gumbel": SCALE}
 
 
 def constant(rule: str, exploration: float | None) -> float:

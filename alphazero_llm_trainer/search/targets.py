@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..types import STUDENT
 from .extract import source_of, trajectories
+from .gumbel import improved_policy
 from .tree import ROOT, Tree
 
 
@@ -53,13 +54,15 @@ class PolicyTarget:
 
     `prefix_ids` `[P]` are the response's tokens down to the node; `children_ids` are the tokens that each of its K
     children adds (one each in a token-level tree); `probabilities` `[K]` are the children's shares of the visits and
-    sum to 1; `visits` is how many visits they share out.
+    sum to 1; `improved` `[K]` is Gumbel's target instead, the student's probabilities raised or lowered by completed Q
+    (Danihelka et al. 2022, equation 11), which sums to 1 too; `visits` is how many visits they share out.
     """
 
     node: int
     prefix_ids: tuple[int, ...]
     children_ids: tuple[tuple[int, ...], ...]
     probabilities: tuple[float, ...]
+    improved: tuple[float, ...]
     visits: int
 
 
@@ -199,6 +202,7 @@ def policy_targets(tree: Tree) -> list[PolicyTarget]:
                     paths[node],
                     tuple(tuple(tree.token_ids[child]) for child in children),
                     tuple(tree.N[child] / visits for child in children),
+                    tuple(improved_policy(tree, node, tree.N, tree.W, children)),
                     visits,
                 )
             )

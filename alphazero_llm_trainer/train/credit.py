@@ -144,17 +144,18 @@ def visit_distillation(visits: Sequence[int], temperature: float = 1.0) -> list[
     return [value / total for value in raised]
 
 
-def visit_advantages(
-    children: Sequence[Sequence[tuple[int, float]]], chosen: Sequence[int], lengths: Sequence[int]
+def policy_advantages(
+    children: Sequence[Sequence[tuple[float, float]]], chosen: Sequence[int], lengths: Sequence[int]
 ) -> list[float]:
-    """`pi(step) - p(step)` on every token of each step `[T]`: the pull of visit distillation.
+    """`pi(step) - p(step)` on every token of each step `[T]`: the pull of distilling the search's policy.
 
-    pi are the siblings' visit shares, p the student's own probabilities of them, both normalised over the siblings: the
-    difference is the gradient of the cross-entropy between the two with respect to the logits of that choice (the
-    policy part of AlphaZero's loss, Silver et al. 2018, equation 1).
+    pi is the search's policy over the siblings (visit shares, or Gumbel's improved policy), p the student's own
+    probabilities of them, both normalised over the siblings: the difference is the gradient of the cross-entropy between the
+    two with respect to the logits of that choice (the policy part of AlphaZero's loss, Silver et al. 2018, equation 1;
+    Danihelka et al. 2022, equation 12).
 
     Args:
-        children: for each step of the response, `(visits, log-probability)` of all children of the node before it.
+        children: for each step of the response, `(pi, log-probability)` of all children of the node before it.
         chosen: for each step, its own index among them.
         lengths: tokens of each step.
     """
@@ -162,8 +163,7 @@ def visit_advantages(
     for siblings, index, length in zip(children, chosen, lengths, strict=True):
         likeliest = max(logprob for _, logprob in siblings)
         own = [math.exp(logprob - likeliest) for _, logprob in siblings]
-        target = visit_distillation([visits for visits, _ in siblings])
-        advantages += [target[index] - own[index] / math.fsum(own)] * length
+        advantages += [siblings[index][0] - own[index] / math.fsum(own)] * length
     return advantages
 
 

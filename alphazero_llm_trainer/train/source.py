@@ -19,6 +19,7 @@ from ..policy.student import Student
 from ..problems.load import tasks_of
 from ..search.driver import derive_seed
 from ..search.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
+from ..search.gumbel import improved_policy
 from ..search.journal import Journal
 from ..search.tree import ROOT, Tree
 from ..types import STUDENT, Cost, Problem, Step, Task
@@ -27,10 +28,11 @@ from .credit import (
     clamp,
     group_advantages,
     is_flat,
+    policy_advantages,
     process_advantages,
     step_advantages,
     tree_advantages,
-    visit_advantages,
+    visit_distillation,
 )
 from .rows import TrainRow
 from .size import RunSize, replayed
@@ -330,8 +332,8 @@ class RoundSource:
                 step_advantages(values, t.lengths, scale=scale, clip=grpo.advantage_clip)
                 for t, values in zip(found, self._step_values(grown, found), strict=True)
             ]
-        if grpo.credit in ("tree", "visits"):
-            worth = self.collector.worth(grown) if grpo.credit == "tree" else (grown.N, grown.W)
+        if grpo.credit in ("tree", "visits", "gumbel"):
+            worth = (grown.N, grown.W) if grpo.credit == "visits" else self.collector.worth(grown)
             return [self._among_siblings(grown, t, *worth) for t in found]
         rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
         whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
@@ -350,7 +352,7 @@ class RoundSource:
     def _among_siblings(
         self, grown: Tree, found: Trajectory, counts: Sequence[int], sums: Sequence[float]
     ) -> list[float]:
-        """Tree or visit credit of one response; tokens of a rollout have no siblings and get 0.
+        """Tree, visit or Gumbel credit of one response; tokens of a rollout have no siblings and get 0.
 
         `counts` and `sums` are what the nodes are worth (`Collector.worth`).
         """
@@ -360,11 +362,12 @@ class RoundSource:
             if node == OUTSIDE:
                 outside += length
                 continue
-            # A node that was never visited has no value; the response's own nodes always count.
+            # A node that was never visited has no value (Gumbel completes it); the response's own nodes always count.
             around = [
                 child
                 for child in grown.children[parent]
-                if (counts[child] or child == node) and (grpo.teacher_rows or grown.source[child] == STUDENT)
+                if (counts[child] or child == node or grpo.credit == "gumbel")
+                and (grpo.teacher_rows or grown.source[child] == STUDENT)
             ]
             siblings.append(around)
             chosen.append(around.index(node))
@@ -375,8 +378,14 @@ class RoundSource:
             values = [[(sums[n] / counts[n], counts[n]) if counts[n] else (reward, 1) for n in s] for s in siblings]
             advantages = tree_advantages(values, chosen, lengths, clip=grpo.advantage_clip)
         else:
-            visits = [[(grown.N[n], math.fsum(grown.logprobs[n])) for n in s] for s in siblings]
-            advantages = visit_advantages(visits, chosen, lengths)
+            logprobs = [[math.fsum(grown.logprobs[n]) for n in s] for s in siblings]
+            if grpo.credit == "visits":
+                policies = [visit_distillation([grown.N[n] for n in s]) for s in siblings]
+            else:
+                above = [ROOT, *found.nodes]
+                policies = [improved_policy(grown, up, counts, sums, s) for up, s in zip(above, siblings, strict=False)]
+            pairs = [list(zip(policy, own, strict=True)) for policy, own in zip(policies, logprobs, strict=True)]
+            advantages = policy_advantages(pairs, chosen, lengths)
         return advantages + [0.0] * outside
 
     def _processes(

@@ -2,8 +2,8 @@
 
 A record is a mapping with `tree` (`search.tree.Tree.to_dict`) and whatever else is known: `key`, `problem` (`id`,
 `question`, `source`) or `question`, `ended_by`, `cost`, `prompt_ids`, `policy_version`; of the choice `chosen` (its last
-node), `answer`, `why` and `response`, or `served`, a server's answer with `node` for `chosen`; `search` (`rule`: ucb1, puct
-or open_puct; `exploration`: its constant); `pieces` (token id -> its text).
+node), `answer`, `why` and `response`, or `served`, a server's answer with `node` for `chosen`; `search` (`rule`: ucb1, puct,
+open_puct or gumbel; `exploration`: its constant); `pieces` (token id -> its text).
 """
 
 from __future__ import annotations

@@ -223,11 +223,11 @@ class Model {
     return this.ids[node].length ? Math.exp(this.logLikelihood[node]) : null;
   }
 
-  // The rule's exploration term; Infinity where the rule takes an unvisited child first; null where the rule isn't known.
+  // The rule's exploration term; Infinity where the rule takes an unvisited child first; null where there is none or it isn't known.
   exploration(node) {
     const search = this.record.search;
     const up = this.parent[node];
-    if (!search || up < 0 || this.rollout[node]) return null;
+    if (!search || search.rule === "gumbel" || up < 0 || this.rollout[node]) return null;
     const [visits, above] = [this.N[node], this.N[up]];
     if (search.rule === "ucb1") {
       return visits === 0 ? Infinity : search.exploration * Math.sqrt(Math.log(Math.max(above, 1)) / visits);

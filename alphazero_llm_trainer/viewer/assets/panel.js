@@ -135,6 +135,7 @@ class Panel {
   why() {
     const search = this.model.record.search;
     if (!search) return "the exploration term; the record doesn't say which rule searched";
+    if (search.rule === "gumbel") return "gumbel: visits follow the improved policy, there is no exploration term";
     const formula = { ucb1: "c·√(ln N(parent)/N)", puct: "c·P·√N(parent)/(1+N)", open_puct: "c·p·√N(parent)/(1+N)" }[search.rule];
     return `exploration term of ${search.rule}: ${formula}, c = ${number(search.exploration, 2)}`;
   }

@@ -1,0 +1,227 @@
+"""Does search win with more tokens? Selection rules and simpler methods at equal tokens, from x1 to x32.
+
+    uv run python benchmarks/search_budgets.py --work checkpoints/search_budgets
+
+Tasks: embedded problems of 4 to 6 steps under calculator and log-probability, where no response is accepted before the
+budget ends; the game of numbers (four and five of them) under its rules, and under its rules and a value head of the
+student, where the first response that reaches the target ends the work. Each method gets the same budget of sampled and
+scored tokens, the same verifier and the same seeds. PUCT, UCB1 and Gumbel are the method `mcts` with
+`search.select`.
+
+The student of `numbers` and its value are trained first, into --work; the embedded problems are answered by the shipped
+student, which was trained on shorter ones. A cell (task, method, budget) is kept as soon as it is finished, and the same
+command goes on from there. Writes JSON with 95% intervals over distinct problems, for each method whether more tokens ever
+hurt, and the gain of Gumbel over PUCT and the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer import __version__  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.engine.protocol import Verifier  # noqa: E402
+from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
+from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, wilson  # noqa: E402
+from alphazero_llm_trainer.eval.verifiers import Product, load_parts  # noqa: E402
+from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
+from alphazero_llm_trainer.policy.value_function import policy_fingerprint  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "search_budgets.json"
+FACTORS = (1, 2, 4, 8, 16, 32)
+# Name -> the method of `eval`, and the selection rule of a tree search.
+ARMS: dict[str, tuple[str, str | None]] = {
+    "gumbel": ("mcts", "gumbel"),
+    "puct": ("mcts", "puct"),
+    "ucb1": ("mcts", "ucb1"),
+    "dvts": ("dvts", None),
+    "step-rejection": ("step-rejection", None),
+    "adaptive-best-of-n": ("adaptive-best-of-n", None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A task: its student's folder in --work (None: the shipped student), the judge, and the tokens of x1, which are about
+    one response."""
+
+    name: str
+    source: str
+    levels: tuple[int, ...]
+    student: str | None
+    verifier: str
+    tokens: int
+    overrides: tuple[str, ...] = ()
+
+
+SETTINGS = (
+    Setting("numbers, rules", "numbers", (2, 3), "numbers", "calculator", 60),
+    Setting(
+        "numbers, rules and value", "numbers", (2, 3), "numbers", "calculator+value", 60,
+        ("search.verify.reject_below=0.02",),  # a step that breaks a rule scores 0
+    ),
+    Setting(
+        "embedded", "embedded", (3, 4), None, "calculator+log-probability", 80, ("search.verify.accept_above=1.0",)
+    ),
+)  # fmt: skip
+
+
+def stages(work: Path) -> dict[Path, list[str]]:
+    """The commands that make what is measured, by a file that is there when one has finished."""
+    numbers, value = work / "numbers", work / "numbers_value"
+    student = (
+        "sft --source numbers --model small -n 40000 --eval-size 300 --set problems.levels=[2,3]"
+        " --set train.sft.steps=3000 --set train.sft.validation_size=200 --set train.sft.evaluate_every=1000"
+    )
+    head = (
+        "value --source numbers --kind head -n 800 --set problems.levels=[2,3]"
+        " --set train.value.collect.temperature=1.0 --set train.value.collect.iterations=2"
+    )
+    return {
+        numbers / "manifest.json": [*student.split(), "--out", str(numbers)],
+        value / "value.json": [*head.split(), "--model", str(numbers), "--out", str(value)],
+    }
+
+
+def measured(setting: Setting, work: Path, num: int, start: int, seed: int) -> dict[str, Any]:
+    """All cells of a task, finished ones read back; returns its facts."""
+    base = ["student=embedded", f"problems.source={setting.source}", f"seed={seed}"]
+    base += [f"problems.levels={list(setting.levels)}", *setting.overrides]
+    config = load_config(overrides=base)
+    source = open_source(config)
+    path = None if setting.student is None else work / setting.student
+    student = load_student(config, path=path, system_prompt=source.system_prompt, inference=False)
+    parts = load_parts(setting.verifier.split("+"), student, config, None, work / f"{setting.student}_value")
+    judge: Verifier = parts[0] if len(parts) == 1 else Product(parts)
+    benchmark = Benchmark(setting.name, load_tasks(source, "test", num, start=start))
+    identity = [__version__, policy_fingerprint(student.model), benchmark.data_hash, seed, *base]
+    rows, cells = [], {}
+    for factor in FACTORS:
+        for arm, (method, select) in ARMS.items():
+            config = load_config(overrides=base if select is None else [*base, f"search.select={select}"])
+            sampler = MethodContext(student, judge, config)
+            budget = factor * setting.tokens
+            cell = kept(
+                work / "cells" / f"{setting.name} {arm} {budget}.json", identity, sampler, benchmark, method, budget
+            )
+            cells[arm, factor] = cell
+            accuracy = wilson(cell.outcomes.count("1"), len(cell.outcomes), cell.distinct)
+            rows.append(
+                {"arm": arm, "factor": factor, "budget": budget, "accuracy": triple(accuracy)}
+                | {"tokens": sum(cell.tokens) / num, "seconds": cell.seconds, "ended_by": cell.ended_by}
+                | {"correct": cell.outcomes}
+            )
+            print(
+                f"{setting.name:26} {arm:20} x{factor:<3} {accuracy!s:24} {rows[-1]['tokens']:7.0f} tokens", flush=True
+            )
+    return {
+        "name": setting.name,
+        "levels": setting.levels,
+        "verifier": setting.verifier,
+        "settings": setting.overrides,
+        "tokens": setting.tokens,
+        "problems": num,
+        "start": start,
+        "distinct": len(set(cells["puct", 1].groups)),
+        "rows": rows,
+        "steps": [growth(arm, cells) for arm in ARMS],
+        "gumbel_minus": {
+            arm: {str(factor): triple(gain(cells["gumbel", factor], cells[arm, factor])) for factor in FACTORS}
+            for arm in ARMS
+            if arm != "gumbel"
+        },
+    }
+
+
+def kept(
+    path: Path, identity: Sequence[Any], sampler: MethodContext, benchmark: Benchmark, method: str, budget: int
+) -> Cell:
+    """The cell in `path` where it was measured on the same problems and weights, else a new one, written there."""
+    if path.exists():
+        stored = json.loads(path.read_text())
+        if stored["identity"] == list(identity):
+            return Cell(**stored["cell"])
+    cell = asyncio.run(run_cell(sampler, benchmark, method, budget, lambda: False, lambda tokens: None))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"identity": identity, "cell": cell.as_dict()}))
+    return cell
+
+
+def gain(after: Cell, before: Cell) -> Interval:
+    return paired_bootstrap(after.right, before.right, groups=after.groups)
+
+
+def growth(arm: str, cells: Mapping[tuple[str, int], Cell]) -> dict[str, Any]:
+    """What each doubling of the budget gained; `monotone` where no interval lies below 0."""
+    gains = {str(more): triple(gain(cells[arm, more], cells[arm, less])) for less, more in pairwise(FACTORS)}
+    return {"arm": arm, "gains": gains, "monotone": all(high >= 0 for _, _, high in gains.values())}
+
+
+def triple(found: Interval) -> list[float]:
+    return [found.value, found.low, found.high]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num", type=int, default=200, help="test problems of a task")
+    parser.add_argument("--start", type=int, default=0, help="number of the first one")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "search_budgets", help="students and cells")
+    parser.add_argument("--tasks", nargs="+", default=[one.name for one in SETTINGS], help="some of the tasks")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    began, commands = time.perf_counter(), stages(args.work)
+    settings = [setting for setting in SETTINGS if setting.name in args.tasks]
+    needed = {args.work / one.student for one in settings if one.student is not None}
+    needed |= {args.work / f"{one.student}_value" for one in settings if "value" in one.verifier}
+    for file, words in commands.items():
+        if file.parent in needed and not file.exists():
+            print(" ".join(words), flush=True)
+            subprocess.run([sys.executable, "-m", "alphazero_llm_trainer", *words], cwd=ROOT, check=True)
+    tasks = [
+        measured(setting, args.work, args.num, args.start, args.seed)
+        for setting in SETTINGS
+        if setting.name in args.tasks
+    ]
+    result = {
+        "command": " ".join(["uv run python benchmarks/search_budgets.py", *sys.argv[1:]]),
+        "version": __version__,
+        "seed": args.seed,
+        "factors": FACTORS,
+        "seconds": time.perf_counter() - began,
+        "students": {
+            name: json.loads((args.work / name / "manifest.json").read_text()) for name in ("numbers", "embedded")
+        },
+        "value": json.loads((args.work / "numbers_value" / "value.json").read_text()),
+        "commands": [" ".join(["alphazero-llm-trainer", *words]) for words in commands.values()],
+        "tasks": tasks,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for task in tasks:
+        for step in task["steps"]:
+            print(f"{task['name']}: {step['arm']} is {'' if step['monotone'] else 'not '}monotone")
+        value, low, high = task["gumbel_minus"]["puct"][str(FACTORS[-1])]
+        print(f"{task['name']}: gumbel - puct at x{FACTORS[-1]}: {value:+.3f} [{low:+.3f}, {high:+.3f}]")
+
+
+if __name__ == "__main__":
+    main()

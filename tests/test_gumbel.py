@@ -1,0 +1,307 @@
+"""Gumbel search: equal to mctx, a schedule that adds up, simulations in flight, budgets of tokens, and its targets."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import ScriptedPolicy, ScriptedTokens, a_problem, hashed_reward, run, scripted_evaluate
+
+from alphazero_llm_trainer.config.sections import SearchConfig, WideningConfig
+from alphazero_llm_trainer.engine.protocol import Judgement
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.search.driver import Search, SearchResult
+from alphazero_llm_trainer.search.gumbel import (
+    GumbelRoot,
+    Halving,
+    gumbel,
+    improved_logits,
+    mixed_value,
+    node_logits,
+    sampled_logit,
+    softmax,
+)
+from alphazero_llm_trainer.search.mcts import Evaluation, Mcts
+from alphazero_llm_trainer.search.select import open_gumbel
+from alphazero_llm_trainer.search.tree import ROOT, Tree
+from alphazero_llm_trainer.types import Step
+
+TESTS = Path(__file__).parent
+CASES = json.loads((TESTS / "golden" / "gumbel.json").read_text())
+
+
+def golden_script() -> ModuleType:
+    """scripts/gumbel_golden.py, whose tables the golden trees were searched on. It needs mctx in `main` alone."""
+    spec = importlib.util.spec_from_file_location("gumbel_golden", TESTS.parent / "scripts" / "gumbel_golden.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- (a) mctx ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['actions']} actions, {case['simulations']}")
+def test_the_search_is_mctx_s_on_the_same_priors_values_and_noise(case: dict[str, Any]) -> None:
+    script, actions = golden_script(), case["actions"]
+    logits, values = script.tables(case["seed"], actions)
+    tree = Tree()
+    root = GumbelRoot(0, case["considered"])
+    root.noise = case["noise"]
+    mcts = Mcts(tree, gumbel, 0.1, case["simulations"] + 1, root=root)  # the first one evaluates the root
+    states, made = {ROOT: 0}, {ROOT: 0}  # of a node: its state in the game, its number in mctx
+    order = []
+    while leaves := mcts.ask():
+        [leaf] = leaves
+        state = states[leaf.node]
+        steps = [Step((action,), (0.0,), f"{action} ") for action in range(actions)]
+        mcts.tell(leaf, Evaluation(steps=steps, priors=softmax(logits[state]), value=values[state]))
+        for action, child in enumerate(tree.children[leaf.node]):
+            states[child] = script.child(state, action, actions)
+        if leaf.node != ROOT:
+            made[leaf.node] = len(made)
+            order.append([made[tree.parent[leaf.node]], tree.token_ids[leaf.node][0]])
+    children = tree.children[ROOT]
+    visits = [tree.N[child] for child in children]
+    assert order == case["nodes"], "every simulation goes where mctx's does"
+    assert visits == case["root_visits"]
+    scores = node_logits(tree, ROOT, children, 0.1)
+    assert softmax(scores) == pytest.approx(case["policy"], abs=1e-9)
+    best = max((i for i in range(actions) if visits[i] == max(visits)), key=lambda i: case["noise"][i] + scores[i])
+    assert best == case["action"]
+
+
+# -- (b) the schedule --------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.integers(1, 400))
+def test_the_rounds_use_the_budget_exactly_and_keep_survivors_equal_within_one(arms: int, simulations: int) -> None:
+    halving = Halving(arms)
+    while len(halving.plan) < simulations:
+        planned = len(halving.plan)
+        halving.extend(simulations)
+        assert len(halving.plan) > planned
+    visits = [0] * arms
+    for wanted in halving.plan[:simulations]:
+        taken = visits.index(wanted)  # there is an arm with so many visits
+        assert visits[taken] == wanted
+        visits[taken] += 1
+        if wanted == max(visits) - 1:
+            survivors = [n for n in visits if n >= wanted]
+            assert max(survivors) - min(survivors) <= 1
+    assert sum(visits) == simulations
+    assert visits == sorted(visits, reverse=True)
+    # The last two get what the rounds before them left, and no more than one visit apart.
+    assert len(visits) < 2 or visits[0] - visits[1] <= 1
+
+
+def test_a_schedule_by_hand() -> None:
+    halving = Halving(4)  # two rounds; 8 simulations: one visit of four arms, then two of two
+    halving.extend(8)
+    halving.extend(8)
+    assert halving.plan == [0, 0, 0, 0, 1, 1, 2, 2]
+    alone = Halving(1)
+    alone.extend(3)
+    assert alone.plan == [0, 1, 2]
+
+
+# -- (c) formulas ------------------------------------------------------------------------------------------------------
+
+
+def test_the_mixed_value_by_hand() -> None:
+    # (0.2 + 3 * (.5*.9 + .25*.3)/.75) / 4
+    assert mixed_value(0.2, [0.5, 0.25, 0.25], [2, 1, 0], [0.9, 0.3, 0.0]) == pytest.approx((0.2 + 3 * 0.7) / 4)
+    assert mixed_value(None, [0.5, 0.25, 0.25], [2, 1, 0], [0.9, 0.3, 0.0]) == pytest.approx(0.7)
+    assert mixed_value(0.4, [0.5, 0.5], [0, 0], [0.0, 0.0]) == 0.4
+
+
+def test_the_improved_policy_by_hand() -> None:
+    # Completed: .9, .3 and the mixed .575; rescaled: 1, 0, .4583; times (50 + 2) * .1.
+    logits = [math.log(p) for p in (0.5, 0.25, 0.25)]
+    found = improved_logits(logits, [2, 1, 0], [0.9, 0.3, 0.0], 0.2)
+    expected = [logit + 5.2 * q for logit, q in zip(logits, (1.0, 0.0, 0.275 / 0.6), strict=True)]
+    assert found == pytest.approx(expected)
+    assert improved_logits(logits, [0, 0, 0], [0.0] * 3, None) == pytest.approx(logits)  # nothing is known
+
+
+def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> None:
+    assert sampled_logit(math.log(0.25), 1) == pytest.approx(0.0)
+    assert sampled_logit(math.log(0.5), 2) == pytest.approx(math.log(0.5 / 0.75))
+    assert sampled_logit(0.0, 5) == 0.0
+    # Long steps, never drawn twice, weigh the same whatever their probabilities.
+    assert sampled_logit(-90.0, 8) == pytest.approx(sampled_logit(-40.0, 8)) == pytest.approx(-math.log(8))
+
+
+# -- (d) in flight -----------------------------------------------------------------------------------------------------
+
+
+def fan(root: GumbelRoot, values: list[float], iterations: int) -> Mcts:
+    """A search whose root has been evaluated: children with even priors."""
+    mcts = Mcts(Tree(), gumbel, 0.1, iterations, root=root)
+    [leaf] = mcts.ask()
+    steps = [Step((i,), (-1.0,), str(i)) for i in range(len(values))]
+    mcts.tell(leaf, Evaluation(steps=steps, priors=[1 / len(values)] * len(values), value=0.5))
+    return mcts
+
+
+def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values() -> None:
+    root = GumbelRoot(3, 4)
+    mcts = fan(root, values := [0.1, 0.9, 0.2, 0.8], 9)
+    leaves = mcts.ask(8)
+    # Four arms once each; which two are left is known when all four are told.
+    assert sorted(leaf.node for leaf in leaves) == [1, 2, 3, 4] and mcts.ask(8) == leaves
+    for leaf in leaves[:3]:
+        mcts.tell(leaf, Evaluation(value=values[leaf.node - 1]))
+    assert mcts.ask(8) == leaves[3:]
+    mcts.tell(leaves[3], Evaluation(value=values[leaves[3].node - 1]))
+    assert mcts.tree.N[1:] == [1, 1, 1, 1]
+    while leaves := mcts.ask(8):
+        for leaf in leaves:
+            mcts.tell(leaf, Evaluation(value=values[leaf.node - 1]))
+    assert mcts.tree.N[1:] == [1, 3, 1, 3] and not any(mcts.tree.virtual)
+
+
+def token_search(seed: int, **changes: Any) -> SearchResult:
+    config = SearchConfig.model_validate({"mode": "token", "select": "gumbel", "iterations": 40, **changes})
+    return run(lambda: Search(ScriptedTokens(seed), scripted_evaluate, config).run(a_problem(), seed))
+
+
+def step_search(seed: int, **changes: Any) -> SearchResult:
+    config = SearchConfig.model_validate({"select": "gumbel", "iterations": 30, "samples": 2, **changes})
+    policy = ScriptedPolicy(seed, words=9, close=0.2)
+    return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 3), st.sampled_from([token_search, step_search]))
+def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
+    seed: int, width: int, loss: int, search: Any
+) -> None:
+    result = search(seed, width=width, virtual_loss=loss)
+    assert len(result.tree.simulations) == (40 if search is token_search else 30)
+    assert not any(result.tree.virtual)
+    assert result.tree.to_dict() == search(seed, width=width, virtual_loss=loss).tree.to_dict(), "twice the same"
+    for node in range(len(result.tree)):
+        assert result.tree.N[node] >= sum(result.tree.N[child] for child in result.tree.children[node])
+
+
+def through_root_children(tree: Tree) -> dict[int, int]:
+    """Simulations that went through each child of the root."""
+    counts = dict.fromkeys(tree.children[ROOT], 0)
+    for leaf, _, _ in tree.simulations:
+        if leaf != ROOT:
+            counts[tree.path(leaf)[0]] += 1
+    return counts
+
+
+def test_the_root_s_steps_are_drawn_first_and_then_halved() -> None:
+    for seed in range(20):
+        tree = step_search(seed, candidates=6, iterations=60).tree
+        drawn = sum(leaf == ROOT for leaf, _, _ in tree.simulations)
+        assert drawn == 3 and all(leaf == ROOT for leaf, _, _ in tree.simulations[:3])  # 6 samples, 2 at a time
+        counts = sorted(through_root_children(tree).values(), reverse=True)
+        assert sum(counts) == 57
+        if len(counts) > 2:
+            assert counts[0] - counts[1] <= 1 and counts[2] < counts[1]
+
+
+def test_a_small_budget_is_not_all_spent_on_drawing_candidates() -> None:
+    tree = step_search(1, candidates=50, iterations=10).tree
+    assert sum(leaf == ROOT for leaf, _, _ in tree.simulations) == 5
+
+
+class HalfGood:
+    """FAKE verifier: a step's score is a hash of its text, and none is rejected. A test tool."""
+
+    name, computes, scored_tokens = "half", False, 0
+
+    async def __call__(self, problem: Any, prompt_ids: tuple[int, ...], steps: Any) -> Judgement:
+        scores = tuple(0.1 + 0.8 * hashed_reward(step.text) for step in steps)
+        return Judgement(scores, min(scores, default=1.0))
+
+
+def verified_search(seed: int, select: str | None = "gumbel", **changes: Any) -> SearchResult:
+    config = SearchConfig.model_validate(
+        {"select": select, "iterations": 1000, "verify": {"accept_above": 1.0, "reject_below": 0.15}, **changes}
+    )
+    policy = ScriptedPolicy(seed, words=9, close=0.2)
+    policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]
+    search = Search(policy, scripted_evaluate, config, verifier=HalfGood())
+    return run(lambda: search.run(a_problem(), seed))
+
+
+def test_a_budget_of_tokens_is_halved_under_a_verifier() -> None:
+    shares = []
+    for seed in range(20):
+        result = verified_search(seed, budget_tokens=2500, candidates=8)
+        assert result.ended_by == "tokens" and result.cost.sampled_tokens <= 2500
+        tree = result.tree
+        drawn = sum(leaf == ROOT for leaf, _, _ in tree.simulations)
+        assert drawn >= 8 and all(leaf == ROOT for leaf, _, _ in tree.simulations[:8])
+        counts = sorted(through_root_children(tree).values(), reverse=True)
+        if len(counts) > 3:
+            shares.append(sum(counts[:2]) / sum(counts))
+    # With rounds for a thousand simulations the first one would never end, and all would be visited equally.
+    assert len(shares) > 10 and min(shares) > 0.5
+
+
+def test_rules_under_a_verifier_differ_and_null_is_puct() -> None:
+    trees = {
+        select: verified_search(3, select, budget_tokens=800, exploration=1.0).tree.to_dict()
+        for select in ("ucb1", "puct", "gumbel", None)
+    }
+    assert trees[None] == trees["puct"]
+    assert trees["ucb1"]["parent"] != trees["puct"]["parent"] != trees["gumbel"]["parent"]
+
+
+def test_an_undrawn_step_is_completed_by_the_mixed_value() -> None:
+    tree = Tree()
+    good, bad = (tree.attach(ROOT, Step((i,), (math.log(0.3),), str(i))) for i in range(2))
+    tree.backup(good, 1.0)
+    tree.backup(bad, 0.0)
+    # Completed: 1, 0 and .5; times (50 + 1) * .1. Shares of visits: 1/5, 1/5 and 2/5.
+    weights = [0.3 * math.exp(5.1), 0.3, 0.4 * math.exp(2.55)]
+    share = [weight / sum(weights) for weight in weights]
+    assert share[0] - 1 / 5 > share[2] - 2 / 5
+    assert open_gumbel(tree, ROOT, 0.1, [good, bad]) == good
+    for _ in range(20):
+        tree.backup(good, 1.0)
+    # Of 25 visits 21 are the good one's, more than its share; the new step's 2 fall short of it.
+    assert open_gumbel(tree, ROOT, 0.01, [good, bad]) == ROOT
+    assert open_gumbel(tree, ROOT, 0.1, []) == ROOT
+
+
+def test_another_tree_s_noise_changes_nothing_and_its_own_seed_does() -> None:
+    trees = [token_search(5, iterations=30).tree.to_dict() for _ in range(2)]
+    assert trees[0] == trees[1]
+    config = SearchConfig(mode="token", select="gumbel", iterations=30)
+
+    async def many() -> dict[int, Any]:
+        search = Search(ScriptedTokens(5), scripted_evaluate, config)
+        return {i: result.tree.to_dict() async for i, result in search.run_many([(a_problem(), s) for s in (5, 6, 7)])}
+
+    batch = run(many)
+    assert batch[0] == trees[0], "alone and in a batch"
+    assert batch[0]["N"] != batch[1]["N"]
+
+
+def test_a_search_goes_on_with_its_tree() -> None:
+    first = token_search(3, iterations=20)
+    config = SearchConfig(mode="token", select="gumbel", iterations=20)
+    search = Search(ScriptedTokens(3), scripted_evaluate, config)
+    again = run(lambda: search.run(a_problem(), 4, Tree.from_dict(first.tree.to_dict())))
+    assert len(again.tree.simulations) == 40
+
+
+def test_widening_and_gumbel_are_refused_together() -> None:
+    config = SearchConfig(select="gumbel", widening=WideningConfig(coefficient=1.0, exponent=0.5))
+    with pytest.raises(ConfigError, match=r"search\.widening"):
+        Search(ScriptedPolicy(1), scripted_evaluate, config)
