@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import tracemalloc
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,10 @@ KINDS = {
     "403": Failure.REFUSED_KEY,
     "403-moderation": Failure.REFUSAL,
     "404": Failure.NOT_FOUND,
+    "307": Failure.BAD_REQUEST,
     "huge": Failure.TOO_LARGE,
+    "bomb": Failure.TOO_LARGE,
+    "packed-otherwise": Failure.BAD_JSON,
     "truncated": Failure.BAD_JSON,
     "html": Failure.BAD_JSON,
     "deep": Failure.BAD_JSON,
@@ -121,6 +125,21 @@ def test_a_fault_that_lasts(fault):
     assert (books.presumed.tokens > 0) is (fault in LOST or fault in ("close", "cut"))
     assert books.spent.dollars >= server.charged()[1] - 1e-12
     assert books.spent.calls == len(server.served)
+
+
+def test_a_bomb_takes_no_more_memory_than_its_limit():
+    """A megabyte on the wire that unpacks to 256."""
+
+    async def use(endpoint):
+        client = ChatClient(endpoint, ONE)
+        tracemalloc.start()
+        with pytest.raises(CallError):
+            await client.complete(QUESTION)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert play(always("bomb"), use, policy=PATIENT) < 16 << 20
 
 
 @pytest.mark.parametrize("fault", [*GOOD, "ok-no-usage"])

@@ -64,6 +64,7 @@ class Service:
         self.student = answerer.student
         self.fingerprint, self.created = f"fp_{fingerprint[:12]}", int(time.time())
         self.lag = Lag()
+        self.ending = False  # the server was told to end: what is under way goes on, nothing new is taken in
         self.queue = FairQueue(settings.concurrent, settings.queue)
         self.traces = TraceStore(settings.traces, settings.trace_bytes, settings.trace_seconds)
         self.metrics = Metrics(self.queue, self.traces, self.lag, self.student.engine)

@@ -32,6 +32,7 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from ..errors import DataError, TrainingError
+from ..files import sync_all, write_json
 from ..policy.student import Student
 from ..types import Task
 from .models import Economy, load_trained_state, quiet_arguments, trained_state
@@ -335,7 +336,8 @@ def run_sft(
     out_dir.mkdir(parents=True, exist_ok=True)
     save(model, out_dir)
     tokenizer.save_pretrained(out_dir)
-    (out_dir / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    sync_all(out_dir)
+    write_json(out_dir / "manifest.json", manifest)
     return manifest
 
 
