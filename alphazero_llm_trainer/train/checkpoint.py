@@ -11,6 +11,7 @@ from ..errors import CheckpointError
 from ..files import parse_json, sync_all, unsealed, write_sealed
 
 MANIFEST = "alphazero.json"
+LONGEST_NAME = 255
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
@@ -41,7 +42,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one")
     for name, expected in facts["files"].items():
         file = folder / name
-        if not file.is_file():
+        if Path(name).name != name or len(name) > LONGEST_NAME or not file.is_file():
             raise CheckpointError(f"checkpoint {folder} lacks {name}: use an earlier one or train again")
         if fingerprint(file) != expected:
             raise CheckpointError(f"checkpoint {folder} has a truncated or changed {name}: use an earlier one")
