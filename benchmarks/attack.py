@@ -107,7 +107,7 @@ def fuzzers(rng: Random, folder: Path) -> Tries:
 
 def answers(rng: Random, folder: Path) -> Tries:
     """Responses and gold answers: see answers_fuzz.py."""
-    num = 4000
+    num = 1000
     found = fuzz_answers(num, rng.getrandbits(16))
     broken = found["broken_laws"]
     count = sum(broken.values()) if isinstance(broken, dict) else len(broken)

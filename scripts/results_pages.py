@@ -1156,8 +1156,7 @@ def teacher_faults(data: Row) -> Page:
             "Reservations are careful: an answer that never arrived is booked at the most it could have cost.",
             "",
             f"In the first scenario the good teacher's steps were worth {good['mean_value']:.3f} to the student and the poor"
-            f" one's {poor['mean_value']:.3f}; the bandit asked them {good['calls']} and {poor['calls']} times. The value of a"
-            " step to the student is all that the bandit sees.",
+            f" one's {poor['mean_value']:.3f}; they were asked {good['calls']} and {poor['calls']} times.",
         ],
         ["No real provider was called: the model ids of `config/teacher_models.yaml` are untested."],
     )

@@ -33,6 +33,7 @@ from .train import CollectConfig, TrainConfig
 
 # libyaml's parser is seven times faster than the one in Python, and not in every build of PyYAML.
 MOST_DEPTH = 50
+GONE = {"choose", "exploration", "dollars_weight", "seconds_weight"}  # the teachers' bandit, which found no better one
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -154,7 +155,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def modern(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`raw` with the keys of earlier versions where they stand now."""
+    """`raw` with the keys of earlier versions where they stand now, and without those that are gone."""
     for judge in ("value", "prm"):
         train: Any = raw.get("train")
         section = train.get(judge) if isinstance(train, Mapping) else None
@@ -162,6 +163,9 @@ def modern(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             moved = {key: section[key] for key in old}
             rest = {key: value for key, value in section.items() if key not in old}
             raw = {**raw, "train": {**train, judge: merge(rest, {"collect": moved})}}
+    teachers = raw.get("teachers")
+    if isinstance(teachers, Mapping) and GONE & teachers.keys():
+        raw = {**raw, "teachers": {key: value for key, value in teachers.items() if key not in GONE}}
     return raw
 
 

@@ -213,10 +213,6 @@ class TeachersConfig(Section):
     ask: Literal["always", "uncertain", "failing"] = "always"
     uncertain_below: Share = 0.75
     failing_below: Share = 0.5
-    choose: Literal["bandit", "round-robin"] = "bandit"
-    exploration: NonNegativeFloat = 0.5
-    dollars_weight: NonNegativeFloat = 100.0
-    seconds_weight: NonNegativeFloat = 0.05
     embedded_error_rate: Share = 0.2
     max_tokens: Positive = 512
     timeout_seconds: PositiveFloat = 30.0

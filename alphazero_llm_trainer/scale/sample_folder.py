@@ -47,7 +47,9 @@ class SampleFolder:
         self.facts: dict[str, Any] = {**identity, "questions": questions}
         self._lock = FolderLock(path)
         self.stored = self._read_manifest()
-        taken = self.stored is not None or shard_paths(path) or (path / SET_ASIDE).exists()
+        # A session that ended before its first manifest has left files with nothing in them.
+        written = [file for file in (*shard_paths(path), path / SET_ASIDE) if file.exists() and file.stat().st_size]
+        taken = self.stored is not None or written
         if taken and not resume:
             raise ConfigError(
                 f"--out {path} holds a run already: add --resume to go on with it, or name another folder"

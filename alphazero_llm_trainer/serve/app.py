@@ -38,7 +38,8 @@ PAGE_HEADERS = {
 def make_app(service: Service, keys: Sequence[str], loopback: bool) -> FastAPI:
     """The application over a service. `keys`: see Guard."""
     app = FastAPI(title="alphazero-llm-trainer", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, refuse=refusal, keys=keys, loopback=loopback, service=service)
+    most = service.settings.max_body_bytes
+    app.add_middleware(Guard, refuse=refusal, keys=keys, loopback=loopback, most=most, closed=service.closed)
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: Exception) -> Response:

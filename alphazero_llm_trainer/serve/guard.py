@@ -10,8 +10,7 @@ import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from .failures import ApiError, ending
-from .service import Service
+from .failures import ApiError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -45,14 +44,20 @@ class Guard:
         keys: any one of them opens; none: open to whoever can reach the address.
         loopback: the server listens on this machine alone, so a request for another host comes from a web page that
             made its name point here (DNS rebinding).
-        service: what is served; its settings say how large a body may be, and it knows when the server ends.
+        most: bytes of a body.
+        closed: why nobody may pass at all, or None.
     """
 
     def __init__(
-        self, app: App, refuse: Callable[[ApiError], Any], keys: Sequence[str], loopback: bool, service: Service
+        self,
+        app: App,
+        refuse: Callable[[ApiError], Any],
+        keys: Sequence[str],
+        loopback: bool,
+        most: int,
+        closed: Callable[[], ApiError | None] = lambda: None,
     ) -> None:
-        self.app, self.refuse, self.loopback, self.service = app, refuse, loopback, service
-        self.most = service.settings.max_body_bytes
+        self.app, self.refuse, self.loopback, self.most, self.closed = app, refuse, loopback, most, closed
         self.keys = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,8 +85,9 @@ class Guard:
 
     def check(self, path: str, headers: dict[str, str]) -> None:
         """Raise ApiError for a request that may not pass."""
-        if self.service.ending:
-            raise ending(self.service.settings.grace_seconds)
+        closed = self.closed()
+        if closed is not None:
+            raise closed
         host = headers.get("host", "").lower()
         if self.loopback and not is_loopback(
             host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host

@@ -19,6 +19,8 @@ from ..errors import ConfigError
 from .connections import Complaints, Connection, Crowd, budget
 
 LOOK_SECONDS = 0.02
+BACKLOG = 1024  # connections that the kernel keeps for us
+ACCEPTED = 32  # that are taken from it in one go: fewer than connections.SPARE_FILES, or a crowd takes every descriptor
 ENDING_SECONDS = 2.0  # for requests that were cancelled to tell their clients
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -111,11 +113,11 @@ def serve(
         loop="asyncio",
         timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
         timeout_keep_alive=75,
-        backlog=1024,
+        backlog=ACCEPTED,
     )
     server = Server(config, settings.grace_seconds, on_end)
     try:
-        bound.listen(config.backlog)
+        bound.listen(BACKLOG)
     except OSError as error:  # another server bound it while this one loaded
         raise ConfigError(
             f"--port is {bound.getsockname()[1]} and can't be listened on ({error.strerror}): name another"
@@ -125,7 +127,7 @@ def serve(
         asyncio.get_running_loop().set_exception_handler(Complaints())
         # The first call compiles and pages in what the others find ready.
         await engine.generate([GenerateRequest((engine.eos_id,), max_new_tokens=1)])
-        announcing = asyncio.ensure_future(announce(server, ready))
+        announcing = asyncio.ensure_future(announce(server, bound, ready))
         await server.serve(sockets=[bound])
         announcing.cancel()
         left = set(server.server_state.tasks)  # uvicorn cancelled them, but when Ctrl-C came twice
@@ -139,8 +141,9 @@ def serve(
     return server.interrupted
 
 
-async def announce(server: Server, ready: Callable[[], None]) -> None:
+async def announce(server: Server, bound: socket.socket, ready: Callable[[], None]) -> None:
     """Call `ready` as soon as the server accepts requests."""
     while not server.started:
         await asyncio.sleep(0.01)
+    bound.listen(BACKLOG)
     ready()

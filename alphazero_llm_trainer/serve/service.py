@@ -15,7 +15,7 @@ from ..errors import EngineError, RequestError
 from ..search.driver import derive_seed
 from ..search.waiting import together
 from .answering import Answerer
-from .failures import ApiError
+from .failures import ApiError, ending
 from .fair import FairQueue
 from .lag import Lag
 from .names import SAMPLE, Names
@@ -68,6 +68,10 @@ class Service:
         self.queue = FairQueue(settings.concurrent, settings.queue)
         self.traces = TraceStore(settings.traces, settings.trace_bytes, settings.trace_seconds)
         self.metrics = Metrics(self.queue, self.traces, self.lag, self.student.engine)
+
+    def closed(self) -> ApiError | None:
+        """Why no request is taken in: the server was told to end."""
+        return ending(self.settings.grace_seconds) if self.ending else None
 
     @property
     def context(self) -> int:

@@ -121,6 +121,8 @@ class Run:
         self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
         checkpoint, facts = self.start_of(resume)
         start = int(facts.get("rounds_done", 0))
+        left = math.ceil((self.size.rounds - start) / self.size.save_every_rounds)
+        self.check_space(max(left, 1), f"this run with {left} checkpoints")
         card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
         self.tracker.parameters({key: value for key, value in card["config"].items() if key not in UNTRACKED})
         before = self.before(card)
@@ -367,9 +369,9 @@ class Run:
             self.progress.stop()
         self.train_seconds += time.perf_counter() - began
 
-    def check_space(self) -> None:
-        """Raise StorageError where the next checkpoint has no room: weights, both moments of AdamW, and the best weights."""
-        check_space(self.folder.path, checkpoint_bytes(self.student.model, self.trainable), "the next checkpoint")
+    def check_space(self, count: int = 1, what: str = "the next checkpoint") -> None:
+        """Raise StorageError where `count` checkpoints have no room: weights, both moments of AdamW, and the best weights."""
+        check_space(self.folder.path, count * checkpoint_bytes(self.student.model, self.trainable), what)
 
     def on_tree(self, tree: GradedTree) -> None:
         tell_tree(self.progress, tree)
