@@ -102,7 +102,7 @@ def take_over_vf_eval() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         # A fresh process, not a call: this import holds the module lock that the front end's own imports need.
-        os.execv(sys.executable, [sys.executable, "-m", "alphazero_llm_trainer.environment", *argv])
+        os.execv(sys.executable, [sys.executable, "-m", "alphazero_llm_trainer.environment", *argv])  # noqa: S606 - itself, without a shell
 
 
 take_over_vf_eval()

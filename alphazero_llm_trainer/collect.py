@@ -263,8 +263,6 @@ class Collector:
         """Keep the teachers' books and answers in a run's folder; what earlier processes spent and learned counts on."""
         if self.remote is not None:
             notes = self.remote.keep(folder)
-            if self.teachers is not None:
-                self.teachers.restore(notes)
             if self.checker is not None:
                 self.checker.restore(notes)
 

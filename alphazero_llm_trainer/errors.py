@@ -1,7 +1,9 @@
-"""The error policy: what a user can fix is one sentence and exit code 2; everything else is a bug and shows its traceback."""
+"""The error policy: what a user can fix is one sentence and exit code 2, what a disk refuses is one and exit code 1;
+everything else is a bug and shows its traceback."""
 
 from __future__ import annotations
 
+EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
 
@@ -19,6 +21,10 @@ class DataError(AlphaZeroError):
 
 class CheckpointError(AlphaZeroError):
     """A checkpoint is missing, truncated or belongs to another run."""
+
+
+class StorageError(Exception):
+    """A disk is full, or a file can't be read or written: nothing is wrong with what was asked, and `--resume` goes on."""
 
 
 class EngineError(AlphaZeroError):

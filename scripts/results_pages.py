@@ -1129,6 +1129,36 @@ def kill_test(data: Row) -> Page:
     )
 
 
+def reliability(data: Row) -> Page:
+    rows = ({"name": name, **found} for name, found in data["parts"].items())
+    columns = {
+        "part": "{name}",
+        "what is tried": "{what}",
+        "tries": "{tries:,}",
+        "failures": "{failures}",
+        "seconds": "{seconds:.0f}",
+    }
+    failures = [f"- {name}: {one}" for name, found in data["parts"].items() for one in found["examples"]]
+    return Page(
+        "Attacks on all of it",
+        f"{data['tries']:,} tries, {data['failures']} failures",
+        "Bad input, flipped bits, power cuts, kills, limits of the disk, hostile clients and teachers, by one command. A try"
+        " fails where something ends in a traceback, hangs, is lost, is there twice, or differs from an undisturbed run.",
+        {
+            "Problems": "embedded training questions, where something is searched",
+            "Seeds": str(data["seed"]),
+            "Tokens": "not counted",
+            "Command": command(data),
+        },
+        [*table(rows, columns), *(["", "## Failures", "", *failures] if failures else [])],
+        [
+            "A power cut is a disk that keeps what was synced and nothing else, which is the harshest; real ones keep more.",
+            "One machine with two cores; the student is small, so that trees take milliseconds.",
+            "Kills of `train`, `loop` and `ladder` are tests of their own, and `kill_test` is one of `sample` under Ray.",
+        ],
+    )
+
+
 def teacher_faults(data: Row) -> Page:
     rows = []
     for name, found in data["scenarios"].items():
@@ -1171,8 +1201,7 @@ def teacher_faults(data: Row) -> Page:
             "Reservations are careful: an answer that never arrived is booked at the most it could have cost.",
             "",
             f"In the first scenario the good teacher's steps were worth {good['mean_value']:.3f} to the student and the poor"
-            f" one's {poor['mean_value']:.3f}; the bandit asked them {good['calls']} and {poor['calls']} times. The value of a"
-            " step to the student is all that the bandit sees.",
+            f" one's {poor['mean_value']:.3f}; they were asked {good['calls']} and {poor['calls']} times.",
         ],
         ["No real provider was called: the model ids of `config/teacher_models.yaml` are untested."],
     )
@@ -1330,6 +1359,7 @@ MACHINERY: dict[str, Callable[[Row], Page]] = {
     "tree_training": tree_training,
     "memory": memory,
     "serve": serve,
+    "reliability": reliability,
     "kill_test": kill_test,
     "teacher_faults": teacher_faults,
     "grade_agreement": grade_agreement,

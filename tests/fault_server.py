@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import threading
 from collections import Counter
@@ -16,13 +17,14 @@ from typing import Any
 from aiohttp import web
 
 # What arrives as a whole answer with its usage, and can be read.
-GOOD = ("ok", "ok-think", "ok-reasoning-content", "ok-reasoning", "ok-plain-type", "ok-cached-tokens")
+GOOD = ("ok", "ok-think", "ok-reasoning-content", "ok-reasoning", "ok-plain-type", "ok-cached-tokens", "ok-gzip")
 # Answers that arrive and are charged, but say nothing usable.
 SILENT = ("refusal", "content-filter", "no-content", "empty-choices")
 # Charged by the server, although the client never gets to see the answer.
-LOST = ("hang", "drip", "cut", "huge", "truncated", "html", "deep")
+LOST = ("hang", "drip", "cut", "huge", "bomb", "packed-otherwise", "truncated", "html", "deep")
 # Not charged.
 FREE = (
+    "307",
     "429",
     "429-seconds",
     "429-date",
@@ -39,6 +41,7 @@ FREE = (
     "404",
 )
 FAULTS = (*GOOD, "ok-no-usage", "thinks", *SILENT, *LOST, *FREE)
+BOMB = gzip.compress(bytes(256 << 20), 6)  # a quarter of a megabyte that unpacks to 256
 STATUS = {"400", "401", "402", "403", "404", "429", "500", "502", "503"}
 
 
@@ -134,7 +137,10 @@ class FaultServer:
         try:
             if (pause := self.latency()) and fault not in LOST:
                 await asyncio.sleep(pause)
-            return await self._answered(request, asked, fault)
+            answer = await self._answered(request, asked, fault)
+            if fault == "ok-gzip":
+                answer.enable_compression(web.ContentCoding.gzip)  # though it was asked for identity
+            return answer
         finally:
             self.live -= 1
 
@@ -197,6 +203,13 @@ class FaultServer:
             if fault == "403-moderation":
                 error["metadata"] = {"reasons": ["violence"], "flagged_input": "..."}
             return web.json_response({"error": error}, status=int(status), headers=headers)
+        if fault == "307":
+            # This very server under its other name: another host, as a client sees it.
+            return web.Response(status=307, headers={"Location": str(request.url.with_host("localhost"))})
+        if fault == "bomb":
+            return web.Response(body=BOMB, headers={"Content-Encoding": "gzip"}, content_type="application/json")
+        if fault == "packed-otherwise":
+            return web.Response(body=BOMB, headers={"Content-Encoding": "br"}, content_type="application/json")
         if fault == "error-200":
             return web.json_response({"error": {"code": 502, "message": f"upstream: {self.echo}"}})
         if fault == "truncated":

@@ -32,7 +32,7 @@ TRAINERS = {
     "rows", "packing",
 }  # fmt: skip
 LAYERS = {
-    "types": 0, "errors": 0, "answers": 0, "live": 0,
+    "types": 0, "errors": 0, "files": 0, "answers": 0, "live": 0,
     "config": 1,
     "viewer": 1,  # knows nothing but layer 0, so that server and reports may draw trees
     "engine": 2,
@@ -116,7 +116,7 @@ def test_every_room_has_a_layer() -> None:
 
 def test_the_root_is_small() -> None:
     assert {name for name in TREES if "." not in name and name not in PACKAGES} | {""} == {
-        "", "__main__", "answers", "collect", "errors", "live", "types"
+        "", "__main__", "answers", "collect", "errors", "files", "live", "types"
     }  # fmt: skip
 
 
@@ -193,7 +193,7 @@ PLACES = {
     "tensorboard": {"train.track"},
     "math_verify": {"problems.math_worker"},
 }
-NO_TORCH = {"types", "errors", "answers", "live", "config", "search", "rewards", "teachers",
+NO_TORCH = {"types", "errors", "files", "answers", "live", "config", "search", "rewards", "teachers",
             "collect", "eval.metrics", "eval.value_figures", "viewer", "report",
             "cli.base", "cli.main", "cli.sample", "cli.export",
             "train.credit", "train.rows", "train.checkpoint", "train.run", "engine.protocol",

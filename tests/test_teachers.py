@@ -513,32 +513,21 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("choose", ["bandit", "round-robin"])
-def test_ensemble_asks_for_both_directions(choose):
+def test_ensemble_asks_for_both_directions():
     def made():
-        return ensemble_of([Fake("a"), Fake("b"), Fake("c")], right=2, wrong=1, seed=5, choose=choose)
+        return ensemble_of([Fake("a"), Fake("b"), Fake("c")], right=2, wrong=1, seed=5)
 
     found = ask(made(), 11)
     assert [p.direction for p in found] == [Direction.RIGHT, Direction.RIGHT, Direction.WRONG]
     assert found[0].source != found[1].source
-    if choose == "round-robin":
-        assert {p.source for p in found} == {"teacher:a", "teacher:b", "teacher:c"}
+    assert {p.source for p in found} == {"teacher:a", "teacher:b", "teacher:c"}
     assert ask(made(), 11) == found
 
 
-@pytest.mark.parametrize("choose", ["bandit", "round-robin"])
-def test_ensemble_spreads_its_requests(choose):
-    ensemble = ensemble_of([Fake("a"), Fake("b")], right=1, wrong=0, choose=choose)
+def test_ensemble_spreads_its_requests():
+    ensemble = ensemble_of([Fake("a"), Fake("b")], right=1, wrong=0)
     asked = Counter(ask(ensemble, seed)[0].source for seed in range(200))
     assert min(asked.values()) > 60
-
-
-def test_one_teacher_is_asked_the_same_whatever_chooses():
-    found = []
-    for choose in ("bandit", "round-robin"):
-        ensemble = ensemble_of([Fake("a")], right=2, wrong=2, choose=choose)
-        found.append([ask(ensemble, seed) for seed in range(20)])
-    assert found[0] == found[1]
 
 
 def test_identical_proposals_are_merged():
@@ -547,37 +536,11 @@ def test_identical_proposals_are_merged():
             await super().propose(problem, steps, direction, seed)
             return TeacherProposal("3 + 4 = 7", f"teacher:{self.name}", direction)
 
-    ensemble = ensemble_of([Same("a"), Same("b")], right=2, wrong=2, choose="round-robin")
+    ensemble = ensemble_of([Same("a"), Same("b")], right=2, wrong=2)
     assert [(p.text, p.direction) for p in ask(ensemble)] == [
         ("3 + 4 = 7", Direction.RIGHT),
         ("3 + 4 = 7", Direction.WRONG),
     ]
-
-
-def test_the_bandit_goes_for_value_a_dollar_and_second():
-    """A teacher whose steps gain most is asked most, unless a cheaper one gains nearly as much."""
-
-    def shares(values, dollars, seconds):
-        teachers = [Fake(name) for name in values]
-        for teacher in teachers:
-            teacher.price = (dollars[teacher.name], seconds[teacher.name])
-        ensemble = ensemble_of(teachers, right=1, wrong=0, exploration=0.1)
-        asked = Counter()
-        for seed in range(400):
-            [proposal] = ask(ensemble, seed)
-            name = proposal.source.removeprefix("teacher:")
-            asked[name] += 1
-            ensemble.learn(proposal, values[name], 0.4)
-        assert ensemble.ledgers["a"].used == asked["a"]
-        return asked
-
-    free = {"a": 0.0, "b": 0.0, "c": 0.0}
-    best = shares({"a": 0.2, "b": 0.9, "c": 0.4}, free, free)
-    assert best["b"] > 330 and best["a"] > 0 and best["c"] > 0
-    cheap = shares({"a": 0.2, "b": 0.9, "c": 0.8}, {**free, "b": 0.02}, free)
-    assert cheap["c"] > 300
-    quick = shares({"a": 0.2, "b": 0.9, "c": 0.8}, free, {**free, "b": 30.0})
-    assert quick["c"] > 300
 
 
 def test_wrong_steps_gain_by_being_wrong():
@@ -586,7 +549,6 @@ def test_wrong_steps_gain_by_being_wrong():
     ensemble.learn(right, 1.0, 0.5)
     ensemble.learn(wrong, 0.0, 0.5)
     assert ensemble.ledgers["a"].as_dict()["mean_value"] == pytest.approx(0.75)
-    assert ensemble.bandit.arm("a", Direction.RIGHT).mean == ensemble.bandit.arm("a", Direction.WRONG).mean == 0.75
 
 
 def test_strengths_say_who_is_asked_first():
@@ -612,7 +574,7 @@ def test_a_failing_teacher_is_left_out_for_a_while_and_says_so(caplog):
     caplog.set_level(logging.INFO)
     clock, down = Clock(), [True]
     bad, good = Fake("bad", lambda call: down[0]), Fake("good")
-    ensemble = ensemble_of([bad, good], clock=clock, choose="round-robin", cool_down_seconds=10.0)
+    ensemble = ensemble_of([bad, good], clock=clock, cool_down_seconds=10.0)
     for seed in range(10):
         assert len(ask(ensemble, seed)) == (1 if seed < 3 else 2)
     assert bad.ledger.calls == 3
@@ -699,7 +661,7 @@ def test_with_nobody_left_the_search_goes_on_alone(caplog):
 def test_ensemble_survives_a_vanished_model_and_adds_up_costs():
     async def use(client):
         gone = OpenAITeacher(ChatClient(client.endpoint, TeacherModel(model="gone"), seed=0, books=client.books))
-        ensemble = ensemble_of([OpenAITeacher(client), gone], choose="round-robin", books=client.books)
+        ensemble = ensemble_of([OpenAITeacher(client), gone], books=client.books)
         return [await ensemble.propose(PROBLEM, [], seed) for seed in range(6)], ensemble
 
     server = Server([])

@@ -24,9 +24,9 @@ from ..eval.results import (
     next_folder,
     paired,
     summary,
-    write_json,
 )
 from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
+from ..files import FolderLock, write_json, write_whole
 from ..live import Progress, Stop
 from ..problems.load import load_tasks
 from ..problems.source import open_one_of
@@ -198,11 +198,24 @@ class Evaluation:
         Raises:
             StoppedError: the user asked to stop; finished cells are kept.
         """
+        directory = Path(config.train.checkpoint_dir)
+        out = self.out or (newest_folder(directory) if self.resume else next_folder(directory))
+        with FolderLock(out):
+            return self.run_in(out, config, path, student, progress, stop)
+
+    def run_in(
+        self,
+        out: Path,
+        config: Config,
+        path: Path | None,
+        student: Student | None,
+        progress: Progress,
+        stop: Callable[[], bool],
+    ) -> Table:
+        """`run` in a folder that is this process's own."""
         from ..policy.student import load_student
         from ..policy.value_function import policy_fingerprint
 
-        directory = Path(config.train.checkpoint_dir)
-        out = self.out or (newest_folder(directory) if self.resume else next_folder(directory))
         if not self.resume and (out / CARD).exists():
             raise ConfigError(
                 f"--out {out} holds an evaluation already: add --resume to go on with it, or name another"
@@ -229,7 +242,7 @@ class Evaluation:
         from ..report.evaluation import results_markdown
         from ..report.folder import write_report
 
-        (out / TABLES).write_text(results_markdown(results), encoding="utf-8")
+        write_whole(out / TABLES, results_markdown(results))
         write_report(out)
         return Table(results, out)
 

@@ -11,7 +11,7 @@ from ..collect import Perplexity, answer_search
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Stop
-from ..problems.source import open_source
+from ..problems.source import check_text, open_source
 from ..search.driver import SearchResult
 from ..types import Problem
 from .settings import configured, outside_loops, present, student_of
@@ -75,6 +75,7 @@ def search(
     problem = question if isinstance(question, Problem) else Problem("question", question, open_source(resolved).name)
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
+    check_text(problem.question, "the question")
     return outside_loops(lambda: find(problem, resolved, folder, student))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from typing import Any, Literal
 from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.metrics import Interval
+from ..files import FolderLock
 from ..live import Progress, Stop
 from ..train.run import RunFolder, find_run, new_run
 from .settings import (
@@ -144,10 +146,13 @@ def execute(
         write_report(folder.path)  # a crash after the last weights may have left none
         return TrainingRun(folder.path, card)
     run = Run(config, stop, progress)
-    run.load()
-    if folder is None:
-        folder = new_run(Path(config.train.checkpoint_dir))
-    folder.path.mkdir(parents=True, exist_ok=True)
-    progress.say(f"{run.opening()}\nrun folder: {folder.path}")
-    finished = run.execute(folder, resume)
-    return TrainingRun(folder.path, folder.read_card() if finished is None else finished)
+    with ExitStack() as held:
+        if folder is not None:  # before anything is loaded: another process may be at it
+            held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
+        run.load()
+        if folder is None:
+            folder = new_run(Path(config.train.checkpoint_dir))
+            held.enter_context(FolderLock(folder.path))
+        progress.say(f"{run.opening()}\nrun folder: {folder.path}")
+        finished = run.execute(folder, resume)
+        return TrainingRun(folder.path, folder.read_card() if finished is None else finished)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import json
 import logging
 import os
@@ -15,10 +17,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..config.load import Config, flat, load_config, nested
-from ..errors import EXIT_USER_ERROR, AlphaZeroError, ConfigError
+from ..errors import EXIT_FAILED, EXIT_USER_ERROR, AlphaZeroError, ConfigError, StorageError
+from ..files import storage_failure
 from ..policy.folders import check_folder, find_model
 
 EXIT_STOPPED = 130
+MISNAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # no place at all: the user named another
 
 
 # -- the parser --------------------------------------------------------------------------------------------------------
@@ -232,8 +236,10 @@ def named_model(args: argparse.Namespace, config: Config) -> dict[str, Any]:
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Parse `argv` (None: the process's arguments), run the command that it names and return its exit code.
 
-    An error that the user can fix is one sentence and exit code 2.
+    An error that the user can fix is one sentence and exit code 2; what a disk refuses is one and exit code 1.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no Unicode
     args = parser.parse_args(argv)
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)
@@ -251,6 +257,14 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         # Whoever read the output has seen enough; Python would complain once more when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_STOPPED
+    except (OSError, StorageError) as error:
+        said = str(error) if isinstance(error, StorageError) else storage_failure(error)
+        if said is None:
+            raise
+        if args.verbose:
+            traceback.print_exc()
+        sys.stderr.write(f"error: {said}\n")
+        return EXIT_USER_ERROR if isinstance(error, OSError) and error.errno in MISNAMED else EXIT_FAILED
 
 
 def quieten(args: argparse.Namespace) -> None:

@@ -65,6 +65,7 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "node": ("int64", "the node in the tree"),
     },
 }
+NEEDED = ("ended_by", "problem", "policy_version", "tree")
 ABOUT = {
     "value": "value targets: what states were worth",
     "preferences": "step preferences: pairs of steps after one prefix, for a process reward model",
@@ -138,6 +139,9 @@ def rows(
     from ..search.tree import Tree
 
     for record in trees:
+        missing = [name for name in NEEDED if name not in record]
+        if missing or not {"id", "question", "source"} <= record["problem"].keys():
+            raise DataError(f"record {record['key']!r} has no {(missing or ['whole problem'])[0]}: sample it again")
         if record["ended_by"].startswith("failed"):
             continue
         if not record.get("prompt_ids"):

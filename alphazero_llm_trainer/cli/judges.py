@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError, DataError
+from ..files import FolderLock
 from ..live import Progress, Stop
 from .base import add_config_arguments, add_json, add_model, add_source, check_out, print_json, resolve
 
@@ -63,7 +64,8 @@ def add_judge(
         if (args.out / f"{name}.json").is_file():
             raise ConfigError(f"--out {args.out} holds a finished {name}: name another folder or remove it")
         check_out(args.out)
-        return run(args, config)
+        with FolderLock(args.out):
+            return run(args, config)
 
     parser.set_defaults(run=checked)
 
@@ -80,10 +82,6 @@ class JudgeCommand:
         self.config, self.settings, self.out, self.data = config, settings, args.out, args.data
         self.json = args.json
         self.student: Student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--out {self.out} can't be made ({error.strerror}): name a writable folder") from error
         self.progress, self.stop = Progress(args.quiet), Stop()
         self.journal = self.out / "journal.jsonl"
 

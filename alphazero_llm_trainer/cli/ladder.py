@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from ..config.load import Config, load_config, read_yaml, shipped
 from ..errors import CheckpointError, ConfigError
 from ..eval.names import METHOD_NAMES
 from ..eval.verifiers import check_name
+from ..files import FolderLock, read_object, write_json, write_whole
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -50,17 +50,22 @@ def add_ladder(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Climb, print the table, write ladder.json, ladder.md, ladder.svg and report.html."""
-    out, config = args.out, settled(args)
+    config = settled(args)
+    with FolderLock(args.out):
+        return run_in_folder(args, config)
+
+
+def run_in_folder(args: argparse.Namespace, config: Config) -> int:
+    """`run` in a folder that is this process's own."""
+    out: Path = args.out
     recipe, clock = out / RECIPE, out / SECONDS
     from ..report.folder import write_report
     from ..report.ladder import picture, result_markdown
-    from ..train.checkpoint import write_json
     from ..train.ladder import LadderStopped, Seed, climb
     from ..train.ladder_report import collect
 
-    out.mkdir(parents=True, exist_ok=True)
     write_json(recipe, config.model_dump(mode="json"))
-    before = json.loads(clock.read_text())["seconds"] if clock.is_file() else 0.0
+    before = read_object(clock).get("seconds", 0.0) if clock.is_file() else 0.0
     began = time.perf_counter()
 
     def say(text: str) -> None:
@@ -82,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     ladder = collect(seeds, command(args), before + time.perf_counter() - began)
     write_json(out / "ladder.json", ladder)
     text = result_markdown(ladder)
-    (out / "ladder.md").write_text(text, encoding="utf-8")
-    (out / "ladder.svg").write_text(picture(ladder), encoding="utf-8")
+    write_whole(out / "ladder.md", text)
+    write_whole(out / "ladder.svg", picture(ladder))
     write_report(out)
     if args.json:
         print_json(ladder)

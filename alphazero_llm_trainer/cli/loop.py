@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
+from ..files import FolderLock
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -59,20 +60,17 @@ def run_loop(args: argparse.Namespace, config: Config) -> int:
     if args.resume:
         config = resumed(args, config, out)
     progress = Progress(args.quiet)
-    loop = Loop(config, out, Stop(), progress)
-    loop.load()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out} can't be made ({error.strerror}): name a writable folder") from error
-    progress.say(f"{loop.opening()}\nloop folder: {out}")
-    try:
-        with progress:
-            card = loop.execute()
-    except LoopStopped:
-        progress.say(f"stopped; go on with: --resume --out {out}")
-        return EXIT_STOPPED
-    write_report(out)
+    with FolderLock(out):
+        loop = Loop(config, out, Stop(), progress)
+        loop.load()
+        progress.say(f"{loop.opening()}\nloop folder: {out}")
+        try:
+            with progress:
+                card = loop.execute()
+        except LoopStopped:
+            progress.say(f"stopped; go on with: --resume --out {out}")
+            return EXIT_STOPPED
+        write_report(out)
     if args.json:
         print_json(card)
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from typing import Any
 from ..config.load import Config, merge, parse_override, validate
 from ..config.sections import ModelShape, StudentModel
 from ..errors import ConfigError
+from ..files import read_object
 from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name, weights_of
 from ..problems.source import open_source
 from ..train.memory import GIB, PHASES, Forecast, MemoryPlan
@@ -31,10 +31,10 @@ WORTH_IT = 0.01  # a change that saves less of the peak is no suggestion
 def read_shape(path: Path) -> ModelShape | None:
     """The shape in a model's config.json, or None where it says none."""
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = read_object(path)
     except (OSError, ValueError):
         return None
-    if not isinstance(given, dict) or any(not isinstance(given.get(name), int) or given[name] < 1 for name in NAMED):
+    if any(not isinstance(given.get(name), int) or given[name] < 1 for name in NAMED):
         return None
     heads = given["num_attention_heads"]
     return ModelShape(

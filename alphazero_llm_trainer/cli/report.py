@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError
+from ..files import write_whole
 from .base import add_json, check_out, print_json
 
 
@@ -43,7 +44,6 @@ def run_report(args: argparse.Namespace) -> int:
 
 def run_compare(args: argparse.Namespace) -> int:
     from ..report.compare import comparison_facts, comparison_page, comparison_text, load_runs
-    from ..train.checkpoint import write_whole
 
     check_out(args.out, file=True)
     runs = load_runs(args.runs)

@@ -61,7 +61,10 @@ def run_search(args: argparse.Namespace) -> int:
     if args.question is not None and not args.question.strip():
         raise ConfigError("the question is empty: write its text, or leave it out for a test problem")
     from ..problems.load import tasks_of
-    from ..problems.source import open_source
+    from ..problems.source import check_text, open_source
+
+    if args.question is not None:
+        check_text(args.question, "the question")
 
     source = open_source(config)
     if args.question is None:

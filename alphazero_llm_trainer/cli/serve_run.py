@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
         print(f"student {student.title} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
 
     try:
-        interrupted = serve(app, bound, student.engine, config.serve.grace_seconds, ready)
+        interrupted = serve(app, bound, student.engine, config.serve, ready, partial(setattr, service, "ending", True))
     finally:
         if journal is not None:
             journal.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
+from ..files import FolderLock
 from ..live import Progress
 from ..policy.folders import SMALL, resolve_name
 from .base import add_config_arguments, add_json, add_model, add_source, check_least, check_out, print_json, resolve
@@ -35,7 +36,7 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     check_out(args.out)
     from ..train.warmup import supervise
 
-    with Progress(args.quiet) as progress:
+    with FolderLock(args.out), Progress(args.quiet) as progress:
         manifest = supervise(config, args.path, args.out, args.eval_size, scratch, progress)
     if args.json:
         print_json(manifest)

@@ -34,7 +34,7 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     paths = command.paths()
     if paths is None:
         return EXIT_STOPPED
-    questions = value_run.read_questions(paths)
+    questions = value_run.read_questions(paths, command.student.model.config.vocab_size)
     parts = command.split(questions, "finished responses")
     command.begin(parts, "stop")
 

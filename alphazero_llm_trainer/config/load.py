@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -16,12 +18,12 @@ from .sections import (
     EvalConfig,
     LadderConfig,
     LoopConfig,
-    NonNegative,
     ProblemsConfig,
     RewardConfig,
     SampleConfig,
     SearchConfig,
     Section,
+    Seed,
     ServeConfig,
     StudentModel,
     TeachersConfig,
@@ -30,11 +32,13 @@ from .sections import (
 from .train import CollectConfig, TrainConfig
 
 # libyaml's parser is seven times faster than the one in Python, and not in every build of PyYAML.
+MOST_DEPTH = 50
+GONE = {"choose", "exploration", "dollars_weight", "seconds_weight"}  # the teachers' bandit, which found no better one
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Config(Section):
-    seed: NonNegative = 7
+    seed: Seed = 7
     student: str = "auto"
     problems: ProblemsConfig = ProblemsConfig()
     dataset: DatasetConfig = DatasetConfig()
@@ -51,6 +55,13 @@ class Config(Section):
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 
+    @property
+    def library_seed(self) -> int:
+        """The seed for libraries that take 32 bits (numpy's old generator): the same number where it has no more."""
+        if self.seed < 2**32:
+            return self.seed
+        return int.from_bytes(hashlib.blake2b(str(self.seed).encode(), digest_size=4).digest(), "big")
+
 
 def shipped(name: str) -> Path:
     """The path of a shipped YAML file: `config/` in a checkout, `config_files/` in a wheel."""
@@ -61,13 +72,25 @@ def shipped(name: str) -> Path:
     raise ConfigError(f"config file {name} is not in the installation: reinstall alphazero-llm-trainer")
 
 
+def parse_yaml(text: str) -> Any:
+    """What a YAML text says. Raises YAMLError, or ValueError for a date that is none and for what is nested too deep."""
+    depth = 0
+    for event in yaml.parse(text, LOADER):  # libyaml's composer recurses without a bound, its parser doesn't
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            raise ValueError("it is nested too deep")
+    return yaml.load(text, LOADER)  # noqa: S506 - the safe loader, in C where it is there
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping, or ConfigError naming the file."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe may never end
+        raise ConfigError(f"config file {path} is no regular file: write the YAML into one")
     try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), LOADER)
+        loaded = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config file {path} can't be read ({error.strerror}): check the path") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         place = getattr(error, "problem_mark", None)
         where = f" at line {place.line + 1}" if place is not None else ""
         raise ConfigError(f"config file {path} is not valid YAML{where}: mend it or leave it out") from error
@@ -78,6 +101,32 @@ def read_yaml(path: Path) -> dict[str, Any]:
             f"config file {path} holds a {type(loaded).__name__}, not a mapping: write `key: value` lines"
         )
     return loaded
+
+
+def check_sections(raw: Mapping[str, Any], section: type[Section] = Config, path: str = "") -> None:
+    """Raise ConfigError where `raw` has something else than a mapping in the place of a section.
+
+    Each layer is checked before it is merged: what a later one has of the same section would hide it.
+    """
+    for name, value in raw.items():
+        field = section.model_fields.get(name)
+        kind = None if field is None else field.annotation
+        inner = kind if isinstance(kind, type) and issubclass(kind, Section) else None
+        if inner is None and get_origin(kind) is not dict:
+            continue
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{path}{name} is {shown(value)}, which is a section: write its keys below it, or leave it out"
+            )
+        if inner is not None:
+            check_sections(value, inner, f"{path}{name}.")
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long or deep."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 200
+    return short.repr(value)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +155,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def modern(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`raw` with the keys of earlier versions where they stand now."""
+    """`raw` with the keys of earlier versions where they stand now, and without those that are gone."""
     for judge in ("value", "prm"):
         train: Any = raw.get("train")
         section = train.get(judge) if isinstance(train, Mapping) else None
@@ -114,6 +163,9 @@ def modern(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             moved = {key: section[key] for key in old}
             rest = {key: value for key, value in section.items() if key not in old}
             raw = {**raw, "train": {**train, judge: merge(rest, {"collect": moved})}}
+    teachers = raw.get("teachers")
+    if isinstance(teachers, Mapping) and GONE & teachers.keys():
+        raw = {**raw, "teachers": {key: value for key, value in teachers.items() if key not in GONE}}
     return raw
 
 
@@ -121,11 +173,11 @@ def parse_override(text: str) -> dict[str, Any]:
     """`train.grpo.epochs=2` as a nested mapping; the value is read as YAML."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set got {text!r}: write KEY=VALUE, for example --set train.grpo.epochs=2")
+        raise ConfigError(f"--set got {shown(text)}: write KEY=VALUE, for example --set train.grpo.epochs=2")
     try:
-        value: Any = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {key}: the value {raw!r} is not valid YAML: quote it") from error
+        value: Any = parse_yaml(raw)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"--set {key}: the value {shown(raw)} is not valid YAML: quote it") from error
     for part in reversed(split_key(key.strip())):
         value = {part: value}
     return value
@@ -154,9 +206,11 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str | Mappin
     merged["models"] = read_yaml(shipped("models.yaml"))
     merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
     if path is not None:
-        merged = merge(merged, modern(read_yaml(Path(path))))
+        overrides = [read_yaml(Path(path)), *overrides]
     for override in overrides:
-        merged = merge(merged, modern(parse_override(override) if isinstance(override, str) else override))
+        given = modern(parse_override(override) if isinstance(override, str) else override)
+        check_sections(given)
+        merged = merge(merged, given)
     return validate(merged)
 
 
@@ -217,4 +271,4 @@ def explain(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"configuration key {field} is missing: add it"
     reason = first["msg"][0].lower() + first["msg"][1:]
-    return f"{field} is {first['input']!r}: {reason}"
+    return f"{field} is {shown(first['input'])}: {reason[:300]}"

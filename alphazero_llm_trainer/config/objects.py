@@ -19,7 +19,7 @@ def load_object(place: str, name: str, key: str) -> Any:
     """
     try:
         if place.endswith(".py"):
-            file = Path(place).expanduser()
+            file = at_home(place, key)
             if not file.is_file():
                 raise ConfigError(f"{key} is '{place}:{name}' and {file} is not there: name a Python file")
             look_in(file.resolve().parent)
@@ -41,6 +41,14 @@ def load_object(place: str, name: str, key: str) -> Any:
         public = ", ".join(sorted(one for one in vars(module) if not one.startswith("_"))[:12])
         raise ConfigError(f"{key} is '{place}:{name}' and {place} has no {name}: it has {public}")
     return getattr(module, name)
+
+
+def at_home(place: str, key: str) -> Path:
+    """A path with `~` written out; `key` is where it was given. Raises ConfigError where there is no such user."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{key} is {place!r} and that user has no home here: write the whole path") from error
 
 
 def look_in(folder: Path) -> None:

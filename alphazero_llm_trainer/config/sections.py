@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from ..types import MIN_TEMPERATURE
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -31,10 +32,26 @@ def on_or_off(given: Any) -> Any:
     return {True: "on", False: "off"}[given] if isinstance(given, bool) else given
 
 
+def kinds(annotation: Any) -> set[Any]:
+    """The types inside unions, `Annotated` and containers."""
+    inner = get_args(annotation)
+    return {kind for part in inner for kind in kinds(part)} if inner else {annotation}
+
+
 class Section(BaseModel):
     """Base of every section: frozen, no unknown keys. YAML 1.1 reads `2e-5` as a string; the field types coerce it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def no_mistaken_type(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML's `true` is no 1, and no path or name holds a NUL."""
+        if isinstance(value, bool) and kinds(cls.model_fields[str(info.field_name)].annotation) & {int, float}:
+            raise PydanticCustomError("number", "give a number")
+        if isinstance(value, str) and "\0" in value:
+            raise PydanticCustomError("text", "leave out the NUL character")
+        return value
 
 
 class ProblemsConfig(Section):
@@ -197,10 +214,6 @@ class TeachersConfig(Section):
     ask: Literal["always", "uncertain", "failing"] = "always"
     uncertain_below: Share = 0.75
     failing_below: Share = 0.5
-    choose: Literal["bandit", "round-robin"] = "bandit"
-    exploration: NonNegativeFloat = 0.5
-    dollars_weight: NonNegativeFloat = 100.0
-    seconds_weight: NonNegativeFloat = 0.05
     embedded_error_rate: Share = 0.2
     max_tokens: Positive = 512
     timeout_seconds: PositiveFloat = 30.0
@@ -271,6 +284,7 @@ class SampleConfig(Section):
 class ServeConfig(Section):
     concurrent: Positive = 64
     queue: NonNegative = 256
+    connections: Annotated[int, Field(ge=8)] = 2048
     budget_tokens: Positive = 1000
     deadline_seconds: PositiveFloat | None = None
     max_budget_tokens: Positive = 20_000

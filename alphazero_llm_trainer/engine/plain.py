@@ -6,7 +6,6 @@ without it (`native.py`, `forward.py`). The modules have transformers' names, so
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+
+from ..files import read_object
 
 WEIGHTS = "model.safetensors"
 # What config.json must say: anything else is left to transformers.
@@ -115,7 +116,7 @@ def shapes(config: SimpleNamespace) -> dict[str, tuple[int, ...]]:
 def read_plain(folder: Path) -> PlainLlama | None:
     """The Llama of a folder, or None for a model that transformers must load (another kind, precision, or a faulty file)."""
     try:
-        given: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        given: dict[str, Any] = read_object(folder / "config.json")
         if any(given.get(key) != value for key, value in WANTED.items()) or "quantization_config" in given:
             return None
         rope = given.get("rope_parameters") or {}

@@ -31,7 +31,7 @@ from .vllm_weights import Versions, has_adapter, write_adapter
 ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
 SAMPLE_TEXT = "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and student must tokenise alike
 NO_WEIGHTS = "a vLLM server takes adapters alone: set train.adapter=lora or engine.backend=vllm"
-TOKEN = "token_id:"  # how the server writes a token where it is asked for ids
+TOKEN = "token_id:"  # noqa: S105 - how the server writes a token where it is asked for ids
 
 
 class ServerEngine(CompletionEngine):

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..config.load import flat
 from ..errors import ConfigError, DataError
+from ..files import read_object, write_json
 from ..problems.grading import Verdict
-from ..train.checkpoint import write_whole
 from .cells import NO_ANSWER, TOO_LONG, Cell, Samples
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
 
@@ -97,16 +97,9 @@ class EvalFolder:
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object, or DataError naming the file."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        return read_object(file)
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} is not readable JSON: remove it, or name another folder") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{file} holds no JSON object: remove it, or name another folder")
-    return found
-
-
-def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    write_whole(file, json.dumps(value, indent=1, allow_nan=False) + "\n")
+        raise DataError(f"{file} is not a readable JSON object: remove it, or name another folder") from error
 
 
 def next_folder(directory: Path) -> Path:

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from ..config.sections import LoraConfig
 from ..errors import CheckpointError, ConfigError
+from .weights import raw
 
 POLICY, VALUE, PRM, CRITIC, START = "default", "value", "prm", "critic", "start"  # names of adapters
 PARTS = ("lora_A", "lora_B")
@@ -168,8 +168,3 @@ def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
         if state is not None:  # of 4-bit weights, which are numbers of a block's scale
             digest.update(raw(state.absmax))
     return digest.hexdigest()
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    """A tensor's bytes."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()

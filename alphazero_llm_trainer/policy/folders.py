@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config.cache import cache_folder
 from ..config.load import Config
+from ..config.objects import at_home
 from ..config.sections import StudentModel
 from ..errors import CheckpointError, ConfigError
 
@@ -40,9 +41,9 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
     """
     if model == "auto" or model in config.models:
         return {"student": model}, None
-    if Path(model).expanduser().is_dir():
-        return {}, Path(model).expanduser()
-    file = Path(model).expanduser()
+    file = at_home(model, "--model")
+    if file.is_dir():
+        return {}, file
     if file.suffix == GGUF and file.is_file():
         name = f"{file.stem.lower()}-gguf"
         return {"student": name, "models": {name: {"path": str(file)}}}, None

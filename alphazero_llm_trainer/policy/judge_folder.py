@@ -8,7 +8,6 @@ in the policy's own layers and belongs to the policies of one base.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ..errors import CheckpointError
+from ..files import read_object
 from .adapters import AdapterView, fingerprint, load_adapter
 from .student import Student
 
@@ -41,12 +41,12 @@ class JudgeFolder:
     def read_card(self, folder: Path) -> dict[str, Any]:
         """The card, after a check of every file it names."""
         try:
-            card = json.loads((folder / self.card).read_text(encoding="utf-8"))
+            card = read_object(folder / self.card)
         except OSError as error:
             raise CheckpointError(f"{self.name} {folder} has no {self.card}: {self.hint}") from error
         except ValueError as error:
             raise self.broken(folder, f"has a broken {self.card}") from error
-        if not isinstance(card, dict) or not {"kind", "policy", "vocabulary", "files", *self.keys} <= card.keys():
+        if not {"kind", "policy", "vocabulary", "files", *self.keys} <= card.keys():
             raise self.broken(folder, f"has a broken {self.card}")
         for name, expected in card["files"].items():
             try:

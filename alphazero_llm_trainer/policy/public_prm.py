@@ -12,7 +12,6 @@ Causal ones run in the in-process engine, which keeps prefixes; the token classi
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from ..engine.inprocess import InProcessEngine
 from ..engine.protocol import Engine, Judgement
 from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError
+from ..files import read_object
 from ..types import Problem, Step
 
 GOOD, BAD, TAG, SEPARATOR = "+", "-", "ки", "<extra_0>"
@@ -186,7 +186,7 @@ def head_layers(folder: Path, device: str) -> list[tuple[torch.Tensor, torch.Ten
     index = folder / "model.safetensors.index.json"
     files = {}
     if index.is_file():
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = read_object(index)["weight_map"]
     found: dict[str, torch.Tensor] = {}
     for file in sorted(set(files.values()) or {"model.safetensors"}):
         with safe_open(folder / file, "pt", device=device) as tensors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import sys
@@ -22,6 +21,7 @@ from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import CheckpointError, ConfigError, EngineError
+from ..files import read_object
 from ..types import Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
@@ -139,7 +139,7 @@ def may_be_plain(config: Config, spec: StudentModel) -> bool:
 def plain_tokenizer(source: str) -> Any:
     """The tokenizer of a folder that names the common kind, or None. `AutoTokenizer` would load transformers' model code."""
     try:
-        kind = json.loads((Path(source) / "tokenizer_config.json").read_text(encoding="utf-8"))["tokenizer_class"]
+        kind = read_object(Path(source) / "tokenizer_config.json")["tokenizer_class"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if kind not in ("TokenizersBackend", "PreTrainedTokenizerFast"):
@@ -160,7 +160,7 @@ def read_tokenizer(kind: Any, source: str) -> Any:
     try:
         folder, options = place(source)
         return kind.from_pretrained(folder, **options)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
 
 
@@ -188,7 +188,7 @@ def base_of(adapter: Path) -> dict[str, str]:
     if not (adapter / BASE).is_file():
         return {}
     try:
-        facts = json.loads((adapter / BASE).read_text(encoding="utf-8"))
+        facts = read_object(adapter / BASE)
         return {"weights": facts["weights"], **facts}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"adapter {adapter} has no readable {BASE}: remove it to skip the check") from error

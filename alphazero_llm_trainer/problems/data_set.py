@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,10 +10,12 @@ from typing import Any
 
 import httpx
 
+from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import DataError
+from ..files import parse_json
 from ..types import Task
-from .source import Source, check_alone
+from .source import Source, check_alone, check_text
 
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
 HELD_OUT_ROWS = 500
@@ -62,7 +63,7 @@ class DataSet:
             raise DataError(f"{where} has no `{name}`: give every row {self.needed}")
         if not isinstance(value, str) or not value.strip():
             raise DataError(f"{where} has {value!r} as `{name}`: write the text there or remove the row")
-        return value.strip()
+        return check_text(value.strip(), f"{where}, `{name}`")
 
     def file(self, folder: Path, hub_split: str) -> Path | None:
         """The local file of a split, or None where the folder has none."""
@@ -89,7 +90,7 @@ class DataSet:
             number, line = lines[index]
             where = f"{file} line {number}"
             try:
-                columns = json.loads(line)
+                columns = parse_json(line)
             except ValueError as error:
                 raise DataError(f"{where} is not valid JSON: mend or remove that line") from error
             if not isinstance(columns, dict):
@@ -115,7 +116,7 @@ class DataSet:
 def local_folder(path: str | None) -> Path | None:
     """The folder that holds the rows, or None for the hub."""
     folder = path if path is not None else os.environ.get(DATA_VARIABLE) or None
-    return None if folder is None else Path(folder).expanduser()
+    return None if folder is None else at_home(folder, f"dataset.path (or {DATA_VARIABLE})")
 
 
 def split_rows(split: str, total: int) -> range:

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import answers
+from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
+from ..files import parse_json
 from ..types import Problem, Task
 from .data_set import hub_splits
 from .prompts import SYSTEM_PROMPTS
-from .source import SPLITS, Source, TaskList, by_hash
+from .source import SPLITS, Source, TaskList, by_hash, check_text
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
 ANSWERS = ("answer", "final_answer", "answerKey", "gold", "target", "output", "label", "result")
@@ -45,7 +46,7 @@ class FileRows(TaskList):
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
         """See `Source.open`: `rest` is the file."""
-        file = Path(rest).expanduser()
+        file = at_home(rest, "problems.source")
         rows = read_file(file)
         by_split: dict[str, Rows] = {}
         for columns, where in rows:
@@ -170,7 +171,7 @@ def text_of(columns: Mapping[str, Any], where: str, name: str) -> str:
         raise DataError(f"{where} has {value!r} as `{name}`: write a text or a number there, or remove the row")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return str(value).strip()
+    return check_text(str(value).strip(), f"{where}, `{name}`")
 
 
 def guess_rule(golds: Sequence[str]) -> str:
@@ -215,8 +216,8 @@ def csv_row(row: dict[Any, Any], where: str) -> tuple[Mapping[str, Any], str]:
 def parsed(text: str, where: str) -> Any:
     """JSON, or DataError."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise DataError(f"{where} is not valid JSON: mend or remove it") from error
 
 

@@ -236,8 +236,20 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
                 f" {task.problem.question[:SHOWN]!r}: drop one or give each an id of its own"
             )
         seen.add(task.problem.id)
+        check_text(task.problem.question, f"source {name}, task {task.problem.id!r}")
         if not task.problem.question.strip():
             raise DataError(f"source {name} has an empty question, task {task.problem.id!r}: write it or drop the task")
+
+
+def check_text(text: str, where: str) -> str:
+    """The text. Raises DataError where half of a character stands in it (a lone surrogate): no tokenizer reads that."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} has a text that is no valid Unicode at letter {error.start}: mend it or remove it"
+        ) from error
+    return text
 
 
 def by_hash(tasks: Sequence[Task]) -> dict[str, list[Task]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.sections import SearchConfig
 from ..errors import ConfigError, DataError
+from ..files import parse_json, read_object
 from ..search.choose import Text, choose, most_visited
 from ..search.journal import read, read_shards, shard_paths
 from ..search.select import constant
@@ -69,7 +69,7 @@ def find_source(path: Path) -> Source:
 def _one_search(path: Path) -> dict[str, Any]:
     """What `search --json` printed, as a record."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not readable JSON: write it with `search --json > {path.name}`") from error
     if not isinstance(raw, dict) or "tree" not in raw:
@@ -128,10 +128,11 @@ def _card(home: Path) -> dict[str, Any]:
     for file in (home / "run.json", home / "manifest.json"):
         if file.is_file():
             try:
-                card = json.loads(file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise DataError(f"{file} is not JSON: restore it, or copy the journal elsewhere") from error
-            return card if isinstance(card, dict) else {}
+                return read_object(file)
+            except (OSError, ValueError) as error:
+                raise DataError(
+                    f"{file} is not a run's card ({error}): restore it, or copy the journal elsewhere"
+                ) from error
     return {}
 
 
@@ -168,9 +169,9 @@ def _load(file: Path) -> Tokenizer:
 
     try:
         # The library has no error of its own to catch: what it can't read is seen here first.
-        if not isinstance(json.loads(file.read_text(encoding="utf-8"))["model"], dict):
-            raise TypeError("its model is no mapping")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(read_object(file).get("model"), dict):
+            raise ValueError("its model is no mapping")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} is not a tokenizer.json: name another student folder with --tokenizer") from error
     return Tokenizer.from_file(str(file))
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from ..config.load import flat
 from ..errors import ConfigError, DataError
+from ..files import FolderLock, check_space, parse_json, read_sealed, write_sealed
 from ..search.journal import Journal, Shards, drop_half_line, shard_paths
 from ..search.tree import COLUMNS
-from ..train.checkpoint import write_json
 from .question_queue import QuestionQueue
 from .totals import Totals
 
 FORMAT = 1
-MANIFEST, SET_ASIDE, ATTEMPTS, LOCK = "manifest.json", "set_aside.jsonl", "attempts.jsonl", ".lock"
+log = logging.getLogger(__name__)
+MANIFEST, SET_ASIDE, ATTEMPTS = "manifest.json", "set_aside.jsonl", "attempts.jsonl"
+NEEDED = {"policy": dict, "config": dict, "questions": int, "shards": list}
+SEALED = {"name", "records", "bytes", "sha256", "totals"}
 # A machine that dies says nothing about the questions in flight. Twice is a reason to run them alone.
 SHARED_DEATHS = 2
 
@@ -41,20 +45,11 @@ class SampleFolder:
     def __init__(self, path: Path, identity: Mapping[str, Any], questions: int, shard_trees: int, resume: bool) -> None:
         self.path, self.shard_trees = path, shard_trees
         self.facts: dict[str, Any] = {**identity, "questions": questions}
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / LOCK).open("ab")
-        except OSError as error:
-            raise ConfigError(f"--out {path} can't be written ({error.strerror}): name a writable folder") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise ConfigError(
-                f"--out {path} is being written by another process: wait for it or name another"
-            ) from error
+        self._lock = FolderLock(path)
         self.stored = self._read_manifest()
-        taken = self.stored is not None or shard_paths(path) or (path / SET_ASIDE).exists()
+        # A session that ended before its first manifest has left files with nothing in them.
+        written = [file for file in (*shard_paths(path), path / SET_ASIDE) if file.exists() and file.stat().st_size]
+        taken = self.stored is not None or written
         if taken and not resume:
             raise ConfigError(
                 f"--out {path} holds a run already: add --resume to go on with it, or name another folder"
@@ -69,11 +64,16 @@ class SampleFolder:
         if not file.exists():
             return None
         try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
+            stored = read_sealed(file, log.warning)
         except (OSError, ValueError) as error:
             raise DataError(f"{file} is not readable JSON: restore it, or name another folder") from error
-        if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        if stored.get("format") != FORMAT:
             raise DataError(f"{file} is not a sample run's manifest of format {FORMAT}: name another folder")
+        missing = [name for name, kind in NEEDED.items() if not isinstance(stored.get(name), kind)]
+        entries = [] if missing else stored["shards"]
+        if missing or not all(isinstance(one, dict) and one.keys() >= SEALED for one in entries):
+            what = missing[0] if missing else "shard without its hash"
+            raise DataError(f"{file} has no {what}, as a manifest has: restore it, or name another folder")
         return stored
 
     def begin(self, policy: Mapping[str, Any]) -> None:
@@ -85,6 +85,7 @@ class SampleFolder:
         if stored:
             same({"policy": stored["policy"]}, {"policy": dict(policy)}, self.path)
         self.facts["policy"] = dict(policy)
+        check_space(self.path, 0, "a folder of trees")
         self.by_shard = {entry["name"]: Totals.from_dict(entry["totals"]) for entry in stored.get("shards", ())}
         self.shards = Shards(self.path, self.shard_trees, stored.get("shards", ()), self._count)
         self.put_aside = Journal(self.path / SET_ASIDE)
@@ -114,6 +115,7 @@ class SampleFolder:
         closed = self.shards.append(record)
         self._count(self.shards.name, record)
         if closed:
+            check_space(self.path, 0, "the next shard")
             self.write_manifest("running")
 
     def set_aside(self, key: str, reason: str, attempts: int) -> None:
@@ -123,15 +125,15 @@ class SampleFolder:
 
     def end(self, status: str) -> None:
         """Close all files with `status` "complete" or "stopped". A process that dies leaves "running"."""
-        self.shards.close(finished=status == "complete")
-        self.write_manifest(status)
-        self.put_aside.close()
-        self.attempts.close()
-        self.release()
+        with ExitStack() as closing:  # a full disk fails one of them, and the others are closed all the same
+            for last in (self.release, self.attempts.close, self.put_aside.close):
+                closing.callback(last)
+            self.shards.close(finished=status == "complete")
+            self.write_manifest(status)
 
     def release(self) -> None:
         """Let another process write here."""
-        self._lock.close()
+        self._lock.release()
 
     def write_manifest(self, status: str) -> None:
         """Readers see the manifest of before or this one, never half of it."""
@@ -144,7 +146,7 @@ class SampleFolder:
             "totals": self.totals.as_dict(),
             "set_aside": len(self.put_aside.records),
         }
-        write_json(self.path / MANIFEST, value)
+        write_sealed(self.path / MANIFEST, value)
 
 
 class Attempts:
@@ -177,8 +179,11 @@ class Attempts:
 
     def close(self) -> None:
         """The session ends in order: nothing is in flight."""
-        self._write({"event": "closed"})
-        self._file.close()
+        try:
+            self._write({"event": "closed"})
+        finally:
+            with suppress(OSError):  # it would write what it could not
+                self._file.close()
 
     def history(self, done: Collection[str]) -> tuple[Counter[str], list[str]]:
         """(failures while alone, suspects) of earlier sessions, questions in `done` left out."""
@@ -211,7 +216,7 @@ class Attempts:
 
 def _event(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        event = json.loads(line)
+        event = parse_json(line)
         if event["event"] in ("start", "failed"):
             event = {**event, "key": event["key"], "alone": event["alone"]}
         return event

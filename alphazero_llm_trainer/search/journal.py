@@ -5,24 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ..errors import DataError
+from ..files import parse_json, put_in_place, sync
+from .tree import check_columns, is_id
+
+HASH = re.compile(rb',"sha256":"([0-9a-f]{64})"}\n?$')
 
 
 class Journal:
-    """An append-only JSON Lines file of records with a unique `key`.
+    """An append-only JSON Lines file of records with a unique `key`, each line with the hash of what is before it.
 
     Opening it reads what is there. A last line without its line end was cut by a crash: it is dropped from the file,
-    and its tree counts as not searched. A broken line elsewhere is a DataError: the file is not what was written.
+    and its tree counts as not searched. So does a line that doesn't fit its hash: `damaged` says which those were. Any
+    other broken line is a DataError: the file is not what was written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: dict[str, dict[str, Any]] = {}
         self.dropped_bytes = 0
+        self.damaged: list[str] = []
         if path.exists():
             self._recover()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +38,11 @@ class Journal:
 
     def _recover(self) -> None:
         self.dropped_bytes = drop_half_line(self.path)
-        for number, line in enumerate(self.path.read_bytes().splitlines(), 1):
+        lines = self.path.read_bytes().splitlines()
+        kept, self.damaged = undamaged(self.path, lines)
+        if self.damaged:
+            rewrite(self.path, kept)
+        for number, line in enumerate(kept, 1):
             record = parse(self.path, number, line)
             self.records[record["key"]] = record
 
@@ -39,16 +51,18 @@ class Journal:
         key = record["key"]
         if key in self.records:
             raise DataError(f"journal {self.path} has a tree for {key!r} already: each key is searched once")
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        self._file.write(line)
+        self._file.write(line_of(record))
         self._file.flush()
         self.records[key] = record
 
-    def close(self) -> None:
-        """Write through to the disk and close."""
+    def sync(self) -> None:
+        """Wait until everything appended is on the disk: no power cut takes it back."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
+
+    def close(self) -> None:
+        """Write through to the disk and close."""
+        close(self._file, self.path)
 
     def __contains__(self, key: str) -> bool:
         return key in self.records
@@ -57,19 +71,70 @@ class Journal:
         return self.records.get(key)
 
 
-def parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """One journal line as a record."""
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """A record as a line of a journal; its last entry is the hash of all bytes before that entry."""
+    body = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()[:-1]
+    return body + f',"sha256":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
+
+
+def damaged(line: bytes) -> bool:
+    """Whether a line has a hash and is not what was hashed. Journals before version 0.5 have no hashes."""
+    found = HASH.search(line)
+    return found is not None and hashlib.sha256(line[: found.start()]).hexdigest().encode() != found[1]
+
+
+def undamaged(path: Path, lines: Sequence[bytes]) -> tuple[list[bytes], list[str]]:
+    """The lines that fit their hashes, and of the others where they were."""
+    kept, lost = [], []
+    for number, line in enumerate(lines, 1):
+        if damaged(line):
+            lost.append(f"{path} line {number}")
+        else:
+            kept.append(line)
+    return kept, lost
+
+
+def rewrite(path: Path, lines: Iterable[bytes]) -> None:
+    """Put `lines` in the place of a journal's."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(b"".join(line + b"\n" for line in lines))
+    put_in_place(part, path)
+
+
+def close(file: IO[bytes], path: Path) -> None:
+    """Close a journal's file once its bytes and its name are on the disk. What can't be written closes it all the same."""
     try:
-        record = json.loads(line)
+        file.flush()
+        os.fsync(file.fileno())
+        sync(path.parent)
+    finally:
+        # After a failed flush `close` would try once more, and raise a second time.
+        with suppress(OSError):
+            file.close()
+
+
+def parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """One journal line as a record, without its hash."""
+    if damaged(line):
+        raise DataError(
+            f"journal {path} line {number} doesn't fit its hash: it was changed or damaged; --resume searches it again, or"
+            " remove that line"
+        )
+    try:
+        record = parse_json(line)
     except ValueError as error:
         raise DataError(f"journal {path} line {number} is not JSON: restore the file or remove that line") from error
     if not isinstance(record, dict) or not isinstance(record.get("key"), str):
         raise DataError(f"journal {path} line {number} has no key: it is not a tree journal")
+    record.pop("sha256", None)
     return record
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a journal, without changing it; a half-written last line is left out."""
+    """The records of a journal of trees, without changing it; a half-written last line is left out.
+
+    Raises DataError for a record that is not what a search wrote, naming its line.
+    """
     try:
         file = path.open("rb")
     except OSError as error:
@@ -77,7 +142,30 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     with file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield parse(path, number, line)
+                record = parse(path, number, line)
+                try:
+                    check_record(record)
+                except DataError as error:
+                    raise DataError(f"journal {path} line {number}: {error}") from error
+                yield record
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise DataError for a record whose parts are of another type than a search's. What is missing of an old one may be."""
+    problem = record.get("problem", {})
+    named = isinstance(problem, dict) and all(isinstance(value, str | int) for value in problem.values())
+    if not named or not all(isinstance(problem.get(name, ""), str) for name in ("id", "question", "source")):
+        raise DataError("its problem is none: search it again")
+    texts = (record.get("ended_by", ""), record.get("split", ""), record.get("question", ""))
+    if not all(isinstance(text, str) for text in texts):
+        raise DataError("its ended_by, split or question is no text: search it again")
+    prompt = record.get("prompt_ids") or []
+    if not isinstance(prompt, list) or not all(map(is_id, prompt)):
+        raise DataError("its prompt_ids are no token ids: search it again")
+    if not all(isinstance(record.get(name, {}) or {}, dict) for name in ("cost", "served", "search", "pieces")):
+        raise DataError("its cost is no mapping: search it again")
+    if "tree" in record:
+        check_columns(record["tree"])
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
@@ -87,6 +175,8 @@ JOURNAL, PATTERN = "journal.jsonl", "shard-*.jsonl"
 
 class Shards:
     """A journal in numbered files `shard-00000.jsonl`, ... of `size` records each. Keys are unique over all of them.
+
+    A line that doesn't fit its hash, in a file that is not finished, counts as not there: `damaged` says which.
 
     It keeps keys in memory, not records. A full file is closed for good: `closed` then holds its
     `{"name", "records", "bytes", "sha256"}`, which a manifest stores and hands in again to go on.
@@ -112,6 +202,7 @@ class Shards:
         self.closed: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.dropped_bytes = 0
+        self.damaged: list[str] = []
         for entry in closed:
             self._check(dict(entry))
         self._records, self._digest = 0, hashlib.sha256()
@@ -146,6 +237,10 @@ class Shards:
     def _recover(self, path: Path, known: Callable[[str, dict[str, Any]], None], last: bool) -> None:
         """Take in a file that no manifest calls finished: the one that was being written, or one just filled."""
         self.dropped_bytes += drop_half_line(path)
+        kept, lost = undamaged(path, path.read_bytes().splitlines())
+        if lost:
+            rewrite(path, kept)
+            self.damaged += lost
         self._records, self._digest = 0, hashlib.sha256()
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -172,7 +267,7 @@ class Shards:
         full = self._records >= self.size
         if full:
             self._finish()
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        line = line_of(record)
         self._file.write(line)
         self._file.flush()
         self._digest.update(line)
@@ -187,9 +282,7 @@ class Shards:
         self._file = self._path.open("ab")
 
     def _close_file(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        close(self._file, self._path)
 
     def close(self, finished: bool = False) -> None:
         """Write through to the disk and close; `finished` counts the last file as closed for good."""

@@ -13,7 +13,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
 
-from .failures import ApiError
+from .failures import ApiError, ending
 from .guard import Guard, Receive, Scope, Send
 from .names import MCTS, STUDENT
 from .prometheus import NOBODY
@@ -38,7 +38,8 @@ PAGE_HEADERS = {
 def make_app(service: Service, keys: Sequence[str], loopback: bool) -> FastAPI:
     """The application over a service. `keys`: see Guard."""
     app = FastAPI(title="alphazero-llm-trainer", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, refuse=refusal, keys=keys, loopback=loopback, most=service.settings.max_body_bytes)
+    most = service.settings.max_body_bytes
+    app.add_middleware(Guard, refuse=refusal, keys=keys, loopback=loopback, most=most, closed=service.closed)
 
     @app.exception_handler(ApiError)
     async def refused(request: Request, error: Exception) -> Response:
@@ -204,12 +205,12 @@ class Answering(Response):
             if status == "499":
                 metrics.gone.inc()
         if status == "503" and work.cancelled():
-            ending = ApiError("the server ends: ask again later", 503, kind="server_error", code="shutting_down")
+            refused = ending(self.service.settings.grace_seconds)
             if self.started:
-                last = event(ending.body) + event("[DONE]")
+                last = event(refused.body) + event("[DONE]")
                 await send({"type": "http.response.body", "body": last, "more_body": False})
             else:
-                await refusal(ending)(scope, receive, send)
+                await refusal(refused)(scope, receive, send)
 
     async def whole(
         self, chunks: asyncio.Queue[Any], work: asyncio.Future[ServedAnswer], scope: Scope, receive: Receive, send: Send

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        named = param if param is None else param[:LONGEST_VALUE]  # a client may have made it up, as long as it likes
+        self.body = {"error": {"message": message, "type": kind, "param": named, "code": code}}
 
 
 def not_valid(error: ValidationError) -> ApiError:
@@ -42,17 +44,33 @@ def not_valid(error: ValidationError) -> ApiError:
     if first["type"] == "extra_forbidden" and len(place) == 1:
         return ApiError(f"there is no parameter {shown(name)}: leave it out", param=name, code="unknown_parameter")
     if first["type"] == "missing":
-        return ApiError(f"{'.'.join(place)} is missing: give it", param=name, code="missing_required_parameter")
+        return ApiError(f"{shown_name(place)} is missing: give it", param=name, code="missing_required_parameter")
     value: Any = first["input"]
     is_ = f" is {shown(value)}" if isinstance(value, bool | int | float | str | None) else ""
     reason = first["msg"][0].lower() + first["msg"][1:]
-    return ApiError(f"{'.'.join(place)}{is_}: {reason}", param=name, code="invalid_value")
+    return ApiError(f"{shown_name(place)}{is_}: {reason}", param=name, code="invalid_value")
+
+
+def shown_name(place: list[str]) -> str:
+    """A parameter's name with those that it stands in, short."""
+    return ".".join(place)[: 2 * LONGEST_VALUE]
 
 
 def shown(value: Any) -> str:
     """A value as a message shows it: short."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
+
+
+def ending(grace: float) -> ApiError:
+    """What is answered once the server was told to end: another one may be there after `grace` seconds."""
+    return ApiError(
+        "the server ends: ask again later",
+        503,
+        kind="server_error",
+        code="shutting_down",
+        headers={"Retry-After": str(math.ceil(grace))},
+    )
 
 
 def no_model(name: str, known: str) -> ApiError:

@@ -45,12 +45,19 @@ class Guard:
         loopback: the server listens on this machine alone, so a request for another host comes from a web page that
             made its name point here (DNS rebinding).
         most: bytes of a body.
+        closed: why nobody may pass at all, or None.
     """
 
     def __init__(
-        self, app: App, refuse: Callable[[ApiError], Any], keys: Sequence[str], loopback: bool, most: int
+        self,
+        app: App,
+        refuse: Callable[[ApiError], Any],
+        keys: Sequence[str],
+        loopback: bool,
+        most: int,
+        closed: Callable[[], ApiError | None] = lambda: None,
     ) -> None:
-        self.app, self.refuse, self.loopback, self.most = app, refuse, loopback, most
+        self.app, self.refuse, self.loopback, self.most, self.closed = app, refuse, loopback, most, closed
         self.keys = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,6 +85,9 @@ class Guard:
 
     def check(self, path: str, headers: dict[str, str]) -> None:
         """Raise ApiError for a request that may not pass."""
+        closed = self.closed()
+        if closed is not None:
+            raise closed
         host = headers.get("host", "").lower()
         if self.loopback and not is_loopback(
             host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host

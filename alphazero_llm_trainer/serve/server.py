@@ -8,21 +8,35 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
+from ..config.sections import ServeConfig
 from ..engine.protocol import GenerateRequest
 from ..errors import ConfigError
+from .connections import Complaints, Connection, Crowd, budget
 
+LOOK_SECONDS = 0.02
+BACKLOG = 1024  # connections that the kernel keeps for us
+ACCEPTED = 32  # that are taken from it in one go: fewer than connections.SPARE_FILES, or a crowd takes every descriptor
 ENDING_SECONDS = 2.0  # for requests that were cancelled to tell their clients
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; a signal asks it to end, a second Ctrl-C at once. `interrupted` tells that it was Ctrl-C."""
+    """uvicorn's server; a signal asks it to end within `grace` seconds, a second Ctrl-C at once.
 
-    interrupted = False
+    Until requests under way have ended it goes on listening, so that new ones are told to come later (`on_end` is called
+    first). `interrupted` tells that it was Ctrl-C.
+    """
+
+    def __init__(self, config: uvicorn.Config, grace: float, on_end: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.grace, self.on_end = grace, on_end
+        self.interrupted = False
+        self.ending: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,6 +52,19 @@ class Server(uvicorn.Server):
 
     def asked(self, number: int) -> None:
         self.interrupted |= number == signal.SIGINT
+        if self.ending is None:
+            self.on_end()
+            self.ending = asyncio.ensure_future(self.drain(number))
+        elif number == signal.SIGINT:
+            self.should_exit = self.force_exit = True
+
+    async def drain(self, number: int) -> None:
+        """Wait for the requests under way, then have uvicorn end."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.grace
+        while self.server_state.tasks and loop.time() < until and not self.force_exit:
+            await asyncio.sleep(LOOK_SECONDS)
+        self.config.timeout_graceful_shutdown = math.ceil(max(until - loop.time(), 0.0))
         self.handle_exit(number, None)
 
 
@@ -62,34 +89,45 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(app: Any, bound: socket.socket, engine: Any, grace: float, ready: Callable[[], None]) -> bool:
-    """Serve until a signal comes, then let requests under way end within `grace` seconds; True when it was Ctrl-C.
+def serve(
+    app: Any,
+    bound: socket.socket,
+    engine: Any,
+    settings: ServeConfig,
+    ready: Callable[[], None],
+    on_end: Callable[[], None] = lambda: None,
+) -> bool:
+    """Serve until a signal comes, then let requests under way end within `grace_seconds`; True when it was Ctrl-C.
 
-    Raises ConfigError where another process listens there by now.
+    `on_end` is called when the signal comes. Raises ConfigError where another process listens there by now, or hardly any
+    files may be opened.
     """
-    settings = uvicorn.Config(
+    crowd = Crowd(budget(settings.connections))
+    config = uvicorn.Config(
         app,
+        http=cast(Any, partial(Connection, crowd=crowd)),
         log_level="warning",
         access_log=False,
         server_header=False,
         lifespan="off",
         loop="asyncio",
-        timeout_graceful_shutdown=math.ceil(grace),
+        timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
         timeout_keep_alive=75,
-        backlog=1024,
+        backlog=ACCEPTED,
     )
-    server = Server(settings)
+    server = Server(config, settings.grace_seconds, on_end)
     try:
-        bound.listen(settings.backlog)
+        bound.listen(BACKLOG)
     except OSError as error:  # another server bound it while this one loaded
         raise ConfigError(
             f"--port is {bound.getsockname()[1]} and can't be listened on ({error.strerror}): name another"
         ) from error
 
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(Complaints())
         # The first call compiles and pages in what the others find ready.
         await engine.generate([GenerateRequest((engine.eos_id,), max_new_tokens=1)])
-        announcing = asyncio.ensure_future(announce(server, ready))
+        announcing = asyncio.ensure_future(announce(server, bound, ready))
         await server.serve(sockets=[bound])
         announcing.cancel()
         left = set(server.server_state.tasks)  # uvicorn cancelled them, but when Ctrl-C came twice
@@ -103,8 +141,9 @@ def serve(app: Any, bound: socket.socket, engine: Any, grace: float, ready: Call
     return server.interrupted
 
 
-async def announce(server: Server, ready: Callable[[], None]) -> None:
+async def announce(server: Server, bound: socket.socket, ready: Callable[[], None]) -> None:
     """Call `ready` as soon as the server accepts requests."""
     while not server.started:
         await asyncio.sleep(0.01)
+    bound.listen(BACKLOG)
     ready()

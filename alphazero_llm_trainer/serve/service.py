@@ -15,7 +15,7 @@ from ..errors import EngineError, RequestError
 from ..search.driver import derive_seed
 from ..search.waiting import together
 from .answering import Answerer
-from .failures import ApiError
+from .failures import ApiError, ending
 from .fair import FairQueue
 from .lag import Lag
 from .names import SAMPLE, Names
@@ -64,9 +64,14 @@ class Service:
         self.student = answerer.student
         self.fingerprint, self.created = f"fp_{fingerprint[:12]}", int(time.time())
         self.lag = Lag()
+        self.ending = False  # the server was told to end: what is under way goes on, nothing new is taken in
         self.queue = FairQueue(settings.concurrent, settings.queue)
         self.traces = TraceStore(settings.traces, settings.trace_bytes, settings.trace_seconds)
         self.metrics = Metrics(self.queue, self.traces, self.lag, self.student.engine)
+
+    def closed(self) -> ApiError | None:
+        """Why no request is taken in: the server was told to end."""
+        return ending(self.settings.grace_seconds) if self.ending else None
 
     @property
     def context(self) -> int:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..config.sections import ServeConfig, Temperature
 from ..errors import RequestError
+from ..files import parse_json
 from ..policy.chat import Chat, ChatMessage
 from .failures import ApiError, not_valid, shown, too_long
 from .names import MCTS, SAMPLE, Method, Names
@@ -192,7 +193,7 @@ def check_length(characters: int, context: int, param: str) -> None:
 def parsed(kind: type[AnyBody], raw: bytes) -> AnyBody:
     """The body of a request, without the parameters that ask for nothing. Raises ApiError."""
     try:
-        fields = json.loads(raw)
+        fields = parse_json(raw)
         json.dumps(fields, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise ApiError("the body is not JSON: send a JSON object", code="invalid_json") from error

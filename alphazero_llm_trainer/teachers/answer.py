@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from ..errors import TeacherError
+from ..files import parse_json
 
 RETRIED_STATUS = {408, 409, 429}  # and everything from 500 on
 MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake, and is estimated instead
@@ -88,8 +88,8 @@ def read_answer(body: bytes, name: str, base_url: str) -> ChatAnswer:
         CallError: it is no JSON object, or an error of the provider inside a 200 response.
     """
     try:
-        answer = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        answer = parse_json(body)
+    except ValueError as error:
         raise CallError(Failure.BAD_JSON, f"{name} answered with something that is not JSON", unknown=True) from error
     if not isinstance(answer, dict):
         raise CallError(Failure.BAD_JSON, f"{name} answered with JSON that is not a chat completion", unknown=True)
@@ -141,6 +141,10 @@ def status_error(status: int, name: str, base_url: str, wait: float | None = Non
     if status in (401, 402, 403):
         return CallError(
             Failure.REFUSED_KEY, f"{name} refused the key (HTTP {status}): check the key, its rights and its credit"
+        )
+    if 300 <= status < 400:
+        return CallError(
+            Failure.BAD_REQUEST, f"{name} is sent elsewhere by {base_url} (HTTP {status}): set base_url to where it is"
         )
     if status == 404:
         return CallError(Failure.NOT_FOUND, f"{name} doesn't exist at {base_url} (404): name another")

@@ -19,6 +19,7 @@ from uuid import uuid4
 from ..config.sections import BudgetConfig, SpendLimits
 from ..engine.protocol import TeacherLedger
 from ..errors import ConfigError
+from ..files import parse_json
 from ..types import Cost
 from .answer import CallError, Failure
 
@@ -252,7 +253,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
             ) from error
     for number, line in enumerate(whole.splitlines(), 1):
         try:
-            event = json.loads(line)
+            event = parse_json(line)
             _check(event)
         except (ValueError, KeyError, TypeError):
             log.warning("line %d of the teachers' books %s can't be read and is left out", number, path)

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ..files import read_object
+
 log = logging.getLogger(__name__)
 
 
@@ -31,7 +33,7 @@ class AnswerCache:
             return None
         path = self._path(self.folder, key)
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
+            entry = read_object(path)
             text = entry["text"]
             if entry["key"] != key or not isinstance(text, str):
                 raise ValueError("another request's entry")

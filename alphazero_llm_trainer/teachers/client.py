@@ -9,6 +9,7 @@ import asyncio
 import math
 import os
 import time
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ CHARACTERS_PER_TOKEN = 4  # the estimate for providers that report no usage
 TEMPLATE_TOKENS = 32  # more than any chat template adds to a message
 MOST_BYTES = 1 << 20  # of a response; what follows isn't read
 MOST_ERROR_BYTES = 1 << 16  # of an error page: nothing in it is shown
+AUTOMATIC = zlib.MAX_WBITS | 32  # gzip or zlib, as the bytes say
 THINKING_ROOM = 4  # times max_tokens for a model whose thinking took them all
 
 Message = dict[str, str]
@@ -63,16 +65,21 @@ class Completion:
 
 
 class _Capped(httpx.AsyncByteStream):
-    """A response's bytes up to a limit; one that is cut is no JSON."""
+    """A response's bytes up to a limit, unpacked ones where `unpack` is given; one that is cut is no JSON."""
 
-    def __init__(self, stream: httpx.AsyncByteStream, limit: int) -> None:
-        self._stream, self._limit = stream, limit
+    def __init__(self, stream: httpx.AsyncByteStream, limit: int, unpack: zlib._Decompress | None) -> None:
+        self._stream, self._limit, self._unpack = stream, limit, unpack
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         left = self._limit
         async for chunk in self._stream:
-            yield chunk[:left]
-            left -= len(chunk)
+            try:
+                # A few bytes may unpack to gigabytes: no more than `left` of them are ever made.
+                found = chunk[:left] if self._unpack is None else self._unpack.decompress(chunk, left)
+            except zlib.error:
+                return
+            yield found
+            left -= len(found)
             if left <= 0:
                 return
 
@@ -83,7 +90,11 @@ class _Capped(httpx.AsyncByteStream):
 async def _cap(response: httpx.Response) -> None:
     assert isinstance(response.stream, httpx.AsyncByteStream)
     limit = MOST_ERROR_BYTES if response.status_code >= 400 else MOST_BYTES
-    response.stream = _Capped(response.stream, limit)
+    # A server that packs all the same, though it was asked not to. httpx would unpack without a limit; what is packed in
+    # another way stays as it is, and is no JSON.
+    packed = response.headers.pop("content-encoding", "identity").strip().lower()
+    unpack = zlib.decompressobj(wbits=AUTOMATIC) if packed in ("gzip", "x-gzip", "deflate") else None
+    response.stream = _Capped(response.stream, limit, unpack)
 
 
 class Endpoint:
@@ -119,7 +130,9 @@ class Endpoint:
                 default_headers={"Accept-Encoding": "identity"},
                 # The SDK's own client closes itself when it is collected, on whatever loop runs then.
                 http_client=openai.DefaultAsyncHttpxClient(
-                    timeout=self.policy.timeout, event_hooks={"response": [_cap]}
+                    timeout=self.policy.timeout,
+                    event_hooks={"response": [_cap]},
+                    follow_redirects=False,  # the prompt, and maybe the key, would go where nobody sent them
                 ),
             )
             sdk.organization = sdk.project = None  # the same holds for OPENAI_ORG_ID and OPENAI_PROJECT_ID

@@ -7,14 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
-from typing import Any
 
 from ..config.sections import TeachersConfig
 from ..engine.protocol import Teacher, TeacherLedger, TeacherProposal
 from ..errors import TeacherError
 from ..types import Cost, Direction, Problem
 from .answer import CallError, Failure
-from .bandit import NOTHING, Bandit, realised
 from .breaker import make_breaker
 from .budget import Books
 
@@ -27,9 +25,9 @@ class TeacherEnsemble:
     Args:
         teachers: who may be asked.
         settings: how many proposals a call asks for, when, and of whom.
-        seed: breaks ties.
+        seed: with whom it begins.
         books: where what became of each ask is noted.
-        strengths: of each teacher by name.
+        strengths: of each teacher by name; one that names a direction is asked first for it.
         clock: tells seconds, for the teachers' breaks.
     """
 
@@ -48,7 +46,7 @@ class TeacherEnsemble:
         self.books = Books() if books is None else books
         for teacher in self.teachers:
             self.books.ledgers[teacher.name] = teacher.ledger
-        self.bandit = Bandit(settings.exploration, settings.dollars_weight, settings.seconds_weight, strengths or {})
+        self.strengths = strengths or {}
         self._asks = (Direction.RIGHT,) * settings.right + (Direction.WRONG,) * settings.wrong
         self._seed = seed
         self.breakers = [make_breaker(f"teacher {teacher.name}", settings, clock) for teacher in self.teachers]
@@ -87,8 +85,8 @@ class TeacherEnsemble:
     async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]:
         """Next steps after `steps`: at most `right` + `wrong`, fewer where teachers fail or have nothing to say.
 
-        Who gets which request depends on the seeds, on what was learned so far and on who is left out, with one teacher
-        on nothing. With nobody left the list is empty and the search goes on with the student.
+        Who gets which request depends on the seeds, the teachers' strengths and on who is left out. With nobody left the
+        list is empty and the search goes on with the student.
         """
         if any(breaker.closed for breaker in self.breakers):
             self._alone = False
@@ -115,7 +113,6 @@ class TeacherEnsemble:
             ticket = breaker.enter()
             if ticket is None:
                 continue
-            self.bandit.asked(teacher.name, direction)
             error, told, proposal = None, False, None
             try:
                 proposal = await teacher.propose(problem, steps, direction, seed + number)
@@ -125,45 +122,33 @@ class TeacherEnsemble:
                 told = _kind(error) is not Failure.BUDGET
             finally:
                 breaker.leave(ticket, error, told=told)
-                if not told:
-                    self.bandit.asked(teacher.name, direction, -1)
             if not told:
                 continue  # a cheaper one may still fit
             if error is not None:
                 self.books.note(teacher.name, "failure", _kind(error))
-            if proposal is None:
-                self.bandit.learn(teacher.name, direction, NOTHING)
-                self.books.note(teacher.name, "nothing", direction)
             return proposal
         return None
 
     def _order(self, number: int, direction: Direction, seed: int) -> list[int]:
-        """Indices of the teachers that may be asked, best first."""
+        """Indices of the teachers that may be asked: in turn, those first whose strengths name the direction."""
         active = [i for i, breaker in enumerate(self.breakers) if breaker.available]
-        if self.settings.choose == "bandit":
-            names = [(self.teachers[i].name, self.teachers[i].ledger) for i in active]
-            ranked = self.bandit.rank(names, direction, Random(f"{self._seed}/{seed}/{number}"))
-            return [active[i] for i in ranked]
         first = Random(f"{self._seed}/{seed}").randrange(len(active)) + number if active else 0
-        return [active[(first + i) % len(active)] for i in range(len(active))]
+        turn = [active[(first + i) % len(active)] for i in range(len(active))]
+        return sorted(turn, key=lambda i: direction not in self.strengths.get(self.teachers[i].name, ()))
 
     def learn(self, proposal: TeacherProposal, value: float, student: float) -> None:
         """A proposal's rollout earned `value` where the student's own continuations earned `student` on average."""
         name = proposal.source.removeprefix("teacher:")
-        gain = realised(value, student, proposal.direction)
-        self.bandit.learn(name, proposal.direction, gain)
-        self.books.note(name, "used", proposal.direction, gain)
+        self.books.note(name, "used", proposal.direction, realised(value, student, proposal.direction))
 
-    def restore(self, notes: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what earlier processes of the run learned."""
-        for note in notes:
-            name, kind = note["teacher"], note["kind"]
-            if name not in self.ledgers:
-                continue
-            if note["what"] == "call":
-                self.bandit.asked(name, Direction(kind))
-            elif note["what"] in ("used", "nothing"):
-                self.bandit.learn(name, Direction(kind), note["value"])
+
+def realised(value: float, student: float, direction: Direction) -> float:
+    """What a teacher's step gained, in [0, 1]: its rollout's reward against the student's own mean reward beside it.
+
+    A likely-wrong step gains by being worth less.
+    """
+    gain = student - value if direction is Direction.WRONG else value - student
+    return (max(-1.0, min(1.0, gain)) + 1.0) / 2.0
 
 
 def _kind(error: TeacherError) -> Failure:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..files import parse_json, sync_all, unsealed, write_sealed
 
 MANIFEST = "alphazero.json"
+LONGEST_NAME = 255
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
-    """Seal a checkpoint folder: `facts` and the size and hash of each file. Written in one move, as the last file."""
+    """Seal a checkpoint folder: `facts` and the size and hash of each file. Written in one move, as the last file, once all
+    others are on the disk."""
+    sync_all(folder)
     files = {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.is_file()}
     files.pop(MANIFEST, None)
-    write_json(folder / MANIFEST, {**facts, "files": files})
+    write_sealed(folder / MANIFEST, {**facts, "files": files})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -27,18 +31,18 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = unsealed(path)
     except OSError as error:
         raise CheckpointError(
             f"checkpoint {folder} has no {MANIFEST}: it was never finished, use an earlier one"
         ) from error
     except ValueError as error:
         raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one") from error
-    if not isinstance(facts, dict) or not isinstance(facts.get("files"), dict):
+    if not isinstance(facts.get("files"), dict):
         raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one")
     for name, expected in facts["files"].items():
         file = folder / name
-        if not file.is_file():
+        if Path(name).name != name or len(name) > LONGEST_NAME or not file.is_file():
             raise CheckpointError(f"checkpoint {folder} lacks {name}: use an earlier one or train again")
         if fingerprint(file) != expected:
             raise CheckpointError(f"checkpoint {folder} has a truncated or changed {name}: use an earlier one")
@@ -47,8 +51,26 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def newest(run: Path) -> Path | None:
     """The newest sealed checkpoint of a run folder; unsealed ones were cut off by a crash and don't count."""
-    sealed = [path.parent for path in run.glob(f"checkpoint-*/{MANIFEST}") if path.parent.name[11:].isdigit()]
-    return max(sealed, key=lambda folder: int(folder.name[11:]), default=None)
+    return next(iter(sealed(run)), None)
+
+
+def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path | None, dict[str, Any]]:
+    """The newest checkpoint whose files are what its manifest says, and its facts; (None, {}) where there is none.
+
+    Newer ones that are broken (a disk's or a power cut's doing) are passed over, and `say` is told.
+    """
+    for folder in sealed(run):
+        try:
+            return folder, read_manifest(folder)
+        except CheckpointError as error:
+            say(f"{error.args[0].partition(': ')[0]}: going on from the one before it")
+    return None, {}
+
+
+def sealed(run: Path) -> list[Path]:
+    """The sealed checkpoints of a run folder, the newest first."""
+    found = [path.parent for path in run.glob(f"checkpoint-*/{MANIFEST}") if path.parent.name[11:].isdigit()]
+    return sorted(found, key=lambda folder: -int(folder.name[11:]))
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
@@ -59,20 +81,11 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole JSON lines of a file that a process may be writing; none where there is no file."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    content = path.read_bytes() if path.is_file() else b""
     try:
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        lines = [parse_json(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+        if all(isinstance(line, dict) for line in lines):
+            return lines
+        raise ValueError("it is no object")
     except ValueError as error:
-        raise CheckpointError(f"{path} has a line that is not JSON: remove that line") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON as `write_whole` does."""
-    write_whole(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+        raise CheckpointError(f"{path} has a line that is no JSON object: remove that line") from error

@@ -7,7 +7,6 @@ the configuration and on earlier stages alone. So a loop that was killed ends as
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from transformers import set_seed
 from ..config.load import Config, validate
 from ..errors import CheckpointError
 from ..eval.cells import StoppedError, questions_hash
+from ..files import read_object, write_json
 from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, resolve_name
 from ..policy.student import load_student
@@ -30,7 +30,6 @@ from ..problems.source import open_source
 from ..search.driver import derive_seed
 from ..types import Task
 from .arena import Decision, Side, contest, costs, gate, meet, shown
-from .checkpoint import write_json
 from .contamination import Contamination
 from .source import demonstrations
 from .stages import (
@@ -324,7 +323,9 @@ class Loop:
             part.rename(self.out / "champion")
         if loop.test_size:
             tasks = tasks_of(self.config, "test", loop.test_size)
-            stage = self.stage(Stages(self.out / f"test-{loop.generations:03d}"), "test split: ", self.config.seed)
+            stage = self.stage(
+                Stages(self.out / f"test-{loop.generations:03d}"), "test split: ", self.config.library_seed
+            )
             self.card["contamination"] = stage("contamination", lambda: self.contamination(loop.generations, tasks))
             cells = self.duel(stage, {"first student": self.first, "champion": champion}, tasks)
             found = contest(cells, "first student", "champion", self.config.seed)
@@ -335,12 +336,12 @@ class Loop:
 def read_loop(out: Path) -> dict[str, Any]:
     """loop.json. Raises CheckpointError where there is none."""
     try:
-        card = json.loads((out / CARD).read_text(encoding="utf-8"))
+        card = read_object(out / CARD)
     except OSError as error:
         raise CheckpointError(f"--resume found no loop in {out}: leave --resume out to start one there") from error
     except ValueError as error:
         raise CheckpointError(f"loop {out} has a broken {CARD}: start another one") from error
-    if not isinstance(card, dict) or not {"config", "started_from"} <= card.keys():
+    if not {"config", "started_from"} <= card.keys():
         raise CheckpointError(f"loop {out} has a broken {CARD}: start another one")
     return card
 

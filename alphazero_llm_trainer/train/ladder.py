@@ -6,7 +6,6 @@ is not run again, so a ladder that was killed goes on where it was. The evaluati
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
-from ..errors import TrainingError
-from .checkpoint import read_lines, write_json
+from ..errors import CheckpointError, TrainingError
+from ..files import read_object, write_json
+from .checkpoint import read_lines
 
 RUNGS = ("Base", "SFT", "+PPO", "+GRPO (PRM)", "+GRPO (PRM) +MCTS")
 COMMAND = (sys.executable, "-c", "from alphazero_llm_trainer.cli.main import main; raise SystemExit(main())")
@@ -201,7 +201,10 @@ class Seed:
 
 def read(path: Path) -> dict[str, Any]:
     """A JSON object that a stage wrote."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return read_object(path)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not what a stage wrote ({error}): remove that stage's folder") from error
 
 
 def climb(seeds: list[Seed], jobs: int) -> None:

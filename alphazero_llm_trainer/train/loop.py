@@ -12,27 +12,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from ..collect import Collector, GradedTree, Perplexity
 from ..config.load import Config
 from ..engine.protocol import Verifier
-from ..errors import CheckpointError, ConfigError, TrainingError
+from ..errors import CheckpointError, ConfigError, StorageError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
+from ..files import check_space, storage_failure, sync_all
 from ..live import Progress
 from ..policy.folders import resolve_name
 from ..policy.student import frozen_student, load_student
 from ..policy.value_function import EngineValue
+from ..policy.weights import load_sealed, save_sealed
 from ..problems.load import tasks_of
 from ..problems.source import open_source, source_of
 from ..report.folder import write_report
 from ..rewards.combined import outcome
 from ..search.journal import Journal
 from ..types import Cost, Task
-from .checkpoint import newest, read_manifest, write_manifest
+from .checkpoint import newest, newest_whole, write_manifest
 from .expert import make_expert_trainer
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
@@ -126,11 +126,12 @@ class Run:
         """`execute` under its tracker."""
         began = time.perf_counter()
         # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the same.
-        set_seed(self.config.seed)
+        set_seed(self.config.library_seed)
         self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
-        checkpoint = newest(self.folder.path) if resume else None
-        facts = read_manifest(checkpoint) if checkpoint is not None else {}
+        checkpoint, facts = self.start_of(resume)
         start = int(facts.get("rounds_done", 0))
+        left = math.ceil((self.size.rounds - start) / self.size.save_every_rounds)
+        self.check_space(max(left, 1), f"this run with {left} checkpoints")
         card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
         self.tracker.parameters({key: value for key, value in card["config"].items() if key not in UNTRACKED})
         before = self.before(card)
@@ -138,6 +139,9 @@ class Run:
         self.restore_best(facts)
         self.train_seconds = facts.get("training_seconds", 0.0)
         journal = Journal(self.folder.journal)
+        for line in journal.damaged:
+            self.progress.say(f"{line} doesn't fit its hash: its tree is searched again")
+        self.journal = journal
         self.collector.keep_books(self.folder.path)
         try:
             self.train(journal, checkpoint, start)
@@ -152,6 +156,21 @@ class Run:
             return None
         card["seconds"] = {"total": round(time.perf_counter() - began, 1), "training": round(self.train_seconds, 1)}
         return self.conclude(card, before)
+
+    def start_of(self, resume: bool) -> tuple[Path | None, dict[str, Any]]:
+        """The checkpoint to go on from and its facts; (None, {}) for the first round.
+
+        A run whose best weights are lost goes on from the first round too: its trees are in the journal, so that training
+        alone is done again, and comes to the same weights.
+        """
+        checkpoint, facts = newest_whole(self.folder.path, self.progress.say) if resume else (None, {})
+        if facts.get("best") is not None:
+            try:
+                load_sealed(self.folder.best)
+            except CheckpointError as error:
+                self.progress.say(f"{error}: training again from the first round, on the trees that are there")
+                return None, {}
+        return checkpoint, facts
 
     def load_data(self) -> None:
         """Training questions, demonstrations and the two held-out sets, disjoint by split."""
@@ -252,9 +271,7 @@ class Run:
     def keep(self, accuracy: float, rounds_done: int) -> None:
         """Remember the weights of now as the best so far."""
         self.best = (accuracy, rounds_done)
-        temporary = self.folder.best.with_suffix(".part")
-        save_file({k: v.contiguous() for k, v in trained_state(self.trainable).items()}, temporary)
-        temporary.replace(self.folder.best)
+        save_sealed(trained_state(self.trainable), self.folder.best)
 
     def before(self, card: dict[str, Any]) -> list[bool]:
         """The untrained student's results on the test problems; a resumed run reads them from its card."""
@@ -318,7 +335,7 @@ class Run:
             "rounds": self.size.rounds,
             "output_dir": self.folder.path,
             "save_every_rounds": self.size.save_every_rounds,
-            "seed": config.seed,
+            "seed": config.library_seed,
             "callbacks": [watch],
             "economy": Economy.of(config, self.student.spec, self.student.model),
         }
@@ -347,6 +364,11 @@ class Run:
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except (OSError, ValueError, RuntimeError) as error:
+            if failed_write(error):
+                raise StorageError(
+                    f"a checkpoint in {self.folder.path} can't be written ({str(error).splitlines()[0][:150]}): free some"
+                    " space, then go on with --resume"
+                ) from error
             if checkpoint is not None and trainer.state.global_step == 0:
                 raise CheckpointError(
                     f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one"
@@ -355,6 +377,10 @@ class Run:
         finally:
             self.progress.stop()
         self.train_seconds += time.perf_counter() - began
+
+    def check_space(self, count: int = 1, what: str = "the next checkpoint") -> None:
+        """Raise StorageError where `count` checkpoints have no room: weights, both moments of AdamW, and the best weights."""
+        check_space(self.folder.path, count * checkpoint_bytes(self.student.model, self.trainable), what)
 
     def on_tree(self, tree: GradedTree) -> None:
         tell_tree(self.progress, tree)
@@ -370,12 +396,7 @@ class Run:
         """Take the best weights, evaluate them on the test problems once, write everything."""
         kept = "last"
         if self.best is not None:
-            try:
-                load_trained_state(self.trainable, load_file(self.folder.best))
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(
-                    f"{self.folder.best} can't be read: train again, or set train.keep_best=false"
-                ) from error
+            load_trained_state(self.trainable, load_sealed(self.folder.best))
             kept = f"best on validation ({self.best[0]:.3f} after round {self.best[1]})"
             if self.best[1] == 0:
                 kept = f"the student as it was: no checkpoint beat its validation score of {self.best[0]:.3f}"
@@ -416,9 +437,11 @@ class Run:
         model: Any = self.student.model
         if self.adapter == "lora":
             save_adapter(model, self.student.spec.lora, self.folder.adapter)
+            sync_all(self.folder.adapter)
             model = merged(model, self.config.train.merge_dtype)
         model.save_pretrained(str(self.folder.student))
         self.student.tokenizer.save_pretrained(self.folder.student)
+        sync_all(self.folder.student)  # the card that says "finished" is written after it
 
 
 class _RoundWatch(TrainerCallback):
@@ -433,6 +456,8 @@ class _RoundWatch(TrainerCallback):
         self.pending = stats.as_dict()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if control.should_save or state.global_step == state.max_steps:
+            self.run.check_space()
         if self.run.stop():
             control.should_training_stop = True
         if state.global_step == state.max_steps:
@@ -467,6 +492,9 @@ class _RoundWatch(TrainerCallback):
             what = "outcome" if run.config.rewards.own else "accuracy"
             run.progress.say(f"checkpoint after round {rounds_done}: validation {what} {accuracy:.3f}")
         folder = run.folder.path / f"checkpoint-{state.global_step}"
+        # A checkpoint says that its rounds are done: their trees and figures are on the disk before it does.
+        run.journal.sync()
+        run.folder.sync_metrics()
         write_manifest(
             folder,
             {
@@ -478,6 +506,19 @@ class _RoundWatch(TrainerCallback):
                 "config": run.config.model_dump(mode="json"),
             },
         )
+
+
+def checkpoint_bytes(model: Any, trainable: Any) -> int:
+    """What a checkpoint of a run takes on disk at most."""
+    trained = sum(p.numel() * p.element_size() for p in trainable.parameters() if p.requires_grad)
+    whole = 0 if hasattr(trainable, "peft_config") else sum(p.numel() * p.element_size() for p in model.parameters())
+    return whole + 4 * trained
+
+
+def failed_write(error: Exception) -> bool:
+    """Whether a library failed because the operating system refused to write: each says so in its own way."""
+    known = isinstance(error, OSError) and storage_failure(error) is not None
+    return known or "PytorchStreamWriter" in str(error) or "I/O error" in str(error)
 
 
 def on_chains(config: Config) -> Config:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any, Literal
 import torch
 from peft import LoraConfig as PeftLora
 from peft import PeftModel, get_peft_model, inject_adapter_in_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
 from ..config.train import LARGE, RoundsConfig
 from ..errors import ConfigError
+from ..files import write_json
 from ..policy.adapters import (
     BASE,
     POLICY,
@@ -30,6 +30,7 @@ from ..policy.adapters import (
     recomputing,
 )
 from ..policy.folders import ADAPTER_FILE
+from ..policy.weights import save_sealed
 from .memory import PROMPT, rows_of_a_forward
 
 # What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
@@ -230,13 +231,13 @@ def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: s
         PREFIX + key.replace(f".{name}.", "."): p.detach().cpu().contiguous()
         for key, p in own_parameters(model, name).items()
     }
-    save_file(state, folder / ADAPTER_FILE, metadata={"format": "pt"})
+    save_sealed(state, folder / ADAPTER_FILE)
     config = peft_config(lora)
     config.inference_mode = True
     config.save_pretrained(str(folder))
     quantization = "nf4" if getattr(model, "is_loaded_in_4bit", False) else "none"
     facts = {"weights": fingerprint(model, None), "quantization": quantization}
-    (folder / BASE).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+    write_json(folder / BASE, facts)
     return [ADAPTER_FILE, "adapter_config.json", BASE]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from ..answers import is_final
 from ..config.load import Config
 from ..config.train import PrmConfig
 from ..errors import ConfigError, DataError
+from ..files import parse_json
 from ..policy.student import Student
 from ..problems.load import tasks_of
 from ..problems.source import open_source, source_of
@@ -63,7 +63,9 @@ def read_sets(paths: Iterable[Path], student: Student, settings: PrmConfig) -> l
     trees: list[Path] = []
     for path in paths:
         (files if path.is_file() and is_label_file(path) else trees).append(path)
-    sets = [tree_set(question, student, settings) for question in read_questions(trees)]
+    sets = [
+        tree_set(question, student, settings) for question in read_questions(trees, student.model.config.vocab_size)
+    ]
     found: dict[str, StepSet] = {}
     for path in files:
         for labels in read_labels(path, student):
@@ -202,7 +204,7 @@ def is_label_file(path: Path) -> bool:
     """Whether a file's first line is a step pair or a PRM800K record, and not a journal's."""
     with path.open(encoding="utf-8") as file:
         try:
-            first = json.loads(next((line for line in file if line.strip()), "{}"))
+            first = parse_json(next((line for line in file if line.strip()), "{}"))
         except ValueError:
             return False
     return isinstance(first, dict) and ("chosen" in first or "label" in first)
@@ -214,11 +216,11 @@ def read_labels(path: Path, student: Student) -> Iterator[StepSet]:
 
     Raises DataError naming file, line and fix.
     """
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             yield labelled(record, student) if "label" in record else paired(record, student)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise DataError(

@@ -103,7 +103,7 @@ def train_prm(
             scorer.lm = make_trainable(scorer.lm, student.spec, config.train.adapter or student.spec.adapter)
         common: dict[str, Any] = {
             "out_dir": out,
-            "seed": config.seed,
+            "seed": config.library_seed,
             "watch": partial(watch, kind),
             "callbacks": [StepProgress(progress, kind)],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 from ..answers import extract
 from ..config.load import Config, validate
 from ..errors import CheckpointError, ConfigError
+from ..files import make_folder, read_sealed, sync, write_sealed, write_whole
 from ..types import Task
-from .checkpoint import read_lines, write_json, write_whole
+from .checkpoint import read_lines
+
+log = logging.getLogger(__name__)
 
 MOST_LETTERS = 500  # of a question in test.jsonl
 
@@ -61,21 +65,26 @@ class RunFolder:
     def read_card(self) -> dict[str, Any]:
         """run.json. Raises CheckpointError when it isn't a run's."""
         try:
-            card = json.loads(self.card.read_text(encoding="utf-8"))
+            card = read_sealed(self.card, log.warning)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"run folder {self.path} has no readable run.json: name another with --resume"
             ) from error
-        if not isinstance(card, dict) or "config" not in card:
+        if "config" not in card:
             raise CheckpointError(f"run folder {self.path} has a run.json without a config: name another with --resume")
         return card
 
     def write_card(self, card: dict[str, Any]) -> None:
-        write_json(self.card, card)
+        write_sealed(self.card, card)
 
     def config(self) -> Config:
         """The configuration that the run was started with."""
         return validate(self.read_card()["config"])
+
+    def sync_metrics(self) -> None:
+        """Wait until the metrics are on the disk."""
+        if self.metrics.is_file():
+            sync(self.metrics)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
@@ -87,8 +96,11 @@ class RunFolder:
 
     def forget_metrics_from(self, number: int) -> None:
         """Drop the lines of rounds that will be trained again."""
-        kept = [line for line in self.read_metrics() if line.get("round", -1) < number]
-        self.metrics.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        lines = self.read_metrics()
+        if not all(isinstance(line.get("round", -1), int) for line in lines):
+            raise CheckpointError(f"{self.metrics} has a line whose round is no number: remove that line")
+        kept = [line for line in lines if line.get("round", -1) < number]
+        write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write_answers(
         self, when: str, tasks: Sequence[Task], responses: Sequence[str], correct: Sequence[bool]
@@ -107,7 +119,7 @@ def new_run(checkpoint_dir: Path) -> RunFolder:
     taken = [int(p.name[4:]) for p in checkpoint_dir.glob("run-*") if p.name[4:].isdigit()]
     folder = checkpoint_dir / f"run-{max(taken, default=0) + 1:03d}"
     try:
-        folder.mkdir(parents=True)
+        make_folder(folder, exist_ok=False)
     except OSError as error:
         raise ConfigError(
             f"--checkpoint-dir {checkpoint_dir} can't hold a run folder ({error.strerror}): name a writable folder"

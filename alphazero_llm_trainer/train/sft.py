@@ -33,6 +33,7 @@ from transformers import (
 from trl import SFTConfig, SFTTrainer
 
 from ..errors import DataError, TrainingError
+from ..files import sync_all, write_json
 from ..policy.student import Student
 from ..types import Task
 from .head import project_labels_only
@@ -369,7 +370,8 @@ def run_sft(
     out_dir.mkdir(parents=True, exist_ok=True)
     save(model, out_dir)
     tokenizer.save_pretrained(out_dir)
-    (out_dir / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    sync_all(out_dir)
+    write_json(out_dir / "manifest.json", manifest)
     return manifest
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.load import Config
 from ..errors import CheckpointError, DataError, TrainingError
+from ..files import FolderLock, read_object, write_json, write_whole
 from ..live import Progress
 from ..policy.folders import resolve_name
 from ..policy.student import load_student
@@ -20,7 +21,6 @@ from ..search.journal import read
 from ..search.tree import Tree
 from ..types import Cost, Task
 from .arena import Side
-from .checkpoint import write_json, write_whole
 from .loop import Run
 from .run import RunFolder
 from .source import outcome
@@ -60,7 +60,7 @@ class Stages:
         self.facts: dict[str, Any] = {}
         if self.path.is_file():
             try:
-                self.facts = json.loads(self.path.read_text(encoding="utf-8"))
+                self.facts = read_object(self.path)
             except ValueError as error:
                 raise CheckpointError(f"{self.path} is not JSON: remove that generation's folder") from error
 
@@ -84,22 +84,21 @@ def learn_policy(
     config: Config, path: Path, tasks: Sequence[Task], champion: Side, stop: Stop, progress: Progress
 ) -> dict[str, Any]:
     """Trees with the champion and training on them; the facts of the candidate, whose weights are None where it failed."""
-    path.mkdir(parents=True, exist_ok=True)
-    folder = RunFolder(path)
-    card = folder.read_card() if folder.card.exists() else {}
-    failed = None
-    if "after" not in card:
-        champion.load(config)
-        run = GenerationRun(config, stop, progress, tasks)
-        run.load()
-        try:
-            done = run.execute(folder, resume=True)
-        except TrainingError as error:
-            failed = str(error)
-        else:
-            if done is None:
-                raise LoopStopped
-            card = done
+    folder, failed = RunFolder(path), None
+    with FolderLock(path):
+        card = folder.read_card() if folder.card.exists() else {}
+        if "after" not in card:
+            champion.load(config)
+            run = GenerationRun(config, stop, progress, tasks)
+            run.load()
+            try:
+                done = run.execute(folder, resume=True)
+            except TrainingError as error:
+                failed = str(error)
+            else:
+                if done is None:
+                    raise LoopStopped
+                card = done
     facts: dict[str, Any] = {"weights": None, "kept": failed, "cost": Cost().as_dict()}
     if failed is None:
         student = load_student(config, path=trained(path, config))

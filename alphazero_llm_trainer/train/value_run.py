@@ -20,6 +20,7 @@ from ..config.train import CollectConfig, JudgeConfig
 from ..errors import ConfigError, DataError
 from ..eval.metrics import Interval
 from ..eval.value_figures import States, ValueVerdict, blend, measure, reliability, verdict
+from ..files import sync_all, write_json
 from ..live import Progress
 from ..policy.adapters import VALUE, own_parameters
 from ..policy.adapters import fingerprint as base_fingerprint
@@ -31,7 +32,7 @@ from ..search.journal import Journal, journals, read
 from ..search.targets import endings, value_targets
 from ..search.tree import Tree
 from ..types import Task
-from .checkpoint import fingerprint, write_json
+from .checkpoint import fingerprint
 from .models import Economy, checkpoint_layers, make_trainable, save_adapter
 from .progress import StepProgress, tell_tree
 from .rows import ValueRow, pack_values
@@ -70,10 +71,10 @@ class Asked(Protocol):
 Q = TypeVar("Q", bound=Asked)
 
 
-def read_questions(paths: Iterable[Path]) -> list[Question]:
+def read_questions(paths: Iterable[Path], vocabulary: int | None = None) -> list[Question]:
     """The questions of journals, and of folders that hold some, with at least one finished response, as they are met.
 
-    Raises DataError for a record of another split than train, or without a tree.
+    Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`.
     """
     found: dict[str, Question] = {}
     for path in (file for folder in paths for file in journals(folder)):
@@ -83,10 +84,22 @@ def read_questions(paths: Iterable[Path]) -> list[Question]:
                 text, tree = record["problem"]["question"], Tree.from_dict(record["tree"])
             except (KeyError, TypeError) as error:
                 raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
+            check_tokens(tree, vocabulary, path)
             if any(True for _ in endings(tree)):
                 known = found.setdefault(text, Question(text, [], str(record["problem"].get("id", ""))))
                 known.trees.append(tree)
     return list(found.values())
+
+
+def check_tokens(tree: Tree, vocabulary: int | None, path: Path) -> None:
+    """Raise DataError for a token that a student with so many tokens has no row for."""
+    ids = [*tree.token_ids, *(rollout.token_ids for rollout in tree.rollouts)]
+    highest = max((token for one in ids for token in one), default=0)
+    if vocabulary is not None and highest >= vocabulary:
+        raise DataError(
+            f"journal {path} has a tree with token {highest}, and this student has {vocabulary}: name the student that"
+            " searched it"
+        )
 
 
 def collect_trees(
@@ -111,6 +124,8 @@ def collect_trees(
         }
     )
     journal, policy = Journal(path), policy_fingerprint(student.model)
+    for line in journal.damaged:
+        progress.say(f"{line} doesn't fit its hash: its tree is searched again")
     if any(record.get("policy") != policy for record in journal.records.values()):
         raise DataError(
             f"journal {path} was searched by another policy than student {student.title}: name another folder"
@@ -251,7 +266,7 @@ def train_value(
             network = make_trainable(new_network(student.model, extra), student.spec, adapter, task="TOKEN_CLS")
         callbacks = [StepProgress(progress, "network")]
         fitted = train_network(
-            network, rows, held_out, settings, out_dir=out, seed=config.seed, watch=watch, callbacks=callbacks
+            network, rows, held_out, settings, out_dir=out, seed=config.library_seed, watch=watch, callbacks=callbacks
         )
     size, least = settings.batch_size, settings.least_outcomes
     states, packed = held_out_states(validation, student)
@@ -356,6 +371,7 @@ def save_judge(
         **facts,
         "files": {name: fingerprint(folder / name)["sha256"] for name in files},
     }
+    sync_all(folder)
     write_json(folder / form.card, card)
 
 

@@ -43,7 +43,7 @@ def settings_of(config: Config, rows: int | None = None) -> SftSettings:
         steps=steps if sft.steps is None else sft.steps,
         learning_rate=rate if sft.learning_rate is None else sft.learning_rate,
         question_weight=weight if sft.question_weight is None else sft.question_weight,
-        seed=config.seed,
+        seed=config.library_seed,
         **shared,
     )
 
@@ -101,7 +101,7 @@ def supervise(
     else:
         student = load_student(config, path=path, system_prompt=source.system_prompt)
         settings, adapter = settings_of(config, len(demonstrations)), config.train.adapter or student.spec.adapter
-        set_seed(config.seed)
+        set_seed(config.library_seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         before = answers(test, progress=progress, doing="test problems before training")
         facts |= {

@@ -1,0 +1,233 @@
+"""Files that outlive a crash: written whole and synced, read with care, and one process writes a folder at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .errors import ConfigError, StorageError
+
+LOCK = ".lock"
+SPARE_BYTES = 64 << 20  # left free beside what is about to be written: journals and metrics go on growing
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write_json(path: Path, value: Any, indent: int = 2) -> None:
+    """Write JSON as `write_whole` does."""
+    write_whole(path, json.dumps(value, indent=indent) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it, after a power cut too."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    put_in_place(temporary, path)
+
+
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object with its own hash, as `write_whole` does; the one of before stays beside it for `read_sealed`."""
+    if path.is_file():
+        spare = path.with_name(path.name + ".part")
+        spare.unlink(missing_ok=True)
+        os.link(path, spare)
+        os.replace(spare, before(path))
+    write_json(path, {**value, "sha256": json_hash(value)})
+
+
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Move a finished file to its name: its bytes are on the disk before, its name after."""
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def make_folder(folder: Path, exist_ok: bool = True) -> None:
+    """`mkdir` with parents, whose names are on the disk then."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=exist_ok)
+    for place in missing:
+        sync(place.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        # Some file systems (FUSE, SMB) can't sync a folder: then there is nothing to wait for.
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(number)
+
+
+def sync_all(folder: Path) -> None:
+    """`sync` of every file directly in `folder`, of `folder` and of its own name."""
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            sync(path)
+    sync(folder)
+    sync(folder.parent)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def parse_json(text: str | bytes) -> Any:
+    """JSON of somebody else's. Raises ValueError, also where it is nested too deep or no UTF-8."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises OSError, or ValueError where the file holds anything else."""
+    found = parse_json(path.read_bytes())
+    if not isinstance(found, dict):
+        raise ValueError(f"it holds a {type(found).__name__}, no object")
+    return found
+
+
+def read_sealed(path: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """What `write_sealed` wrote, or a JSON object without a hash (an older version's).
+
+    Where the file is broken, it is the one of before, and `say` is told. Raises OSError or ValueError where that is, too.
+    """
+    try:
+        return unsealed(path)
+    except ValueError as error:
+        try:
+            found = unsealed(before(path))
+        except (OSError, ValueError):
+            raise error from None
+        say(f"{path} is broken ({error}): going on from {before(path).name}")
+        return found
+
+
+def unsealed(path: Path) -> dict[str, Any]:
+    """The object without its hash. Raises ValueError where the hash doesn't fit."""
+    found = read_object(path)
+    expected = found.pop("sha256", None)
+    if expected is not None and expected != json_hash(found):
+        raise ValueError("it doesn't fit its hash")
+    return found
+
+
+def before(path: Path) -> Path:
+    """Where the last but one version of a sealed file is."""
+    return path.with_name(path.name + ".before")
+
+
+def json_hash(value: dict[str, Any]) -> str:
+    """SHA-256 of an object as it is read back."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(value))).encode()).hexdigest()
+
+
+# -- one writer --------------------------------------------------------------------------------------------------------
+
+
+class FolderLock:
+    """One process writes `folder` (made where it is missing) from now until `release`, or until it dies.
+
+    Raises:
+        ConfigError: another process holds it, which is named, or the folder can't be written; `flag` says what named it.
+    """
+
+    def __init__(self, folder: Path, flag: str = "--out") -> None:
+        self.folder = folder
+        try:
+            make_folder(folder)
+            self._file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise ConfigError(f"{flag} {folder} can't be written ({error.strerror}): name a writable folder") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                return  # a network file system without locks: nothing can be known, so nothing is refused
+            holder = self._holder()
+            self._file.close()
+            raise ConfigError(
+                f"{flag} {folder} is being written by {holder}: wait for it, end it, or name another folder"
+            ) from error
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()} {socket.gethostname()}\n")
+        self._file.flush()
+
+    def _holder(self) -> str:
+        """The process that has the lock, as far as it has said so."""
+        for _ in range(20):  # it writes its number right after it has the lock
+            self._file.seek(0)
+            number, _, host = self._file.read().strip().partition(" ")
+            if number.isdigit():
+                return f"process {number}" + ("" if host == socket.gethostname() else f" on {host}")
+            time.sleep(0.01)
+        return "another process"
+
+    def release(self) -> None:
+        """Let another process write here."""
+        self._file.close()
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+# -- space -------------------------------------------------------------------------------------------------------------
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """Raise StorageError where `folder`'s disk has less than `needed` bytes free for `what`, and SPARE_BYTES."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed + SPARE_BYTES:
+        raise StorageError(
+            f"{folder} has {free / 1e6:,.0f} MB free and {what} needs {(needed + SPARE_BYTES) / 1e6:,.0f} MB: free some"
+            " space, then go on with --resume"
+        )
+
+
+FIXES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or ask for a larger quota",
+    errno.EFBIG: "raise the limit on a file's size (ulimit -f)",
+    errno.EROFS: "make the disk writable, or name another place",
+    errno.EACCES: "make it writable, or name another place",
+    errno.EPERM: "make it writable, or name another place",
+    errno.ENOENT: "it was removed meanwhile: put it back, or name another place",
+    errno.ENOTDIR: "name another place",
+    errno.EISDIR: "name a file",
+    errno.ENAMETOOLONG: "name a shorter one",
+    errno.ELOOP: "name another place",
+    errno.EIO: "look at the disk",
+    errno.ESTALE: "look at the network disk",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+}
+
+
+def storage_failure(error: OSError) -> str | None:
+    """One sentence for what the operating system refused to read or write; None for another kind of failure."""
+    fix = FIXES.get(error.errno or 0)
+    if fix is None:
+        return None
+    name = "a file" if error.filename is None else str(error.filename)
+    shown = name if len(name) <= 200 else name[:200] + "…"
+    return f"{shown}: {error.strerror}: {fix}; what is finished is kept, and commands with --resume go on"

@@ -1,0 +1,159 @@
+"""What a disk refuses is one sentence and exit code 1, nothing finished is lost, and the same command goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import a_job, forked, trees_in, wait_for, what_counts
+
+from alphazero_llm_trainer import files
+from alphazero_llm_trainer.cli.base import Parser, run_command
+from alphazero_llm_trainer.errors import ConfigError, StorageError
+from alphazero_llm_trainer.files import FolderLock, check_space, storage_failure
+from alphazero_llm_trainer.policy.weights import save_sealed
+from alphazero_llm_trainer.scale.sample import run_sample
+
+
+def ended(work: Callable[[Any], int]) -> int:
+    parser = Parser(prog="x")
+    parser.set_defaults(run=work)
+    return run_command(parser, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/d/journal.jsonl"), 1, "free some space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded", "/d/x"), 1, "quota"),
+        (OSError(errno.EROFS, "Read-only file system", "/d/x"), 1, "writable"),
+        (OSError(errno.EFBIG, "File too large"), 1, "ulimit -f"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/d/x"), 1, "removed"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "c" * 9000), 2, "shorter"),
+        (StorageError("/d has 3 MB free and the next checkpoint needs 70 MB: free some space"), 1, "3 MB free"),
+    ],
+)
+def test_what_a_disk_refuses_is_one_sentence(
+    error: Exception, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(args: Any) -> int:
+        raise error
+
+    assert ended(work) == code
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and words in said and said.count("\n") == 1 and len(said) < 500
+
+
+def test_another_failure_of_the_system_is_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(args: Any) -> int:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    with pytest.raises(ConnectionResetError):
+        ended(work)
+    assert storage_failure(OSError("no number")) is None
+
+
+def test_free_space_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    check_space(tmp_path / "not" / "there" / "yet", 0, "nothing")
+    with pytest.raises(StorageError, match="the next checkpoint needs"):
+        check_space(tmp_path, usage.free + 1, "the next checkpoint")
+    monkeypatch.setattr(files, "SPARE_BYTES", usage.total)
+    with pytest.raises(StorageError):
+        run_sample(a_job(2), tmp_path / "out")
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+import test_storage
+from pathlib import Path
+test_storage.ended(lambda args: test_storage.run_sample(test_storage.a_job(10), Path(sys.argv[2]), resume=True) and 0)
+"""
+
+
+@pytest.mark.parametrize("most", [1_500, 6_000])
+def test_files_that_may_not_grow(most: int, tmp_path: Path) -> None:
+    """The first session ends in one sentence at whatever write it is; the second has every tree once."""
+    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}"}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(most), str(tmp_path / "out")],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.stderr.count("\n") == 1 and "ulimit -f" in done.stderr, done.stderr
+    run_sample(a_job(10), tmp_path / "out", resume=True)
+    run_sample(a_job(10), tmp_path / "whole")
+    found, whole = trees_in(tmp_path / "out"), trees_in(tmp_path / "whole")
+    assert {k: what_counts(v) for k, v in found.items()} == {k: what_counts(v) for k, v in whole.items()}
+
+
+def test_a_file_that_safetensors_cannot_write(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "best.safetensors.part").symlink_to("/dev/full")
+    with pytest.raises((StorageError, OSError)):
+        save_sealed({"a": torch.zeros(100_000)}, tmp_path / "best.safetensors")
+    assert not (tmp_path / "best.safetensors").exists()
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_writes_a_folder_until_it_dies(tmp_path: Path) -> None:
+    holder = forked(lambda: (FolderLock(tmp_path / "run"), time.sleep(60)))
+    try:
+        wait_for(lambda: (tmp_path / "run" / files.LOCK).exists() and (tmp_path / "run" / files.LOCK).read_text())
+        with pytest.raises(ConfigError, match=f"written by process {holder.pid}: wait for it"):
+            FolderLock(tmp_path / "run", "--resume")
+    finally:
+        holder.kill()
+        holder.join()
+    with FolderLock(tmp_path / "run"), pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        FolderLock(tmp_path / "run")
+    FolderLock(tmp_path / "run").release()
+
+
+def test_a_disk_without_locks_refuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with FolderLock(tmp_path), FolderLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sft"], ["value", "-n", "10"], ["prm", "-n", "10"], ["loop"], ["ladder"], ["sample", "-n", "1"], ["eval", "-n", "1"],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_every_command_that_writes_a_folder_asks_for_it(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is refused before anything is loaded."""
+    from alphazero_llm_trainer.cli.main import main
+
+    with FolderLock(tmp_path):
+        assert main(["-q", *words, "--out", str(tmp_path)]) == 2
+    assert f"written by process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_a_run_s_folder_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from alphazero_llm_trainer.cli.main import main
+    from alphazero_llm_trainer.config.load import load_config
+    from alphazero_llm_trainer.train.run import RunFolder
+
+    RunFolder(tmp_path).write_card({"config": load_config().model_dump(mode="json"), "method": "grpo"})
+    with FolderLock(tmp_path):
+        assert main(["-q", "train", "--resume", str(tmp_path)]) == 2
+    assert f"written by process {os.getpid()}" in capsys.readouterr().err
