@@ -743,15 +743,16 @@ def real_ladder(data: Row) -> Page:
         found = {"name": f"then {ARMS_OF_REAL[name]}", "accuracy": share(triple(after)), "tokens": sampled}
         rows.append(found | {"gain": judged(triple(arm["gain"]))})
     columns = {"student": "{name}", "greedy accuracy": "{accuracy}", "paired gain": "{gain}", "sampled": "{tokens}"}
-    times = listed(f"{value / 60:.0f} minutes ({name})" for name, value in data["seconds"].items())
+    trained = {"sft": sft["seconds"]} | {n: arm["seconds"]["training"] for n, arm in arms.items() if n != "more-sft"}
+    times = listed(f"{value / 60:.0f} minutes ({name})" for name, value in trained.items())
     sampling = arms["rft"]
     body = [
         *table(rows, columns),
         f"The gain of a `then` line is over the SFT student on the same problems. After SFT pass@8 is"
         f" {share(triple(sft['test_pass_at_8']))} and the mean at temperature 1 {sft['test_mean_at_temperature_1']:.3f}."
         f" Every arm asks the same {sampling['questions']} new questions in {sampling['rounds']} rounds and keeps its best"
-        f" checkpoint on 100 validation problems. The stages took {times} on {data['cores']} cores, with their"
-        " measurements, on a machine that others used.",
+        f" checkpoint on 100 validation problems. Training, its searches with it, took {times} on {data['cores']} cores that"
+        " others used at the same time.",
     ]
     for name in (found for found in stages if found.startswith("eval-")):
         body += searched_table(name.removeprefix("eval-"), stages[name])
@@ -775,7 +776,7 @@ def real_ladder(data: Row) -> Page:
         },
         body,
         [
-            f"One seed and one learning rate an arm; the SFT student was on {sft['test_greedy']['problems']} problems.",
+            f"One seed and one learning rate an arm. The first two lines are of {sft['test_greedy']['problems']} problems.",
             "Embedded problems of known structures: no real rows, no held-out structures.",
         ],
     )
