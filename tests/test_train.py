@@ -357,15 +357,27 @@ def test_each_figure_that_is_not_finite_names_the_last_good_checkpoint(broken, t
         _RoundWatch(run).on_log(None, state, None, {**good, broken: float("nan")})
 
 
-def test_a_truncated_checkpoint_is_refused_and_named(whole_run, tmp_path, capsys):
-    run, _ = whole_run
-    shutil.copytree(run, tmp_path / "run-001")
+def unfinished(run: Path, to: Path) -> Path:
+    """A copy of a run as it was before its last evaluation."""
+    shutil.copytree(run, to)
     card = json.loads((run / "run.json").read_text())
-    del card["after"]
-    (tmp_path / "run-001" / "run.json").write_text(json.dumps(card))
-    model = tmp_path / "run-001" / "checkpoint-12" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-100])
-    assert train_main(["--resume", str(tmp_path / "run-001")]) == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "truncated" in message
-    assert "model.safetensors" in message
+    for name in ("after", "sha256"):
+        del card[name]
+    (to / "run.json").write_text(json.dumps(card))
+    return to
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "alphazero.json", "best.safetensors"])
+def test_what_a_disk_broke_is_made_again(whole_run, lost, tmp_path, capsys):
+    """A truncated checkpoint is passed over for the one before it; without the best weights training begins again, on the
+    same trees. Both end in the undisturbed run's weights."""
+    run, _ = whole_run
+    copy = unfinished(run, tmp_path / "run-001")
+    broken = copy / lost if lost == "best.safetensors" else copy / "checkpoint-12" / lost
+    broken.write_bytes(broken.read_bytes()[:-100])
+    assert train_main(["--resume", str(copy)]) == 0
+    said = capsys.readouterr().err
+    assert ("from the first round" if lost == "best.safetensors" else "going on from the one before it") in said
+    assert (copy / "journal.jsonl").read_bytes() == (run / "journal.jsonl").read_bytes()
+    found, whole = weights(copy), weights(run)
+    assert max((found[name] - whole[name]).abs().max().item() for name in whole) < 1e-4
