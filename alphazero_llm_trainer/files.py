@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,7 +42,10 @@ def write_sealed(path: Path, value: dict[str, Any]) -> None:
     if path.is_file():
         spare = path.with_name(path.name + ".part")
         spare.unlink(missing_ok=True)
-        os.link(path, spare)
+        try:
+            os.link(path, spare)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, spare)
         os.replace(spare, before(path))
     write_json(path, {**value, "sha256": json_hash(value)})
 
@@ -148,8 +152,9 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, flag: str = "--out") -> None:
-        self.folder = folder
+        self.folder, self.made = folder, False
         try:
+            self.made = not folder.exists()
             make_folder(folder)
             self._file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
@@ -164,6 +169,9 @@ class FolderLock:
             raise ConfigError(
                 f"{flag} {folder} is being written by {holder}: wait for it, end it, or name another folder"
             ) from error
+        if os.fstat(self._file.fileno()).st_nlink == 0:  # its holder let go between the two calls, and removed it
+            self._file.close()
+            raise ConfigError(f"{flag} {folder} was being written by another process just now: try again")
         self._file.truncate(0)
         self._file.write(f"{os.getpid()} {socket.gethostname()}\n")
         self._file.flush()
@@ -179,7 +187,13 @@ class FolderLock:
         return "another process"
 
     def release(self) -> None:
-        """Let another process write here."""
+        """Let another process write here. A folder that was made for this lock and has nothing else in it goes."""
+        if self._file.closed:
+            return
+        with suppress(OSError):  # somebody may have removed the whole folder
+            (self.folder / LOCK).unlink()
+            if self.made:
+                self.folder.rmdir()
         self._file.close()
 
     def __enter__(self) -> FolderLock:

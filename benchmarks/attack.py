@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx  # noqa: E402
 from answers_fuzz import fuzz as fuzz_answers  # noqa: E402
-from faults import a_job, forked, keys_of, trees_in, what_counts  # noqa: E402
+from faults import a_job, forked, keys_of, trees_in, wait_for, what_counts  # noqa: E402
 from fuzz import LONGEST_SECONDS, REFUSALS, TARGETS  # noqa: E402
 from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
 from power_cuts import ForgetfulDisk  # noqa: E402
@@ -45,7 +45,7 @@ from test_teacher_faults import KINDS, ONE, QUESTION, always, play  # noqa: E402
 
 from alphazero_llm_trainer.cli.main import main as command  # noqa: E402
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError  # noqa: E402
-from alphazero_llm_trainer.files import FolderLock, read_sealed, write_sealed  # noqa: E402
+from alphazero_llm_trainer.files import LOCK, FolderLock, read_sealed, write_sealed  # noqa: E402
 from alphazero_llm_trainer.scale.sample import run_sample  # noqa: E402
 from alphazero_llm_trainer.search.journal import Journal, line_of  # noqa: E402
 from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
@@ -209,15 +209,12 @@ def locks(rng: Random, folder: Path) -> Tries:
     """A folder that another process holds is refused with that process's number, and free as soon as it was killed."""
     holder = forked(lambda: (FolderLock(folder), time.sleep(60)))
     try:
-        for _ in range(500):
-            try:
-                FolderLock(folder).release()
-                time.sleep(0.01)
-            except ConfigError as error:
-                yield None if f"process {holder.pid}" in str(error) else f"the lock's holder isn't named: {error}"
-                break
-        else:
+        wait_for(lambda: (folder / LOCK).is_file() and (folder / LOCK).read_text().endswith("\n"))
+        try:
+            FolderLock(folder).release()
             yield "a held folder was given to a second process"
+        except ConfigError as error:
+            yield None if f"process {holder.pid}" in str(error) else f"the lock's holder isn't named: {error}"
     finally:
         holder.kill()
         holder.join()

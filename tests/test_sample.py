@@ -142,6 +142,8 @@ def test_a_folder_holds_one_run_and_one_writer(tmp_path: Path) -> None:
         folder.begin({**POLICY, "fingerprint": "bb"})
     folder.release()
     (out / "manifest.json").write_text('{"half')
+    SampleFolder(out, IDENTITY, 12, 5, resume=True).release()  # the one of before is beside it
+    (out / "manifest.json.before").unlink()
     with pytest.raises(DataError, match=r"manifest\.json"):
         SampleFolder(out, IDENTITY, 12, 5, resume=True)
 
@@ -312,7 +314,7 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
         assert main(["sample", "--num-examples", "6", *argv, *SMALL]) == 2
         said = capsys.readouterr().err.strip()
         assert words in said and said.startswith("error: ") and "\n" not in said
-    assert [file.name for file in Path(nothing).iterdir()] == [".lock"]
+    assert not Path(nothing).exists()
     with pytest.raises(SystemExit):
         main(["sample", "--help"])
     said = capsys.readouterr().out

@@ -667,8 +667,9 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both: tuple[Served, Served]) -
             await asyncio.sleep(0.3)
             one.process.send_signal(number)
             await asyncio.sleep(0.3)
-            with pytest.raises(httpx.ConnectError):
-                await http.get(f"{one.url}/health")
+            late = await http.get(f"{one.url}/health")
+            assert late.status_code == 503 and int(late.headers["retry-after"]) > 0
+            assert late.json()["error"]["code"] == "shutting_down"
             assert not asking.done()
             response = await asking
             return response.status_code, response.json()

@@ -352,7 +352,7 @@ def test_a_port_that_was_taken_while_the_student_loaded_is_one_sentence() -> Non
     with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()
         with pytest.raises(ConfigError, match="can't be listened on"):
-            serve(None, second, None, 1.0, lambda: None)
+            serve(None, second, None, ServeConfig(), lambda: None)
 
 
 def test_a_full_disk_costs_the_kept_trees_and_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -374,6 +374,7 @@ class Broken:
 
     def __init__(self, error: Exception, chunks: int) -> None:
         self.error, self.chunks, self.wait = error, chunks, False
+        self.settings, self.closed = ServeConfig(), lambda: None
         queue = FairQueue(1, 1)
         self.metrics = Metrics(queue, TraceStore(1, 1, 1.0), Lag(), None)
 

@@ -21,10 +21,12 @@ from alphazero_llm_trainer.cli.base import EXIT_STOPPED
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import TrainingError
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.policy.weights import save_sealed
 from alphazero_llm_trainer.search.journal import read
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.train.checkpoint import write_manifest
+from alphazero_llm_trainer.train.checkpoint import newest, write_manifest
 from alphazero_llm_trainer.train.loop import Run, _RoundWatch
 from alphazero_llm_trainer.train.models import make_trainable
 from alphazero_llm_trainer.train.run import RunFolder
@@ -360,15 +362,45 @@ def test_each_figure_that_is_not_finite_names_the_last_good_checkpoint(broken, t
         _RoundWatch(run).on_log(None, state, None, {**good, broken: float("nan")})
 
 
-def test_a_truncated_checkpoint_is_refused_and_named(whole_run, tmp_path, capsys):
-    run, _ = whole_run
-    shutil.copytree(run, tmp_path / "run-001")
+def unfinished(run: Path, to: Path) -> Path:
+    """A copy of a run as it was before its last evaluation."""
+    shutil.copytree(run, to)
     card = json.loads((run / "run.json").read_text())
-    del card["after"]
-    (tmp_path / "run-001" / "run.json").write_text(json.dumps(card))
-    model = tmp_path / "run-001" / "checkpoint-12" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-100])
-    assert train_main(["--resume", str(tmp_path / "run-001")]) == 2
-    message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "truncated" in message
-    assert "model.safetensors" in message
+    for name in ("after", "sha256"):
+        del card[name]
+    (to / "run.json").write_text(json.dumps(card))
+    return to
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "alphazero.json"])
+def test_what_a_disk_broke_is_made_again(whole_run, lost, tmp_path, capsys):
+    """A truncated checkpoint is passed over for the one before it, and the run ends in the undisturbed one's weights."""
+    run, _ = whole_run
+    copy = unfinished(run, tmp_path / "run-001")
+    broken = copy / "checkpoint-12" / lost
+    broken.write_bytes(broken.read_bytes()[:-100])
+    assert train_main(["--resume", str(copy)]) == 0
+    assert "going on from the one before it" in capsys.readouterr().err
+    assert (copy / "journal.jsonl").read_bytes() == (run / "journal.jsonl").read_bytes()
+    found, whole = weights(copy), weights(run)
+    assert max((found[name] - whole[name]).abs().max().item() for name in whole) < 1e-4
+
+
+def test_lost_best_weights_are_found_before_the_remaining_rounds(tmp_path):
+    """Training begins again, on the trees that are there, and no older checkpoint counts any more."""
+    said = []
+    run = Run(load_config(), progress=Progress(tell=said.append))
+    run.folder = RunFolder(tmp_path)
+    for number in (4, 8):
+        folder = tmp_path / f"checkpoint-{number}"
+        folder.mkdir()
+        (folder / "weights.bin").write_bytes(b"12345")
+        write_manifest(folder, {"rounds_done": number // 4, "best": [0.5, 1]})
+    save_sealed({"a": torch.ones(3)}, run.folder.best)
+    assert run.start_of(resume=True)[1]["rounds_done"] == 2 and run.start_of(resume=False) == (None, {})
+    content = bytearray(run.folder.best.read_bytes())
+    content[-1] ^= 1
+    run.folder.best.write_bytes(content)
+    assert run.start_of(resume=True) == (None, {})
+    assert len(said) == 1 and "best.safetensors" in said[0] and "from the first round" in said[0]
+    assert newest(tmp_path) is None

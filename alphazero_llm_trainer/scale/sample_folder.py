@@ -46,6 +46,15 @@ class SampleFolder:
         self.path, self.shard_trees = path, shard_trees
         self.facts: dict[str, Any] = {**identity, "questions": questions}
         self._lock = FolderLock(path)
+        try:
+            self._go_on(resume)
+        except (ConfigError, DataError):
+            self.release()
+            raise
+
+    def _go_on(self, resume: bool) -> None:
+        """Look at what is there. Raises as the class says."""
+        path = self.path
         self.stored = self._read_manifest()
         # A session that ended before its first manifest has left files with nothing in them.
         written = [file for file in (*shard_paths(path), path / SET_ASIDE) if file.exists() and file.stat().st_size]

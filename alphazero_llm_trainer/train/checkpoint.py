@@ -67,6 +67,12 @@ def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path | None, di
     return None, {}
 
 
+def unseal(run: Path) -> None:
+    """Have none of a run's checkpoints count any more."""
+    for folder in sealed(run):
+        (folder / MANIFEST).unlink()
+
+
 def sealed(run: Path) -> list[Path]:
     """The sealed checkpoints of a run folder, the newest first."""
     found = [path.parent for path in run.glob(f"checkpoint-*/{MANIFEST}") if path.parent.name[11:].isdigit()]

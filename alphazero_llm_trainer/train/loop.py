@@ -32,7 +32,7 @@ from ..report.folder import write_report
 from ..rewards.combined import outcome
 from ..search.journal import Journal
 from ..types import Cost, Task
-from .checkpoint import newest, newest_whole, write_manifest
+from .checkpoint import newest, newest_whole, unseal, write_manifest
 from .expert import make_expert_trainer
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
@@ -169,6 +169,7 @@ class Run:
                 load_sealed(self.folder.best)
             except CheckpointError as error:
                 self.progress.say(f"{error}: training again from the first round, on the trees that are there")
+                unseal(self.folder.path)  # their best weights are not those that the new training keeps
                 return None, {}
         return checkpoint, facts
 
