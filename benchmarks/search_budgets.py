@@ -2,14 +2,13 @@
 
     uv run python benchmarks/search_budgets.py --work checkpoints/search_budgets
 
-Tasks: embedded problems of 4 to 6 steps under calculator and log-probability, where no response is accepted before the
-budget ends; the game of numbers (four and five of them) under its rules, and under its rules and a value head of the
-student, where the first response that reaches the target ends the work. Each method gets the same budget of sampled and
-scored tokens, the same verifier and the same seeds. PUCT, UCB1 and Gumbel are the method `mcts` with
+Tasks: the game of numbers (four and five of them) under its rules, where the first response that reaches the target ends
+the work, once with nothing else to go by and once with the student's log-probability; embedded problems of 4 to 6 steps under
+calculator and log-probability, where no response is accepted before the budget ends. Each method gets the same budget of
+sampled and scored tokens, the same verifier and the same seeds. PUCT, UCB1 and Gumbel are the method `mcts` with
 `search.select`.
 
-The student of `numbers` and its value are trained first, into --work; the embedded problems are answered by the shipped
-student, which was trained on shorter ones. A cell (task, method, budget) is kept as soon as it is finished, and the same
+The students are trained first, into --work. A cell (task, method, budget) is kept as soon as it is finished, and the same
 command goes on from there. Writes JSON with 95% intervals over distinct problems, for each method whether more tokens ever
 hurt, and the gain of Gumbel over PUCT and the others.
 """
@@ -19,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -45,6 +45,7 @@ from alphazero_llm_trainer.policy.value_function import policy_fingerprint  # no
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 
+WORK = Path("checkpoints") / "search_budgets"
 RESULTS = ROOT / "benchmarks" / "results" / "search_budgets.json"
 FACTORS = (1, 2, 4, 8, 16, 32)
 # Name -> the method of `eval`, and the selection rule of a tree search.
@@ -60,45 +61,35 @@ ARMS: dict[str, tuple[str, str | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A task: its student's folder in --work (None: the shipped student), the judge, and the tokens of x1, which are about
-    one response."""
+    """A task: its student's folder in --work, the judge, and the tokens of x1, which are about one response."""
 
     name: str
     source: str
     levels: tuple[int, ...]
-    student: str | None
+    student: str
     verifier: str
     tokens: int
     overrides: tuple[str, ...] = ()
 
 
+RANKED = "calculator+log-probability"
 SETTINGS = (
     Setting("numbers, rules", "numbers", (2, 3), "numbers", "calculator", 60),
-    Setting(
-        "numbers, rules and value", "numbers", (2, 3), "numbers", "calculator+value", 60,
-        ("search.verify.reject_below=0.02",),  # a step that breaks a rule scores 0
-    ),
-    Setting(
-        "embedded", "embedded", (3, 4), None, "calculator+log-probability", 80, ("search.verify.accept_above=1.0",)
-    ),
-)  # fmt: skip
+    Setting("numbers, rules and log-probability", "numbers", (2, 3), "numbers", RANKED, 60),
+    Setting("embedded, 4 to 6 steps", "embedded", (3, 4), "embedded", RANKED, 80, ("search.verify.accept_above=1.0",)),
+)
 
 
-def stages(work: Path) -> dict[Path, list[str]]:
-    """The commands that make what is measured, by a file that is there when one has finished."""
-    numbers, value = work / "numbers", work / "numbers_value"
-    student = (
-        "sft --source numbers --model small -n 40000 --eval-size 300 --set problems.levels=[2,3]"
-        " --set train.sft.steps=3000 --set train.sft.validation_size=200 --set train.sft.evaluate_every=1000"
-    )
-    head = (
-        "value --source numbers --kind head -n 800 --set problems.levels=[2,3]"
-        " --set train.value.collect.temperature=1.0 --set train.value.collect.iterations=2"
-    )
-    return {
-        numbers / "manifest.json": [*student.split(), "--out", str(numbers)],
-        value / "value.json": [*head.split(), "--model", str(numbers), "--out", str(value)],
+def stages(work: Path) -> dict[str, list[str]]:
+    """The command that trains each student, by the name of its folder in `work`."""
+    sizes = "--eval-size 300 --set train.sft.validation_size=200"
+    commands = {
+        "numbers": f"sft --source numbers --model small -n 40000 {sizes} --set problems.levels=[2,3]"
+        " --set train.sft.steps=3000 --set train.sft.evaluate_every=1000",
+        "embedded": f"sft --model embedded -n 2000 {sizes} --set problems.levels=[3,4]"
+        " --set train.sft.steps=1500 --set train.sft.evaluate_every=500",
     }
+    return {name: [*command.split(), "--out", str(work / name)] for name, command in commands.items()}
 
 
 def measured(setting: Setting, work: Path, num: int, start: int, seed: int) -> dict[str, Any]:
@@ -107,9 +98,8 @@ def measured(setting: Setting, work: Path, num: int, start: int, seed: int) -> d
     base += [f"problems.levels={list(setting.levels)}", *setting.overrides]
     config = load_config(overrides=base)
     source = open_source(config)
-    path = None if setting.student is None else work / setting.student
-    student = load_student(config, path=path, system_prompt=source.system_prompt, inference=False)
-    parts = load_parts(setting.verifier.split("+"), student, config, None, work / f"{setting.student}_value")
+    student = load_student(config, path=work / setting.student, system_prompt=source.system_prompt)
+    parts = load_parts(setting.verifier.split("+"), student, config, None, None)
     judge: Verifier = parts[0] if len(parts) == 1 else Product(parts)
     benchmark = Benchmark(setting.name, load_tasks(source, "test", num, start=start))
     identity = [__version__, policy_fingerprint(student.model), benchmark.data_hash, seed, *base]
@@ -184,35 +174,30 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=200, help="test problems of a task")
     parser.add_argument("--start", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "search_budgets", help="students and cells")
+    parser.add_argument("--work", type=Path, default=ROOT / WORK, help="students and cells")
     parser.add_argument("--tasks", nargs="+", default=[one.name for one in SETTINGS], help="some of the tasks")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     began, commands = time.perf_counter(), stages(args.work)
     settings = [setting for setting in SETTINGS if setting.name in args.tasks]
-    needed = {args.work / one.student for one in settings if one.student is not None}
-    needed |= {args.work / f"{one.student}_value" for one in settings if "value" in one.verifier}
-    for file, words in commands.items():
-        if file.parent in needed and not file.exists():
-            print(" ".join(words), flush=True)
-            subprocess.run([sys.executable, "-m", "alphazero_llm_trainer", *words], cwd=ROOT, check=True)
-    tasks = [
-        measured(setting, args.work, args.num, args.start, args.seed)
-        for setting in SETTINGS
-        if setting.name in args.tasks
-    ]
+    needed = dict.fromkeys(setting.student for setting in settings)
+    for name in needed:
+        if not (args.work / name / "manifest.json").exists():
+            print(" ".join(commands[name]), flush=True)
+            subprocess.run([sys.executable, "-m", "alphazero_llm_trainer", *commands[name]], cwd=ROOT, check=True)
+    tasks = [measured(setting, args.work, args.num, args.start, args.seed) for setting in settings]
     result = {
-        "command": " ".join(["uv run python benchmarks/search_budgets.py", *sys.argv[1:]]),
+        "command": f"uv run python benchmarks/search_budgets.py --num {args.num} --tasks {shlex.join(args.tasks)}",
         "version": __version__,
         "seed": args.seed,
         "factors": FACTORS,
         "seconds": time.perf_counter() - began,
-        "students": {
-            name: json.loads((args.work / name / "manifest.json").read_text()) for name in ("numbers", "embedded")
+        "made": {
+            name: {"command": shlex.join(["alphazero-llm-trainer", *stages(WORK)[name]])}
+            | {"test_greedy": json.loads((args.work / name / "manifest.json").read_text())["test_greedy"]}
+            for name in needed
         },
-        "value": json.loads((args.work / "numbers_value" / "value.json").read_text()),
-        "commands": [" ".join(["alphazero-llm-trainer", *words]) for words in commands.values()],
         "tasks": tasks,
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

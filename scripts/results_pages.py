@@ -482,6 +482,70 @@ def search_vs_greedy(data: Row) -> Page:
     )
 
 
+def search_budgets(data: Row) -> Page:
+    factors, largest = data["factors"], str(data["factors"][-1])
+    columns = {
+        "method": "{arm}",
+        **{f"x{factor}": f"{{x{factor}}}" for factor in factors},
+        "more tokens ever hurt": "{fell}",
+    }
+    body, leads = [], []
+    for task in data["tasks"]:
+        cells = {(row["arm"], row["factor"]): row for row in task["rows"]}
+        rows = []
+        for step in task["steps"]:
+            fell = [f"x{factor}" for factor, found in step["gains"].items() if found[2] < 0]
+            found = {f"x{factor}": share(cells[step["arm"], factor]["accuracy"]) for factor in factors}
+            rows.append({"arm": step["arm"], **found, "fell": f"yes, to {listed(fell)}" if fell else "no"})
+        against = {arm: found[largest] for arm, found in task["gumbel_minus"].items()}
+        last = {row["arm"]: row for row in task["rows"] if row["factor"] == factors[-1]}
+        settings = f", `{'`, `'.join(task['settings'])}`" if task["settings"] else ""
+        body += [
+            *("", f"## {task['name']}", ""),
+            f"{task['problems']:,} test problems of levels {listed(task['levels'])}, {task['distinct']:,} of them distinct;"
+            f" verifier `{task['verifier']}`{settings}; x1 is {task['tokens']} tokens.",
+            *table(rows, columns),
+            f"At x{largest}, Gumbel search less another method:",
+            *table(
+                (
+                    {"arm": arm, "gain": judged(found), "tokens": last[arm]["tokens"], "own": last["gumbel"]["tokens"]}
+                    for arm, found in against.items()
+                ),
+                {
+                    "against": "{arm}",
+                    "accuracy": "{gain}",
+                    "its tokens": "{tokens:.0f}",
+                    "Gumbel's tokens": "{own:.0f}",
+                },
+            ),
+        ]
+        leads.append(f"{task['name']} {gain(against['puct'])} ({verdict(against['puct'])})")
+    return Page(
+        "Search with a growing budget",
+        f"Gumbel less PUCT at x{largest}: {'; '.join(leads)}",
+        "Selection rules of tree search and simpler methods get the same budgets, verifier and seeds. A budget is sampled and"
+        " scored tokens a problem. PUCT, UCB1 and Gumbel are the method `mcts` of `eval` with `search.select`; a method that"
+        " finds an accepted response early spends less.",
+        {
+            "Problems": listed(f"{task['name']} ({task['problems']:,})" for task in data["tasks"]),
+            "Seeds": str(data["seed"]),
+            "Tokens": "the budgets of the tables; what the largest one took is beside it",
+            "Students": listed(
+                f"`{one['command']}` (greedy {one['test_greedy']['value']:.3f})" for one in data["made"].values()
+            ),
+            "Command": command(data),
+        },
+        body,
+        [
+            TINY,
+            "One seed of the student, of the value and of the draws. The intervals are not corrected for the number of"
+            " comparisons.",
+            "A difference whose interval holds 0 is not shown to be none: so few problems tell large differences alone.",
+            *version_of(data),
+        ],
+    )
+
+
 def structures(data: Row) -> Page:
     rows = [
         row | {"first": share(row["after SFT"]), "last": share(row["after GRPO"]), "over": judged(row["gain"])}
@@ -1344,6 +1408,7 @@ LEARNING: dict[str, Callable[[Row], Page]] = {
     "improvement": improvement,
     "ladder": ladder,
     "search_vs_greedy": search_vs_greedy,
+    "search_budgets": search_budgets,
     "value": value,
     "loop": loop,
     "overlap": overlap,
