@@ -57,12 +57,13 @@ def put_in_place(temporary: Path, path: Path) -> None:
     sync(path.parent)
 
 
-def make_folder(folder: Path, exist_ok: bool = True) -> None:
-    """`mkdir` with parents, whose names are on the disk then."""
+def make_folder(folder: Path, exist_ok: bool = True) -> list[Path]:
+    """`mkdir` with parents, whose names are on the disk then. Returns what was missing, the deepest first."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=exist_ok)
     for place in missing:
         sync(place.parent)
+    return missing
 
 
 def sync(path: Path) -> None:
@@ -152,10 +153,9 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, flag: str = "--out") -> None:
-        self.folder, self.made = folder, False
+        self.folder = folder
         try:
-            self.made = not folder.exists()
-            make_folder(folder)
+            self.made = make_folder(folder)
             self._file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise ConfigError(f"{flag} {folder} can't be written ({error.strerror}): name a writable folder") from error
@@ -187,13 +187,13 @@ class FolderLock:
         return "another process"
 
     def release(self) -> None:
-        """Let another process write here. A folder that was made for this lock and has nothing else in it goes."""
+        """Let another process write here. Folders that were made for this lock and have nothing else in them go."""
         if self._file.closed:
             return
         with suppress(OSError):  # somebody may have removed the whole folder
             (self.folder / LOCK).unlink()
-            if self.made:
-                self.folder.rmdir()
+            for place in self.made:
+                place.rmdir()
         self._file.close()
 
     def __enter__(self) -> FolderLock:
