@@ -92,7 +92,7 @@ def stages(work: Path) -> dict[str, list[str]]:
     return {name: [*command.split(), "--out", str(work / name)] for name, command in commands.items()}
 
 
-def measured(setting: Setting, work: Path, num: int, start: int, seed: int) -> dict[str, Any]:
+def measured(setting: Setting, work: Path, num: int, start: int, seed: int, factors: Sequence[int]) -> dict[str, Any]:
     """All cells of a task, finished ones read back; returns its facts."""
     base = ["student=embedded", f"problems.source={setting.source}", f"seed={seed}"]
     base += [f"problems.levels={list(setting.levels)}", *setting.overrides]
@@ -104,7 +104,7 @@ def measured(setting: Setting, work: Path, num: int, start: int, seed: int) -> d
     benchmark = Benchmark(setting.name, load_tasks(source, "test", num, start=start))
     identity = [__version__, policy_fingerprint(student.model), benchmark.data_hash, seed, *base]
     rows, cells = [], {}
-    for factor in FACTORS:
+    for factor in factors:
         for arm, (method, select) in ARMS.items():
             config = load_config(overrides=base if select is None else [*base, f"search.select={select}"])
             sampler = MethodContext(student, judge, config)
@@ -130,11 +130,11 @@ def measured(setting: Setting, work: Path, num: int, start: int, seed: int) -> d
         "tokens": setting.tokens,
         "problems": num,
         "start": start,
-        "distinct": len(set(cells["puct", 1].groups)),
+        "distinct": len(set(cells["puct", factors[0]].groups)),
         "rows": rows,
-        "steps": [growth(arm, cells) for arm in ARMS],
+        "steps": [growth(arm, cells, factors) for arm in ARMS],
         "gumbel_minus": {
-            arm: {str(factor): triple(gain(cells["gumbel", factor], cells[arm, factor])) for factor in FACTORS}
+            arm: {str(factor): triple(gain(cells["gumbel", factor], cells[arm, factor])) for factor in factors}
             for arm in ARMS
             if arm != "gumbel"
         },
@@ -159,9 +159,9 @@ def gain(after: Cell, before: Cell) -> Interval:
     return paired_bootstrap(after.right, before.right, groups=after.groups)
 
 
-def growth(arm: str, cells: Mapping[tuple[str, int], Cell]) -> dict[str, Any]:
+def growth(arm: str, cells: Mapping[tuple[str, int], Cell], factors: Sequence[int]) -> dict[str, Any]:
     """What each doubling of the budget gained; `monotone` where no interval lies below 0."""
-    gains = {str(more): triple(gain(cells[arm, more], cells[arm, less])) for less, more in pairwise(FACTORS)}
+    gains = {str(more): triple(gain(cells[arm, more], cells[arm, less])) for less, more in pairwise(factors)}
     return {"arm": arm, "gains": gains, "monotone": all(high >= 0 for _, _, high in gains.values())}
 
 
@@ -175,10 +175,12 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--work", type=Path, default=ROOT / WORK, help="students and cells")
+    parser.add_argument("--factors", type=int, nargs="+", default=FACTORS, help="budgets, in multiples of a task's x1")
     parser.add_argument("--tasks", nargs="+", default=[one.name for one in SETTINGS], help="some of the tasks")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    factors = sorted(args.factors)
     began, commands = time.perf_counter(), stages(args.work)
     settings = [setting for setting in SETTINGS if setting.name in args.tasks]
     needed = dict.fromkeys(setting.student for setting in settings)
@@ -186,12 +188,13 @@ def main() -> None:
         if not (args.work / name / "manifest.json").exists():
             print(" ".join(commands[name]), flush=True)
             subprocess.run([sys.executable, "-m", "alphazero_llm_trainer", *commands[name]], cwd=ROOT, check=True)
-    tasks = [measured(setting, args.work, args.num, args.start, args.seed) for setting in settings]
+    tasks = [measured(setting, args.work, args.num, args.start, args.seed, factors) for setting in settings]
     result = {
-        "command": f"uv run python benchmarks/search_budgets.py --num {args.num} --tasks {shlex.join(args.tasks)}",
+        "command": f"uv run python benchmarks/search_budgets.py --num {args.num}"
+        f" --factors {' '.join(map(str, factors))} --tasks {shlex.join(args.tasks)}",
         "version": __version__,
         "seed": args.seed,
-        "factors": FACTORS,
+        "factors": factors,
         "seconds": time.perf_counter() - began,
         "made": {
             name: {"command": shlex.join(["alphazero-llm-trainer", *stages(WORK)[name]])}
@@ -204,8 +207,8 @@ def main() -> None:
     for task in tasks:
         for step in task["steps"]:
             print(f"{task['name']}: {step['arm']} is {'' if step['monotone'] else 'not '}monotone")
-        value, low, high = task["gumbel_minus"]["puct"][str(FACTORS[-1])]
-        print(f"{task['name']}: gumbel - puct at x{FACTORS[-1]}: {value:+.3f} [{low:+.3f}, {high:+.3f}]")
+        value, low, high = task["gumbel_minus"]["puct"][str(factors[-1])]
+        print(f"{task['name']}: gumbel - puct at x{factors[-1]}: {value:+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
 if __name__ == "__main__":

@@ -538,8 +538,7 @@ def search_budgets(data: Row) -> Page:
         body,
         [
             TINY,
-            "One seed of the student, of the value and of the draws. The intervals are not corrected for the number of"
-            " comparisons.",
+            "One seed of the student and of the draws. The intervals are not corrected for the number of comparisons.",
             "A difference whose interval holds 0 is not shown to be none: so few problems tell large differences alone.",
             *version_of(data),
         ],
