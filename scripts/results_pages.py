@@ -1218,7 +1218,7 @@ def reliability(data: Row) -> Page:
         [
             "A power cut is a disk that keeps what was synced and nothing else, which is the harshest; real ones keep more.",
             "One machine with two cores; the student is small, so that trees take milliseconds.",
-            "Kills of `train`, `loop` and `ladder` are tests of their own, and `kill_test` is one of `sample` under Ray.",
+            "Kills of `train` and `loop` are tests of their own, and `kill_test` is one of `sample` under Ray.",
         ],
     )
 

@@ -138,17 +138,17 @@ def execute(
     config: Config, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
 ) -> TrainingRun:
     """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
-    from ..train.loop import Run
-
     if resume and folder is not None and "after" in (card := folder.read_card()):
         from ..report.folder import write_report
 
         write_report(folder.path)  # a crash after the last weights may have left none
         return TrainingRun(folder.path, card)
-    run = Run(config, stop, progress)
     with ExitStack() as held:
         if folder is not None:  # before anything is loaded: another process may be at it
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
+        from ..train.loop import Run
+
+        run = Run(config, stop, progress)
         run.load()
         if folder is None:
             folder = new_run(Path(config.train.checkpoint_dir))

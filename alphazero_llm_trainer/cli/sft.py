@@ -34,9 +34,9 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     check_least(1, eval_size=args.eval_size)
     scratch = args.path is None and (config.student == "auto" or config.models[resolve_name(config)].path in SMALL)
     check_out(args.out)
-    from ..train.warmup import supervise
-
     with FolderLock(args.out), Progress(args.quiet) as progress:
+        from ..train.warmup import supervise
+
         manifest = supervise(config, args.path, args.out, args.eval_size, scratch, progress)
     if args.json:
         print_json(manifest)
