@@ -187,7 +187,7 @@ def test_the_same_switch_holds_for_ppo(tmp_path, keep):
 
 def test_legacy_training_and_exports_take_them(tmp_path):
     source = source_with_teachers(tmp_path, "train.method=legacy")
-    assert "teacher:scripted" in {row.source for row in source.legacy(0)}
+    assert "teacher:scripted" in {row.source for row in source.expert(0)}
     exported = [row for tree in source.restored(0) for row in sft_rows(tree.tree)]
     assert {row.source for row in exported} == {STUDENT, "teacher:scripted"}
 
