@@ -144,7 +144,7 @@ class Run:
         self.journal = journal
         self.collector.keep_books(self.folder.path)
         try:
-            self.train(journal, checkpoint, start)
+            self.train(journal, checkpoint)
         except Interrupted:
             return None
         finally:
@@ -315,7 +315,7 @@ class Run:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def train(self, journal: Journal, checkpoint: Path | None, start: int) -> None:
+    def train(self, journal: Journal, checkpoint: Path | None) -> None:
         """Run the remaining rounds through the method's trainer."""
         config, train = self.config, self.config.train
         watch = _RoundWatch(self)
@@ -340,7 +340,7 @@ class Run:
             "callbacks": [watch],
             "economy": Economy.of(config, self.student.spec, self.student.model),
         }
-        self.progress.start(self.size.questions, start * self.size.questions_per_round)
+        self.progress.start(self.size.questions, len(journal.records))
         tokenizer = self.student.tokenizer
         if not train.supervised:
             common |= {"rows_per_round": self.size.rows_per_round, "max_completion": config.search.max_tokens}
