@@ -119,6 +119,7 @@ def main() -> None:
         for row in found[name]["rows"] if name.startswith("eval-") else []:
             row.pop("outcomes")
     options = f"--rows {args.rows} --questions {args.questions} --problems {args.problems} --searched {args.searched}"
+    options += f" --budgets {' '.join(map(str, args.budgets))}"
     if args.stages:
         options += f" --stages {' '.join(args.stages)}"
     result = {

@@ -815,7 +815,9 @@ def real_ladder(data: Row) -> Page:
         f" {share(triple(sft['test_pass_at_8']))} and the mean at temperature 1 {sft['test_mean_at_temperature_1']:.3f}."
         f" Every arm asks the same {sampling['questions']} new questions in {sampling['rounds']} rounds and keeps its best"
         f" checkpoint on 100 validation problems. Training, its searches with it, took {times} on {data['cores']} cores that"
-        " others used at the same time.",
+        " others used at the same time. Kept in the end: "
+        + "; ".join(f"{ARMS_OF_REAL[name]}: {arm['kept']}" for name, arm in arms.items() if "kept" in arm)
+        + ".",
     ]
     for name in (found for found in stages if found.startswith("eval-")):
         body += searched_table(name.removeprefix("eval-"), stages[name])
