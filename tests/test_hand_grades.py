@@ -1,4 +1,4 @@
-"""200 responses of a real model (SmolLM2-135M), read by a person: the graders agree with every reading.
+"""200 responses of a real model (SmolLM2-135M), read one by one: the graders agree with every reading of their ends.
 
 110 are greedy answers of the published model to GSM8K's first test questions (named by their numbers, the questions are not
 kept here), 90 are samples of it after supervised training on embedded problems.
@@ -15,7 +15,7 @@ from alphazero_llm_trainer.problems.grading import Rule
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "golden" / "hand_grades.jsonl").read_text().splitlines()]
 
 
-def test_every_response_is_graded_as_a_person_read_it():
+def test_every_response_is_graded_as_it_was_read():
     assert len(ROWS) == 200 and sum(row["right"] for row in ROWS) == 8
     grader = Rule()
     for row in ROWS:
