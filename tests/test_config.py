@@ -304,3 +304,18 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(field):
     with pytest.raises(ConfigError, match=re.escape(field)) as error:
         load_config(overrides=[f"{field}=http://ana:sesame@127.0.0.1:8000/v1"])
     assert "sesame" not in str(error.value)
+
+
+def test_learning_rates_go_by_size_unless_they_are_named():
+    train = load_config().train
+    for method, small, large in (
+        ("grpo", 5e-4, 1e-5),
+        ("ppo", 3e-4, 1e-5),
+        ("rft", 5e-4, 5e-5),
+        ("legacy", 5e-4, 5e-5),
+    ):
+        settings = getattr(train, method)
+        assert (settings.rate(660_000, "full"), settings.rate(135_000_000, "full")) == (small, large)
+        assert settings.rate(3_000_000_000, "lora") == small
+    named = load_config(overrides=["train.grpo.learning_rate=2e-6"]).train.grpo
+    assert named.rate(660_000, "full") == named.rate(135_000_000, "full") == 2e-6

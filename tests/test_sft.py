@@ -13,12 +13,16 @@ from alphazero_llm_trainer.errors import DataError, TrainingError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
+from alphazero_llm_trainer.train.models import Economy
 from alphazero_llm_trainer.train.sft import (
     SftSettings,
     StudentShape,
+    TimedSFTTrainer,
+    UpdatesByLength,
     WeightedCollator,
     WeightedSFTTrainer,
     _TimedWatch,
+    _trainer_arguments,
     new_student,
     run_sft,
     sft_rows,
@@ -250,3 +254,32 @@ def test_a_short_training_of_the_student_makes_the_loss_fall(student, tokenizer,
     model = new_student(tokenizer, settings.shape, settings.seed)
     losses = [loss for _, loss in train_student(model, rows, tokenizer, settings, out_dir=tmp_path)["losses"]]
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_an_updates_rows_are_sorted_by_length_and_the_updates_are_random():
+    lengths = [(7 * i) % 23 for i in range(30)]
+    sampler = UpdatesByLength(lengths, 8, seed=3)
+    order = list(sampler)
+    assert sorted(order) == list(range(30)) and order == list(sampler)
+    for start in range(0, 30, 8):
+        update = [lengths[i] for i in order[start : start + 8]]
+        assert update == sorted(update)
+    assert sorted(order[:8]) != list(range(8))
+    sampler.set_epoch(1)
+    assert list(sampler) != order
+
+
+def test_updates_are_by_length_where_they_take_several_forwards(student, tmp_path):
+    def sampler(economy: Economy) -> object:
+        trainer = TimedSFTTrainer(
+            SETTINGS,
+            model=new_student(student.tokenizer, TINY, 0),
+            args=_trainer_arguments(SETTINGS, tmp_path, economy),
+            train_dataset=Dataset.from_list([{"input_ids": [1] * n, "weights": [1.0] * n} for n in (5, 2, 4, 3)]),
+            processing_class=student.tokenizer,
+            data_collator=WeightedCollator(0),
+        )
+        return trainer._get_train_sampler()
+
+    assert isinstance(sampler(Economy(micro_batch=2)), UpdatesByLength)
+    assert not isinstance(sampler(Economy()), UpdatesByLength)

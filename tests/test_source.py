@@ -15,7 +15,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.search.extract import trajectories
+from alphazero_llm_trainer.search.extract import Trajectory, trajectories
 from alphazero_llm_trainer.search.journal import Journal
 from alphazero_llm_trainer.search.targets import outcomes
 from alphazero_llm_trainer.train.credit import clamp, group_advantages, is_flat, process_advantages
@@ -230,3 +230,17 @@ def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_p
     source.verifier = Counted()
     source.grpo(0)
     assert most == 3
+
+
+def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path: Path) -> None:
+    source, _ = source_of(tmp_path, "train.method=rft", "train.rft.responses=1")
+    rows = source.expert(0)
+    right: dict[tuple[int, ...], list[Trajectory]] = {}
+    for tree in source.restored(0):
+        prompt = source.student.prompt_ids(tree.task.problem.question)
+        right[prompt] = sorted((t for t in trajectories(tree.tree) if t.right), key=lambda t: -t.samples)
+    wanted = {(prompt, t.token_ids) for prompt, found in right.items() for t in found[:1]}
+    assert any(len(found) > 1 for found in right.values()), "no question has more right responses than are taken"
+    assert {(row.prompt_ids, row.completion_ids) for row in source._buffer} == wanted
+    assert {(row.prompt_ids, row.completion_ids) for row in rows} <= wanted
+    assert {row.weight for row in rows} == {1.0}

@@ -8,7 +8,9 @@ from pydantic import BeforeValidator, Field
 
 from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, Temperature, on_or_off
 
-LARGE = 50_000_000  # parameters
+# Parameters from which on products dominate a forward: then bfloat16 and more threads than one pay, and learning rates are
+# smaller. Below it threads wait for each other longer than they compute, the more so on a busy machine.
+LARGE = 50_000_000
 
 
 class RoundsConfig(Section):

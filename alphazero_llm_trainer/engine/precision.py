@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ..config.train import LARGE
 from ..errors import ConfigError
 from .kernel_build import kernels
 
-# Parameters from which on products dominate a forward: then bfloat16 and more threads than one pay. Below it threads wait
-# for each other longer than they compute, the more so on a busy machine.
-LARGE = 50_000_000
 FLOATS = 0
 UNITS = {1: "AVX512-BF16", 2: "AMX"}  # `enum unit` of kernels/products.h
 
