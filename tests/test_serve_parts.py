@@ -527,6 +527,13 @@ def wanted(student: Student, config: Config, method: str, before: str = "", **mo
     )
 
 
+@pytest.mark.parametrize("name", ["n", "max_tokens", "budget_tokens", "simulations", "deadline_ms"])
+def test_an_endless_number_is_not_repeated(student: Student, config: Config, name: str) -> None:
+    with pytest.raises(ApiError, match=f"{name} is 1000.*: at most") as refused:
+        wanted(student, config, "mcts", **{name: 10**4000})
+    assert len(str(refused.value)) < 150
+
+
 def test_a_temperature_is_0_or_large_enough_to_draw(student: Student, config: Config) -> None:
     for fine in (0, 0.01, 2, None):
         assert wanted(student, config, "sample", temperature=fine).temperature == fine
