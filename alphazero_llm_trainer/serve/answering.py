@@ -22,7 +22,7 @@ from .conversation import Conversation, MeteredVerifier
 from .failures import ApiError
 from .names import MCTS, SAMPLE
 from .outcomes import DEADLINE, WHOLE, Outcome, chosen
-from .plain_sample import Tell, sampled
+from .plain_sample import Tell, let_go, sampled
 from .token_text import ShortTexts
 from .wanted import Prompt, Wanted
 
@@ -101,7 +101,7 @@ class Answerer:
     ) -> Outcome:
         """The search's choice, or at the deadline the best of what the tree has by then."""
         search = self.search(conversation, wanted, problem)
-        result = await in_time(search.run(problem, seed, tree), due)
+        result = await in_time(search.run(problem, seed, tree), due, conversation)
         cost, budget = conversation.engine.cost, search.settings.budget_tokens
         if result is not None and len(tree) == 1 and budget is not None:
             left = budget - cost.sampled_tokens - cost.scored_tokens
@@ -184,7 +184,7 @@ class Answerer:
         verifier = MeteredVerifier(self.verifier, problem, conversation)
         budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         given = Stepwise(conversation, verifier, config, problem, seed, budget, tree)
-        answer = await in_time(self.stepwise[wanted.method.name](given), due)
+        answer = await in_time(self.stepwise[wanted.method.name](given), due, conversation)
         response, ended_by = (given.response, DEADLINE) if answer is None else answer
         found = None
         if response is not None:
@@ -215,15 +215,17 @@ class Answerer:
                 tell({"index": index, "progress": event})
 
 
-async def in_time(work: Awaitable[T], due: float | None) -> T | None:
-    """What `work` gives, or None where it has not ended by `due`."""
+async def in_time(work: Awaitable[T], due: float | None, conversation: Conversation) -> T | None:
+    """What `work` gives, or None where it has not ended by `due`: what is there by then counts, and it is let go."""
+    task = asyncio.ensure_future(work)
     try:
-        async with asyncio.timeout_at(due) as timer:
-            return await work
-    except TimeoutError:
-        if not timer.expired():
-            raise
+        await asyncio.wait((task,), timeout=None if due is None else max(due - asyncio.get_running_loop().time(), 0.0))
+        if task.done():
+            return task.result()
+        conversation.engine.end()
         return None
+    finally:
+        let_go(task)
 
 
 async def states_an_answer(
