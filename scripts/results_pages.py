@@ -482,6 +482,120 @@ def search_vs_greedy(data: Row) -> Page:
     )
 
 
+def perplexity_reward(data: Row) -> Page:
+    rows = [
+        {
+            "model": PRE_MODELS.get(row["model"], row["model"]),
+            "questions": f"{row['mixed']} of {row['problems']}",
+            "auc": share(row["auc"]),
+            "within": share(row["auc_within"]),
+            "wrong": share(row["wrong_above_right"]),
+            "picked": f"{row['best_by_pre']:.3f}",
+            "mean": f"{row['mean']:.3f}<br>{judged(row['best_by_pre_minus']['mean of samples'])}",
+            "majority": f"{row['majority']:.3f}<br>{judged(row['best_by_pre_minus']['majority'])}",
+            "greedy": f"{row['greedy'][0]:.3f}",
+        }
+        for row in data["rows"]
+    ]
+    columns = {
+        "student": "{model}", "mixed questions": "{questions}", "AUC": "{auc}", "AUC within a question": "{within}",
+        "combined reward has it wrong": "{wrong}", "largest PRE": "{picked}", "mean sample": "{mean}",
+        "majority": "{majority}", "greedy": "{greedy}",
+    }  # fmt: skip
+    hre, weight = data["rows"][0]["weights"]
+    return Page(
+        "Does the perplexity reward know right from wrong?",
+        "within a question PRE ranks right above wrong with "
+        + listed(
+            f"{row['auc_within'][0]:.2f} ({found['model']})" for row, found in zip(data["rows"], rows, strict=True)
+        ),
+        f"PRE of {data['samples']} samples a problem under the student that drew them, against its greedy answer. AUC is the"
+        " probability that a right response has the larger PRE; chance is 0.5. A mixed question has right and wrong samples."
+        f" The combined reward is {hre} correctness and {weight} PRE: the column says how often it ranks a wrong response of a"
+        " question above a right one.",
+        {
+            "Problems": f"{data['rows'][0]['problems']} embedded test problems of levels {listed(data['rows'][0]['levels'])}",
+            "Seeds": str(data["seed"]),
+            "Tokens": "not limited; all methods read the same samples",
+            "Command": command(data),
+        },
+        [*table(rows, columns), "Under the mean and the majority: accuracy of the largest PRE less theirs, paired."],
+        [
+            "Two students and generated problems. Training by PRE and without it was not compared here.",
+            "A student's likely response is one like its greedy answer: PRE asks for agreement with it, not for truth.",
+        ],
+    )
+
+
+PRE_MODELS = {"sft": "SmolLM2-135M after SFT", "embedded": "embedded, 0.66 M"}
+
+
+def from_rules(data: Row) -> Page:
+    first = data["summary"][0]
+    kinds = {"greedy": "greedy", "pass_at_8": "one of 8 samples", "search": f"search, {data['budget']} tokens"}
+    rows = [{"arm": "start", "tokens": "", **{kind: share(data["start"][kind]) for kind in kinds}}]
+    for row in data["summary"]:
+        seeds = {kind: ", ".join(f"{value:.3f}" for value in row[f"{kind}_by_seed"]) for kind in kinds}
+        found = {kind: f"{row[kind]:.3f}<br>{seeds[kind]}" for kind in kinds}
+        rows.append({"arm": row["arm"], "tokens": f"{row['tokens']:,}", **found})
+    others = [row for row in data["summary"] if row["arm"] != "search"]
+    body = [
+        *table(rows, {"arm": "{arm}", "sampled": "{tokens}", **{what: f"{{{kind}}}" for kind, what in kinds.items()}}),
+        "Under each mean are the seeds. Search less another arm, at the end:",
+        *table(
+            [{"arm": row["arm"], **{kind: judged(row[f"search_minus_{kind}"]) for kind in kinds}} for row in others],
+            {"against": "{arm}", **{what: f"{{{kind}}}" for kind, what in kinds.items()}},
+        ),
+        "Greedy accuracy on 300 validation problems after so many sampled tokens, the mean of the seeds:",
+        *learning_curves(data["runs"], data["start"]["greedy"]),
+    ]
+    ratios = listed(f"{first['tokens'] / row['tokens']:.2f} times {row['arm']}'s" for row in others)
+    leads = [
+        f"{gain(row['search_minus_greedy'])} over {row['arm']} ({verdict(row['search_minus_greedy'])})"
+        for row in others
+    ]
+    return Page(
+        "From the rules alone",
+        f"numbers, five of them: training on what search finds, {'; '.join(leads)}",
+        "AlphaZero's claim in small: a student that has seen random legal play of the game of numbers, and no solution of a"
+        " solver, is taught on what a tree under the rules finds, or on its samples. Every arm samples about the same number"
+        " of tokens and makes its updates in the same way where it is supervised (`search`, `sampling`).",
+        {
+            "Problems": f"{data['problems']:,} test problems with five numbers, {data['distinct']:,} of them distinct",
+            "Seeds": listed(data["seeds"]) + " of training; one start",
+            "Tokens": f"{first['tokens']:,} sampled by `search`: {ratios}",
+            "Start": f"`{data['start_command']}`",
+            "Command": command(data),
+        },
+        body,
+        [
+            TINY,
+            "Intervals are over problems, each with its mean over the seeds; few seeds say little about the seeds.",
+            "Search has the rule as a judge of every step and ends at the first right response, so that its tokens reach more"
+            " questions; the samples are judged at their end. How much of the difference is the rule's and how much the tree's"
+            " was not separated.",
+            "The supervised arms' updates and rounds were chosen on validation problems with seed 7, for both alike; GRPO has"
+            " the package's defaults.",
+            *version_of(data),
+        ],
+    )
+
+
+def learning_curves(runs: Sequence[Row], start: Triple) -> list[str]:
+    """A table of each arm's checkpoints: tokens so far and accuracy, means over the seeds."""
+    arms: dict[str, list[Row]] = {}
+    for run in runs:
+        arms.setdefault(run["arm"], []).append(run["curve"])
+    rows = []
+    for arm, curves in arms.items():
+        points = [
+            f"{mean(tokens for tokens, _ in at) / 1e6:.2f} M: {mean(right for _, right in at):.3f}"
+            for at in zip(*curves, strict=True)
+        ]
+        rows.append({"arm": arm, "points": ", ".join(points)})
+    return table(rows, {"arm": "{arm}", f"from {start[0]:.3f} on the test problems": "{points}"})
+
+
 def search_budgets(data: Row) -> Page:
     factors, largest = data["factors"], str(data["factors"][-1])
     columns = {
@@ -1516,6 +1630,8 @@ LEARNING: dict[str, Callable[[Row], Page]] = {
     "ladder": ladder,
     "search_vs_greedy": search_vs_greedy,
     "search_budgets": search_budgets,
+    "from_rules": from_rules,
+    "perplexity_reward": perplexity_reward,
     "value": value,
     "loop": loop,
     "overlap": overlap,
@@ -1646,6 +1762,18 @@ def summary() -> str:
             "not": "anything about a GPU",
         },
     ]
+    rules = load("from_rules")
+    found = {row["arm"]: row for row in rules["summary"]}
+    rows.append(
+        {
+            "what": "[From the rules alone](docs/results/from_rules.md): training on what search finds",
+            "result": f"{rules['start']['greedy'][0]:.3f} -> {found['search']['greedy']:.3f}, over samples"
+            f" {judged(found['sampling']['search_minus_greedy'])}",
+            "on": f"{rules['problems']:,} games of five numbers, {len(rules['seeds'])} seeds,"
+            f" {found['search']['tokens'] / 1e6:.1f} M tokens",
+            "not": "tasks whose steps no rule can check",
+        }
+    )
     stages = load("real_ladder")["stages"]
     warm, name = stages["sft"], best_arm(stages)
     arm = stages[name]

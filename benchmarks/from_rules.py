@@ -1,0 +1,239 @@
+"""AlphaZero's claim: from the rules alone, does training on what search finds beat training on samples?
+
+    uv run python benchmarks/from_rules.py --work checkpoints/from_rules
+
+The game of numbers with five numbers. The start has seen random legal play and nothing else (`sft` on worked-backwards plays;
+nothing here solves a problem). Every arm goes on from it and may sample the same number of tokens:
+
+- search: right responses that a tree under the rules finds (`train.groups: verified`), which ends at the first one;
+- sampling: right responses among eight samples, rejection-sampling fine-tuning;
+- GRPO over eight samples, GRPO over trees, and PPO.
+
+Then each last student is asked on test problems that no arm has seen: greedy, eight samples, and search under the rules at
+one budget. A finished run is kept, a stopped one goes on. Writes JSON with the curves over tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer import __version__  # noqa: E402
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
+from alphazero_llm_trainer.eval.cells import Benchmark, run_cell  # noqa: E402
+from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, repeats, wilson  # noqa: E402
+from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
+from alphazero_llm_trainer.problems.step_checks import Calculator  # noqa: E402
+
+WORK = Path("checkpoints") / "from_rules"
+RESULTS = ROOT / "benchmarks" / "results" / "from_rules.json"
+GAME = ["--source", "numbers", "--set", "problems.levels=[3]"]
+# Four and five numbers: on five alone the start would have fewer easy plays to learn the rules from.
+START = (
+    "sft --source numbers --model small -n 40000 --set problems.levels=[2,3] --eval-size 300"
+    " --set train.sft.validation_size=200 --set train.sft.steps=3000 --set train.sft.evaluate_every=1000"
+)
+ROUNDS = 4
+EXPERT = "--use-rft --set train.rft.updates_per_round=300 --set train.demonstrations=2000"
+CHAINS = "--set train.groups=chain --set train.chain_samples=8 --set train.requeue_limit=0"
+TREES = (
+    "--set train.groups=verified --set search.budget_tokens=400 --set train.iterations=100"
+    " --set search.data.enough_correct=1 --set search.select=puct"
+)
+ON_POLICY = "--use-grpo --set train.demonstrations=2000"
+# Name -> flags, and the questions of a run that samples as many tokens as the others do.
+ARMS: dict[str, tuple[str, int]] = {
+    "search": (f"{EXPERT} {TREES}", 6720),
+    "sampling": (f"{EXPERT} {CHAINS}", 3840),
+    "grpo, samples": (f"{ON_POLICY} {CHAINS}", 3840),
+    "grpo, trees": (ON_POLICY, 3840),
+    "ppo": ("--set train.method=ppo --set train.demonstrations=2000", 3840),
+}
+
+
+def environment() -> dict[str, str]:
+    """One thread an arm, so that two of them side by side don't disturb each other."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def program(command: Sequence[str], quiet: bool = True) -> None:
+    sink = subprocess.DEVNULL if quiet else None
+    run = [sys.executable, "-m", "alphazero_llm_trainer", *command]
+    subprocess.run(run, cwd=ROOT, check=True, env=environment(), stdout=sink, stderr=sink)
+
+
+def train(arm: str, seed: int, work: Path, extra: Sequence[str]) -> dict[str, Any]:
+    """The run card of one arm, trained unless it was before; its curve is in `curve`."""
+    flags, questions = ARMS[arm]
+    folder = work / f"{arm} {seed}".replace(", ", "-").replace(" ", "-")
+    command = ["train", *GAME, *flags.split(), "-n", str(questions), "--seed", str(seed), *extra]
+    if arm in ("search", "sampling"):
+        command += ["--set", f"train.questions_per_round={questions // ROUNDS}"]
+    command += ["--save-every", str(questions // ROUNDS), "--set", "rewards.pre_weight=0", "--eval-size", "0"]
+    run = folder / "run-001"
+    if not (run / "run.json").exists():
+        program([*command, "--set", f"train.student={work / 'start'}", "--checkpoint-dir", str(folder)])
+    elif "seconds" not in json.loads((run / "run.json").read_text()):
+        program(["train", "--resume", str(run)])
+    card = json.loads((run / "run.json").read_text())
+    return {
+        "arm": arm,
+        "seed": seed,
+        "command": shlex.join(["alphazero-llm-trainer", *command]),
+        "kept": card["kept"],
+        "questions": card["questions"],
+        "sampled_tokens": card["search_cost"]["sampled_tokens"],
+        "seconds": card["seconds"],
+        "curve": curve(run),
+    }
+
+
+def curve(run: Path) -> list[list[float]]:
+    """(tokens sampled so far, greedy accuracy on validation problems) after each checkpoint."""
+    tokens, points = 0, []
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        found = json.loads(line)
+        tokens += found.get("cost", {}).get("sampled_tokens", 0)
+        if "validation_accuracy" in found:
+            points.append([tokens, found["validation_accuracy"]])
+    return points
+
+
+def measure(folder: Path, num: int, budget: int, seed: int) -> dict[str, str]:
+    """Right or wrong on each test problem: greedy, one of eight samples, and search under the rules."""
+    overrides = ["student=embedded", "problems.source=numbers", "problems.levels=[3]", f"seed={seed}"]
+    config = load_config(overrides=overrides)
+    source = open_source(config)
+    tasks = load_tasks(source, "test", num)
+    student = load_student(config, path=folder, system_prompt=source.system_prompt)
+    limit = config.search.max_tokens
+    greedy = answer(student, tasks, max_tokens=limit).first
+    sampled = answer(student, tasks, max_tokens=limit, n=8, temperature=1.0, seed=seed).correct
+    context = MethodContext(student, Calculator(), config)
+    benchmark = Benchmark("numbers", tasks)
+    cell = asyncio.run(run_cell(context, benchmark, "mcts", budget, lambda: False, lambda tokens: None))
+    return {
+        "greedy": written(greedy),
+        "pass_at_8": written([any(row) for row in sampled]),
+        "search": cell.outcomes,
+        "sample": "".join(str(sum(row)) for row in sampled),
+    }
+
+
+def written(right: Sequence[bool]) -> str:
+    return "".join("1" if one else "0" for one in right)
+
+
+def measured(folder: Path, kept: Path, args: argparse.Namespace) -> dict[str, str]:
+    """`measure` in a process of its own, kept in a file."""
+    if not kept.exists():
+        measure_only = ["--measure", str(folder), "--out", str(kept)]
+        command = [sys.executable, __file__, *measure_only, "--num", str(args.num), "--budget", str(args.budget)]
+        subprocess.run(command, check=True, env=environment())
+    found = json.loads(kept.read_text())
+    if len(found["greedy"]) != args.num:
+        raise SystemExit(f"{kept} holds {len(found['greedy'])} problems and --num is {args.num}: remove it")
+    return found
+
+
+def over_seeds(outcomes: Sequence[str]) -> list[float]:
+    """Each problem's mean over the seeds."""
+    return [sum(map(int, one)) / len(one) for one in zip(*outcomes, strict=True)]
+
+
+def triple(found: Interval) -> list[float]:
+    return [found.value, found.low, found.high]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
+    parser.add_argument("--arms", nargs="+", default=[*ARMS], choices=[*ARMS], metavar="ARM")
+    parser.add_argument("--num", type=int, default=1000, help="test problems")
+    parser.add_argument("--budget", type=int, default=400, help="tokens a problem, of the students with search")
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
+    parser.add_argument("--work", type=Path, default=ROOT / WORK)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.measure:
+        args.out.write_text(json.dumps(measure(args.measure, args.num, args.budget, 7)))
+        return
+    args.work = args.work.resolve()
+    args.work.mkdir(parents=True, exist_ok=True)
+    start = args.work / "start"
+    if not (start / "manifest.json").exists():
+        program([*START.split(), "--out", str(start)], quiet=False)
+
+    def one(job: tuple[str, int]) -> dict[str, Any]:
+        row = train(*job, args.work, ["--set", "train.validation_size=300"])
+        name = f"{job[0]} {job[1]}".replace(", ", "-").replace(" ", "-")
+        row |= measured(args.work / name / "run-001" / "student", args.work / f"{name}.json", args)
+        right = wilson(row["greedy"].count("1"), args.num)
+        print(f"seed {row['seed']}, {row['arm']:14} {right!s} after {row['sampled_tokens']:,} tokens", flush=True)
+        return row
+
+    before = measured(start, args.work / "start.json", args)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        rows = list(pool.map(one, [(arm, seed) for seed in args.seeds for arm in args.arms]))
+    # A student's problems come back with every seed: intervals are over problems, each with its mean over the seeds.
+    of_arm = {arm: [row for row in rows if row["arm"] == arm] for arm in args.arms}
+    means = {
+        (arm, kind): over_seeds([row[kind] for row in found])
+        for arm, found in of_arm.items()
+        for kind in ("greedy", "pass_at_8", "search")
+    }
+    source = open_source(load_config(overrides=["student=embedded", "problems.source=numbers", "problems.levels=[3]"]))
+    groups = repeats(load_tasks(source, "test", args.num))
+    summary = []
+    for arm in args.arms:
+        row: dict[str, Any] = {"arm": arm, "tokens": sum(r["sampled_tokens"] for r in of_arm[arm]) // len(args.seeds)}
+        for kind in ("greedy", "pass_at_8", "search"):
+            row[kind] = sum(means[arm, kind]) / args.num
+            row[f"{kind}_by_seed"] = [r[kind].count("1") / args.num for r in of_arm[arm]]
+            if arm != "search" and "search" in of_arm:
+                difference = paired_bootstrap(means["search", kind], means[arm, kind], groups=groups)
+                row[f"search_minus_{kind}"] = triple(difference)
+        row["gain"] = triple(
+            paired_bootstrap(means[arm, "greedy"], [float(x) for x in before["greedy"]], groups=groups)
+        )
+        summary.append(row)
+    result = {
+        "command": f"uv run python benchmarks/from_rules.py --seeds {' '.join(map(str, args.seeds))}"
+        f" --arms {shlex.join(args.arms)} --num {args.num} --budget {args.budget} --jobs {args.jobs}",
+        "version": __version__,
+        "start": {
+            kind: triple(wilson(before[kind].count("1"), args.num)) for kind in ("greedy", "pass_at_8", "search")
+        },
+        "start_command": START,
+        "seeds": args.seeds,
+        "problems": args.num,
+        "distinct": len(set(groups)),
+        "budget": args.budget,
+        "summary": summary,
+        "runs": rows,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
