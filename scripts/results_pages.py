@@ -1122,6 +1122,45 @@ def memory(data: Row) -> Page:
     )
 
 
+def plan_rates(data: Row) -> Page:
+    rows = (
+        {"model": row["size"] + (" (fitted)" if row["fitted"] else ""), "phase": phase}
+        | {name: row[name][phase] for name in ("forecast", "real", "ratio")}
+        for row in data["rows"]
+        for phase in row["ratio"]
+    )
+    columns = {
+        "model": "{model}",
+        "phase": "{phase}",
+        "forecast, tokens a CPU second": "{forecast:,.0f}",
+        "real": "{real:,.0f}",
+        "forecast / real": "{ratio:.2f}",
+    }
+    shares = ", ".join(f"{name} {value:.2f}" for name, value in data["shares"].items())
+    return Page(
+        "The plan's rates against real ones",
+        f"fitted on one size, the others' tokens a second are forecast within {data['worst']:.0%}, on a CPU",
+        "`info --plan --machine` reckons tokens a second from a device's peak, its memory's bandwidth and the share of them"
+        " that a phase reaches. Here the shares are fitted on one model and the same formulas forecast larger ones.",
+        {
+            "Problems": "random Llamas in fp32; 64 new tokens after prompts of 48, rows of 96 tokens",
+            "Seeds": FIXED,
+            "Tokens": "those of the table, the best of three repeats",
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            f"One thread: {data['gflops']:.0f} GFLOP/s in a matrix product, {data['gb_s']:.1f} GB/s read. Shares reached:"
+            f" {shares}.",
+        ],
+        [
+            "It holds the formulas over sizes of model on one CPU thread, beside other work. The shares of a GPU in"
+            " `config/machines.yaml` are assumptions that nobody measured here.",
+            "Phases that wait for each other's stragglers, loading, and pushing weights take time that no forecast has.",
+        ],
+    )
+
+
 def serve(data: Row) -> Page:
     rows = []
     for key, row in data["http"].items():
@@ -1492,6 +1531,7 @@ MACHINERY: dict[str, Callable[[Row], Page]] = {
     "vllm_contract": vllm_contract,
     "tree_training": tree_training,
     "memory": memory,
+    "plan_rates": plan_rates,
     "serve": serve,
     "crowds": crowds,
     "soak": soak,

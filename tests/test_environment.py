@@ -13,6 +13,8 @@ import pytest
 import torch
 import verifiers.v1 as vf
 from aiohttp import web
+from verifiers.v1.episode import WireEpisode
+from verifiers.v1.serve import EnvClient, EnvServer
 
 from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.sections import RewardConfig
@@ -269,6 +271,52 @@ def test_search_is_the_same_twice() -> None:
         return [(episode.task.key, episode.traces[0].info["mcts"]["tree"]["text"]) for episode in episodes]
 
     assert sorted(run()) == sorted(run())
+
+
+def test_eight_clients_of_an_environment_server_get_what_a_run_alone_gets() -> None:
+    """verifiers' own server and client, over its wire; token ids are equal and log-probabilities those of the student."""
+    searched = {"search": "mcts", "simulations": 6, "samples": 3}
+    env = environment({"eval_size": 8}, searched)
+    alone = {trace.task.data.id: trace.info["mcts"] for episode in play(env, embedded()) for trace in episode.traces}
+
+    async def main() -> tuple[list[WireEpisode], list[float]]:
+        server = EnvServer(environment({"eval_size": 8}, searched).config, "tcp://127.0.0.1:0")
+        running = asyncio.create_task(server.run())
+        clients = [EnvClient(server.address) for _ in range(8)]
+
+        async def ask(client: EnvClient, task: vf.Task) -> WireEpisode:
+            await client.wait_for_server_startup()
+            endpoint = vf.EvalClientConfig(base_url=EMBEDDED_URL)
+            data = task.data.model_dump(mode="json")
+            return await client.run(endpoint, EMBEDDED_MODEL, vf.SamplingConfig(), data)
+
+        try:
+            episodes = await asyncio.gather(*map(ask, clients, env.taskset))
+            gaps = [await gap(trace.info["mcts"]["tree"], trace) for one in episodes for trace in one.traces]
+        finally:
+            await asyncio.gather(*(client.close() for client in clients))
+            running.cancel()
+            await running
+            await server.env.stop()
+        return episodes, gaps
+
+    async def gap(raw: dict[str, Any], trace: vf.Trace) -> float:
+        """Of the chosen response: the largest difference to the student's own log-probabilities."""
+        student, tree = frozen_student().student, Tree.from_dict(raw)
+        node = next(n for n in tree.leaves() if tree.response(n) == trace.info["mcts"]["response"])
+        ids, logprobs = tree.sequence(node)
+        [[*own]] = await student.engine.score([(student.prompt_ids(trace.task.data.prompt_text), ids)])
+        return max(abs(a - b) for a, b in zip(own, logprobs, strict=True))
+
+    episodes, gaps = asyncio.run(main())
+    assert [len(episode.traces) for episode in episodes] == [1] * 8 and all(episode.ok for episode in episodes)
+    for episode in episodes:
+        [trace] = episode.traces
+        found, own = trace.info["mcts"]["tree"], alone[trace.task.data.id]["tree"]
+        assert found["token_ids"] == [list(ids) for ids in own["token_ids"]] and found["N"] == own["N"]
+        for here, there in zip(found["logprobs"], own["logprobs"], strict=True):
+            assert here == pytest.approx(list(there), abs=1e-4)
+    assert max(gaps) < 1e-4
 
 
 def test_search_over_any_endpoint_votes_and_never_sends_gold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ SAYS = {
     "own_task": "responses",
     "verifiers_taskset": "questions       24",
     "numbers_game": "sampled",
+    "trl_sft": "24 responses, loss",
 }
 
 

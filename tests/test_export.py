@@ -11,15 +11,17 @@ import datasets
 import pytest
 from faults import a_job
 from pyarrow import parquet
+from verifiers.v1.episode import WireEpisode
 
 from alphazero_llm_trainer.cli import export as export_command
-from alphazero_llm_trainer.cli.export import COLUMNS, Readers, export, records
+from alphazero_llm_trainer.cli.export import COLUMNS, KINDS, Readers, export, records
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.search.targets import policy_targets, sft_rows, step_preferences, value_targets
+from alphazero_llm_trainer.search.extract import OUTSIDE, trajectories
+from alphazero_llm_trainer.search.targets import outcomes, policy_targets, sft_rows, step_preferences, value_targets
 from alphazero_llm_trainer.search.tree import Tree
 
-KINDS = list(COLUMNS)
+TABLES = list(COLUMNS)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def listed(value: Any) -> Any:
     return [listed(one) for one in value] if isinstance(value, tuple | list) else value
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TABLES)
 def test_what_is_exported_is_loaded_again(
     data: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +91,74 @@ def test_what_is_exported_is_loaded_again(
     assert file.num_row_groups == -(-count // 5)  # written as it was read
     described = {field.name: (field.metadata or {}).get(b"description", b"") for field in file.schema_arrow}
     assert all(described.values()) and list(tmp_path.glob("**/*.part")) == []
+
+
+def opened(path: Path) -> list[WireEpisode]:
+    """A file of rollouts, read by verifiers' own classes."""
+    return [WireEpisode.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("credit", ["group", "step"])
+def test_rollouts_are_episodes_of_verifiers(data: Path, tmp_path: Path, credit: str) -> None:
+    out = tmp_path / "rollouts.jsonl"
+    count = export(data, "rollouts", out, Readers(credit=credit))
+    found = iter(opened(out))
+    signals = 0
+    for record in records(data):
+        tree, group = Tree.from_dict(record["tree"]), []
+        for one in trajectories(tree):
+            episode = next(found)
+            [trace] = episode.traces
+            [branch] = trace.branches
+            prompt, length = record["prompt_ids"], len(one.token_ids)
+            assert branch.token_ids == [*prompt, *one.token_ids] and branch.trainable and trace.agent.trainable
+            assert branch.sampled_mask == [False] * len(prompt) + [True] * length
+            assert branch.logprobs == [0.0] * len(prompt) + list(one.logprobs)  # to the last bit
+            assert branch.advantages is not None and branch.advantages[: len(prompt)] == [0.0] * len(prompt)
+            assert trace.last_reply == one.text.strip() and trace.num_output_tokens == length
+            assert trace.task.data.id == record["problem"]["id"] and not trace.has_error
+            assert trace.reward == one.outcome and trace.metrics["samples"] == one.samples
+            assert trace.is_truncated == (one.verdict in ("length", "depth"))
+            assert episode.group is not None and episode.group.id == record["key"]
+            nodes = [OUTSIDE if node is None else node for node in trace.info["tree_nodes"]]
+            assert tuple(nodes) == one.nodes and trace.info["tree_lengths"] == list(one.lengths)
+            group.append((one, branch.advantages[len(prompt) :]))
+        signals += check_credit(tree, group, credit)
+        assert len({one.outcome for one, _ in group}) > 1 or credit == "step" or not any(any(a) for _, a in group)
+    assert next(found, None) is None and count > len(list(records(data))) and signals > 0
+
+
+def check_credit(tree: Tree, group: list[tuple[Any, list[float]]], credit: str) -> bool:
+    """Advantages by hand; whether there is any."""
+    for one, advantages in group:
+        if credit == "group":
+            rewards = [other.outcome for other, _ in group for _ in range(other.samples)]
+            mean = sum(rewards) / len(rewards)
+            std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+            wanted = max(-3.0, min(3.0, one.samples * (one.outcome - mean) / (std + 0.05)))
+            assert advantages == pytest.approx([wanted] * len(one.token_ids), abs=1e-9)
+            continue
+        counts, sums = outcomes(tree)
+        wanted, parent = [], 0
+        for node, length in zip(one.nodes, one.lengths, strict=True):
+            after = one.outcome if node == OUTSIDE else sums[node] / counts[node]
+            wanted += [after - sums[parent] / counts[parent]] * length
+            parent = node
+        assert advantages == pytest.approx(wanted, abs=1e-9)
+    return any(any(advantages) for _, advantages in group)
+
+
+def test_rollouts_leave_teachers_out(data: Path, tmp_path: Path) -> None:
+    """As in training by default: their tokens are off-policy, and they don't enter the group's mean."""
+    record = next(record for record in records(data) if len(trajectories(Tree.from_dict(record["tree"]))) > 2)
+    written = trajectories(Tree.from_dict(record["tree"]))[0]
+    record["tree"]["source"][written.nodes[-1]] = "teacher:x"
+    (tmp_path / "journal.jsonl").write_text(json.dumps(record) + "\n")
+    out = tmp_path / "rollouts.jsonl"
+    own = [one for one in trajectories(Tree.from_dict(record["tree"])) if one.student]
+    assert export(tmp_path, "rollouts", out, Readers()) == len(own) > 0
+    replies = [episode.traces[0].branches[0].token_ids[len(record["prompt_ids"]) :] for episode in opened(out)]
+    assert replies == [list(one.token_ids) for one in own] and list(written.token_ids) not in replies
 
 
 def test_the_command_writes_every_kind_and_its_help_every_column(
@@ -143,6 +213,7 @@ def test_mistakes_are_sentences(data: Path, tmp_path: Path, capsys: pytest.Captu
         (["--data", str(data), "--kind", "preferences", "--margin", "0", "--out", out], "--margin"),
         (["--data", str(data), "--kind", "preferences", "--least", "0", "--out", out], "--least"),
         (["--data", str(data), "--kind", "sft", "--out", str(old)], "--out"),
+        (["--data", str(old), "--kind", "rollouts", "--out", out], "prompt_ids"),
     ):
         assert main(["export", *argv]) == 2
         said = capsys.readouterr().err.strip()

@@ -14,6 +14,7 @@ from alphazero_llm_trainer.cli import plan as plan_command
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.machines import parse_machine, read_machines
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.memory import Counts
@@ -231,3 +232,88 @@ def test_a_student_s_name_may_hold_dots() -> None:
     )
     assert config.models["llama-3.2-3b"].lora.rank == 8 and config.models["v1.5"].path == "here"
     assert config.models["embedded"].cpu
+
+
+# -- machines ----------------------------------------------------------------------------------------------------------
+
+
+def planned(capsys: Any, *flags: str) -> dict[str, Any]:
+    assert main(["info", "--plan", "--json", *flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_machine_gets_placements_hours_and_dollars(capsys: Any) -> None:
+    facts = planned(capsys, *REAL, "--machine", "8xH100-80", "--set", "train.grpo.batch_size=32")
+    assert "nothing of this was measured" in facts["note"] and facts["card"]["source"]
+    found = {one["name"]: one for one in facts["placements"]}
+    assert set(found) == {"one card", "ranks", "apart"} and facts["placements"][0]["fits"]
+    assert found["one card"]["needs_gib"] == pytest.approx(facts["memory"]["peak"] / 2**30)
+    search = facts["tokens"]["sampled"] / facts["tokens_a_second"]["inprocess"]["decode"]
+    search += facts["tokens"]["scored"] / facts["tokens_a_second"]["inprocess"]["score"]
+    assert found["one card"]["hours"]["search"] == pytest.approx(search / 3600)
+    for name, one in found.items():
+        total = sum(one["hours"].values())
+        assert one["dollars"] == pytest.approx(8 * facts["card"]["dollars"] * total), name
+    # Eight ranks do an eighth of everything each; the server's cards search, and one card trains.
+    assert found["ranks"]["hours"]["search"] == pytest.approx(found["one card"]["hours"]["search"] / 8)
+    assert found["ranks"]["hours"]["training"] == pytest.approx(found["one card"]["hours"]["training"] / 8)
+    assert found["apart"]["hours"]["training"] == pytest.approx(found["one card"]["hours"]["training"])
+    assert found["apart"]["engines"] == 7
+
+
+def test_rates_follow_the_card_the_model_and_the_method(capsys: Any) -> None:
+    def rates(*flags: str) -> dict[str, float]:
+        return planned(capsys, *flags)["tokens_a_second"]["inprocess"]
+
+    large, small = (rates("--student", name, "--machine", "1xa100-80") for name in ("llama-3.1-8b", "llama-3.2-1b"))
+    assert large["train"] < small["train"] / 4 and large["decode"] < small["decode"]
+    assert rates(*REAL, "--machine", "1xh100-80")["train"] > 3 * rates(*REAL, "--machine", "1xa100-80")["train"]
+    # By hand: forward, backward, and the forward again of gradient checkpointing; LoRA's backward is half of a whole one's.
+    whole = planned(capsys, "--student", "smollm2-135m", "--machine", "1x4090")
+    parameters = 134_515_008
+    assert whole["tokens_a_second"]["inprocess"]["train"] == pytest.approx(0.35 * 165e12 / (8 * parameters), rel=0.01)
+    assert rates(*REAL, "--machine", "1x4090")["train"] == pytest.approx(0.35 * 165e12 / (6 * 3.213e9), rel=0.01)
+    # PPO trains a critic beside the policy.
+    ppo = planned(capsys, "--student", "smollm2-135m", "--machine", "1x4090", "--set", "train.method=ppo")
+    names = {part["name"] for part in ppo["memory"]["parts"]}
+    assert "critic" in names and "critic" not in {part["name"] for part in whole["memory"]["parts"]}
+
+
+def test_a_machine_of_memory_alone_has_no_hours(capsys: Any) -> None:
+    facts = planned(capsys, *REAL, "--machine", "2x24")
+    assert facts["tokens_a_second"] == {} and all(one["hours"] is one["dollars"] is None for one in facts["placements"])
+    small = planned(capsys, *REAL, "--machine", "1x8")["placements"]
+    assert [one["fits"] for one in small] == [False] and small[0]["needs_gib"] > 8
+    assert main(["info", "--plan", *REAL, "--machine", "2x24"]) == 0
+    said = capsys.readouterr().out
+    assert "name a card" in said and "of 24 GiB on the fullest card" in said
+    assert main(["info", "--plan", *REAL, "--machine", "1x4090", "--dollars", "2"]) == 0
+    assert "$" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--machine", "8h100"],
+        ["--machine", "3xfoo"],
+        ["--machine", "0x24"],
+        ["--machine", "99999x24"],
+        ["--machine", "2xnan"],
+        ["--machine", "2x0.1"],
+        ["--machine", "1x4090", "--memory", "24"],
+        ["--machine", "1x4090", "--dollars", "-1"],
+        ["--dollars", "1"],
+    ],
+)
+def test_a_machine_that_is_none_is_one_sentence(flags: list[str], capsys: Any) -> None:
+    assert main(["info", "--plan", *flags]) == 2
+    said = one_sentence(capsys.readouterr().err)
+    assert flags[0] in said or "--memory" in said or "--dollars" in said
+    assert main(["info", "--machine", "1x4090"]) == 2 and "--plan" in capsys.readouterr().err
+
+
+def test_every_card_of_the_table_says_where_its_figures_are_from() -> None:
+    table = read_machines()
+    for name, card in table.cards.items():
+        assert len(card.source) > 10 and parse_machine(f"3x{name}", table).card == card
+    assert all(0 < share < 1 for share in table.shares.model_dump().values())

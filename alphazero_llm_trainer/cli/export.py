@@ -1,15 +1,17 @@
-"""The console script's `export`: tree journals as Parquet files for `datasets`, rebuilt without generation."""
+"""The console script's `export`: tree journals as Parquet files for `datasets`, or as rollouts of verifiers."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, DataError
 from .base import add_json, check_least, check_out, print_json
+from .rollouts import CREDITS, episodes, write_lines
 
 if TYPE_CHECKING:
     import pyarrow
@@ -65,6 +67,8 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
         "node": ("int64", "the node in the tree"),
     },
 }
+ROLLOUTS = "rollouts"
+KINDS = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}
 NEEDED = ("ended_by", "problem", "policy_version", "tree")
 ABOUT = {
     "value": "value targets: what states were worth",
@@ -76,11 +80,13 @@ ABOUT = {
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """How the readers look at trees: every token prefix or nodes alone; the margin and responses a pair needs."""
+    """How the readers look at trees: every token prefix or nodes alone; the margin and responses a pair needs; what a
+    rollout's advantages are."""
 
     every_token: bool = False
     margin: float = 0.25
     least: int = 2
+    credit: str = "group"
 
     def of(self, kind: str) -> Callable[[Tree], Iterator[dict[str, Any]]]:
         """The rows of one tree, the common columns left out."""
@@ -132,10 +138,8 @@ def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def rows(
-    trees: Iterable[dict[str, Any]], reader: Callable[[Tree], Iterator[dict[str, Any]]]
-) -> Iterator[dict[str, Any]]:
-    """The rows of all trees. Raises DataError for a record without prompt tokens (a journal of version 0.1)."""
+def grown(trees: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Tree]]:
+    """The records that have a tree, with it. Raises DataError for one without prompt tokens (a journal of version 0.1)."""
     from ..search.tree import Tree
 
     for record in trees:
@@ -146,6 +150,14 @@ def rows(
             continue
         if not record.get("prompt_ids"):
             raise DataError(f"record {record['key']!r} has no prompt_ids: it is of an older version, sample it again")
+        yield record, Tree.from_dict(record["tree"])
+
+
+def rows(
+    trees: Iterable[dict[str, Any]], reader: Callable[[Tree], Iterator[dict[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """The rows of all trees."""
+    for record, tree in grown(trees):
         problem = record["problem"]
         common = {
             "question_id": problem["id"],
@@ -154,7 +166,7 @@ def rows(
             "policy_version": record["policy_version"],
             "prompt_ids": record["prompt_ids"],
         }
-        for row in reader(Tree.from_dict(record["tree"])):
+        for row in reader(tree):
             yield {**common, **row}
 
 
@@ -178,36 +190,42 @@ def schema(kind: str) -> pyarrow.Schema:
 
 
 def export(data: Path, kind: str, out: Path, readers: Readers, any_split: bool = False) -> int:
-    """Write the rows of one kind to the Parquet file `out`, in one move; returns how many there are.
+    """Write the rows of one kind to the file `out`, in one move; returns how many there are.
 
-    Memory is bounded by BATCH_ROWS rows and one tree. `datasets.load_dataset("parquet", data_files=str(out))` loads it.
+    Memory is bounded by BATCH_ROWS rows and one tree. `datasets.load_dataset("parquet", data_files=str(out))` loads all
+    but rollouts.
 
     Raises:
         DataError: `data` holds no trees, a broken one, or, without `any_split`, one of another split than train.
         ConfigError: `out` can't be written.
     """
-    import pyarrow
-    from pyarrow import parquet
-
-    shape, count, batch = schema(kind), 0, []
-    source = rows(records(data, any_split), readers.of(kind))
-    first = next(source, None)
+    trees = records(data, any_split)
     partial = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with parquet.ParquetWriter(partial, shape, compression="zstd") as writer:
-            while first is not None:
-                batch.append(first)
-                first = next(source, None)
-                if len(batch) == BATCH_ROWS or first is None:
-                    writer.write_table(pyarrow.Table.from_pylist(batch, schema=shape))
-                    count += len(batch)
-                    batch = []
+        if kind == ROLLOUTS:
+            found = grown(trees)
+            count = write_lines((row for one in found for row in episodes(*one, readers.credit)), partial)
+        else:
+            count = write_parquet(rows(trees, readers.of(kind)), kind, partial)
         partial.replace(out)
     except OSError as error:
         raise ConfigError(f"--out {out} can't be written ({error.strerror}): name a writable file") from error
     finally:
         partial.unlink(missing_ok=True)
+    return count
+
+
+def write_parquet(source: Iterator[dict[str, Any]], kind: str, path: Path) -> int:
+    """Write rows to a Parquet file, BATCH_ROWS of them in a row group."""
+    import pyarrow
+    from pyarrow import parquet
+
+    shape, count = schema(kind), 0
+    with parquet.ParquetWriter(path, shape, compression="zstd") as writer:
+        while batch := list(islice(source, BATCH_ROWS)):
+            writer.write_table(pyarrow.Table.from_pylist(batch, schema=shape))
+            count += len(batch)
     return count
 
 
@@ -218,20 +236,30 @@ def epilog() -> str:
     for kind, columns in COLUMNS.items():
         lines.append(f"{kind} ({ABOUT[kind]}):")
         lines += [f"  {name:<16}{text}" for name, (_, text) in columns.items() if name not in COMMON]
-    lines.append('Load a file with datasets.load_dataset("parquet", data_files="FILE.parquet").')
+    lines += [
+        f"{ROLLOUTS} (responses in groups, for prime-rl and other trainers): JSON lines, each an episode of verifiers with one",
+        "  trace; its branch has token_ids, sampled_mask, logprobs and advantages, its info the tree, nodes and version.",
+    ]
+    lines.append('Load a Parquet file with datasets.load_dataset("parquet", data_files="FILE.parquet").')
     return "\n".join(lines)
 
 
 def add_export(commands: Any) -> None:
-    parser = commands.add_parser("export", help="tree journals as Parquet training sets", epilog=epilog())
+    parser = commands.add_parser("export", help="tree journals as training sets", epilog=epilog())
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of `sample`, or a run folder")
-    parser.add_argument("--kind", required=True, choices=[*COLUMNS, "all"], help="what the rows are")
+    parser.add_argument("--kind", required=True, choices=[*KINDS, "all"], help="what the rows are")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file; for --kind all a folder")
     parser.add_argument(
         "--every-token", action="store_true", help="value: a row for every token prefix, not every node"
     )
     parser.add_argument("--margin", type=float, default=0.25, metavar="X", help="preferences: least difference")
     parser.add_argument("--least", type=int, default=2, metavar="N", help="preferences: responses behind each step")
+    parser.add_argument(
+        "--credit",
+        choices=CREDITS,
+        default="group",
+        help="rollouts: advantages of whole responses against their group, or of each step (Q(child) - V(parent))",
+    )
     parser.add_argument(
         "--any-split",
         action="store_true",
@@ -248,12 +276,12 @@ def run_export(args: argparse.Namespace) -> int:
     check_least(1, least=args.least)
     if not args.data.is_dir():
         raise DataError(f"--data {args.data} is no folder: name one that `sample` wrote")
-    readers = Readers(args.every_token, args.margin, args.least)
-    kinds = list(COLUMNS) if args.kind == "all" else [args.kind]
+    readers = Readers(args.every_token, args.margin, args.least, args.credit)
+    kinds = list(KINDS) if args.kind == "all" else [args.kind]
     check_out(args.out, file=args.kind != "all")
     counts = {}
     for kind in kinds:
-        out = args.out / f"{kind}.parquet" if args.kind == "all" else args.out
+        out = args.out / f"{kind}{KINDS[kind]}" if args.kind == "all" else args.out
         counts[kind] = {"rows": export(args.data, kind, out, readers, args.any_split), "file": str(out)}
         if not args.json:
             print(f"{kind}: {counts[kind]['rows']:,} rows in {out}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import shutil
@@ -36,6 +37,12 @@ def add_info(commands: Any) -> None:
     add_source(parser)
     parser.add_argument("--plan", action="store_true", help="the memory that training takes instead, part by part")
     parser.add_argument("--memory", type=float, metavar="GIB", help="with --plan: for a CUDA device of so much memory")
+    parser.add_argument(
+        "--machine",
+        metavar="NxCARD",
+        help="with --plan: for 8xh100-80, 1x4090, or 2x24 (GiB): placement, memory, tokens a second, hours, dollars",
+    )
+    parser.add_argument("--dollars", type=float, metavar="X", help="with --machine: what a card costs an hour")
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="with --plan: tokens of the longest prompt")
     add_json(parser)
     add_config_arguments(parser, bare="also print the whole configuration, with FILE's keys in it")
@@ -46,11 +53,21 @@ def run_info(args: argparse.Namespace) -> int:
     """Print the facts, or the memory plan of a training run. Keys are reported as set or not set, never shown."""
     whole, args.config = args.config is not None, None if args.config is True else args.config
     config = resolve(args)
-    for flag, value in (("--memory", args.memory), ("--prompt-tokens", args.prompt_tokens)):
+    numbers = {"--memory": args.memory, "--prompt-tokens": args.prompt_tokens, "--dollars": args.dollars}
+    for flag, value in (numbers | {"--machine": args.machine}).items():
         if value is not None and not args.plan:
             raise ConfigError(f"{flag} is {value}, and only --plan reads it: add --plan or leave it out")
-        if value is not None and not value > 0:
+        if value is not None and flag in numbers and not 0 < value < math.inf:
             raise ConfigError(f"{flag} is {value}: give a number above 0")
+    if args.machine is not None and args.memory is not None:
+        raise ConfigError("--memory and --machine both say what a card has: leave one out")
+    if args.dollars is not None and args.machine is None:
+        raise ConfigError("--dollars is the price of --machine's cards: name a machine, or leave it out")
+    if args.machine is not None:
+        from .machine import print_machine
+
+        print_machine(config, args.machine, args.dollars, args.prompt_tokens, args.json)
+        return 0
     if args.plan:
         from .plan import print_memory
 

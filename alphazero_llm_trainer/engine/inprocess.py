@@ -217,11 +217,14 @@ class InProcessEngine:
         path = self.tree.walk(request.prompt_ids)
         limit = min(request.max_new_tokens, self.capabilities.max_context - len(path))
         ends = request.stop_ids | self.eos_ids
-        if request.max_steps is not None:
+        if request.max_steps is not None or request.max_step_tokens is not None:
             ends |= self.step_ends.tokens
         call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
+        looked_at = min(limit, request.max_step_tokens or limit)
         riders = [
-            Rider(call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist())
+            Rider(
+                call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist(), looked_at
+            )
             for i in range(request.n)
         ]
         if watch is not None:

@@ -18,7 +18,7 @@ class Trajectory:
     `token_ids` and `logprobs` (nats, at ingest) are `[T]`; `nodes` are the steps' nodes and `lengths` their token
     counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled; `student` is False
     when a teacher wrote one of its steps; `text` is the response's; `outcome` is its correctness, with the user's own reward
-    where that takes part, and None where neither is known.
+    where that takes part, and None where neither is known; `verdict` is why it ended, as a terminal node's.
     """
 
     token_ids: tuple[int, ...]
@@ -31,6 +31,7 @@ class Trajectory:
     student: bool
     text: str
     outcome: float | None = None
+    verdict: str | None = None
 
     @property
     def right(self) -> bool:
@@ -62,15 +63,18 @@ def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | N
     lengths = [len(tree.token_ids[node]) for node in nodes]
     student, text = all(tree.source[node] == STUDENT for node in nodes), tree.response(end)
     reward, hre, outcome, samples = tree.reward[end], tree.hre[end], tree.grade(end), max(tree.samples[end], 1)
+    verdict = tree.verdict[end]
     if rollout is not None:
         token_ids, logprobs = token_ids + rollout.token_ids, logprobs + rollout.logprobs
         text += rollout.text
         reward, hre, outcome, samples = rollout.reward, rollout.hre, rollout.grade, max(rollout.samples, 1)
+        verdict = rollout.verdict
         if rollout.token_ids:
             nodes, lengths = [*nodes, OUTSIDE], [*lengths, len(rollout.token_ids)]
     if not token_ids or reward is None:
         return None
-    return Trajectory(token_ids, logprobs, tuple(nodes), tuple(lengths), reward, hre, samples, student, text, outcome)
+    where = tuple(nodes), tuple(lengths)
+    return Trajectory(token_ids, logprobs, *where, reward, hre, samples, student, text, outcome, verdict)
 
 
 def source_of(tree: Tree, trajectory: Trajectory) -> str:

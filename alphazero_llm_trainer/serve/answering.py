@@ -140,7 +140,7 @@ class Answerer:
             changes |= steps | {"iterations": 1, "samples": method.samples, "budget_tokens": wanted.budget_tokens}
             changes |= {"choose": "value" if method.name == "best-of" else "vote", "stop_agreed": 0}
             settings = settings.model_copy(update=changes)
-            policy = EngineSteps(student, settings.temperature)
+            policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
             if method.name == "majority":
                 return Search(policy, states_an_answer, settings)
             if verifier is None:
@@ -152,7 +152,7 @@ class Answerer:
         if verifier is not None:
             changes |= steps | {"iterations": wanted.simulations or self.config.serve.max_simulations}
             settings = settings.model_copy(update=changes)
-            policy = EngineSteps(student, settings.temperature)
+            policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
             return Search(policy, finished_earns_one, settings, verifier=verifier)
         changes["iterations"] = wanted.simulations or settings.iterations
         config = self.config.model_copy(update={"search": settings.model_copy(update=changes)})
