@@ -38,7 +38,12 @@ TRAIN = (
     "--set", "train.grpo.batch_size=5", "--set", "train.grpo.epochs=1", "--set", "train.rft.batch_size=5",
     "--set", "train.rft.updates_per_round=3",
 )  # fmt: skip
-JUDGE = ("--student", "embedded", "--questions", "40")
+PRM = (
+    "--set", "train.prm.iterations=2", "--set", "train.prm.samples=6", "--set", "train.prm.temperature=1.4",
+    "--set", "train.prm.spoiled=1", "--set", "train.demonstrations=20", "--set", "train.prm.epochs=1",
+    "--set", "train.prm.evaluate_every=5",
+)  # fmt: skip
+JUDGE = ("--student", "embedded", "--questions", "48")
 EVAL = ("--num", "8", "--student", "embedded", "--budget-tokens", "60", "--samples", "2")
 LOOP = (
     "--student", "embedded", "--set", "loop.generations=1", "--set", "loop.questions=16", "--set", "loop.arena_size=12",
@@ -58,7 +63,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
         None,
     ),
     "prm": (
-        ("prm", *JUDGE, "--set", "train.prm.iterations=2", "--set", "train.prm.samples=6", "--out"),
+        ("prm", *JUDGE, *PRM, "--out"),
         None,
     ),
     "loop": (("loop", *LOOP, "--out"), ("loop", "--resume", "--out")),

@@ -1415,6 +1415,37 @@ def kill_test(data: Row) -> Page:
     )
 
 
+def kill_commands(data: Row) -> Page:
+    rows = [{"name": name, "differing": len(row["differ"]), **row} for name, row in data["commands"].items()]
+    columns = {
+        "command": "`{name}`",
+        "kills": "{kills}",
+        "starts that failed": "{failures}",
+        "files": "{files}",
+        "that differ from the undisturbed run's": "{differing}",
+        "seconds, undisturbed": "{undisturbed_seconds:.0f}",
+        "with all kills": "{seconds:.0f}",
+    }
+    kills, differ = (sum(row[name] for row in rows) for name in ("kills", "differing"))
+    return Page(
+        "Every command, killed",
+        f"{kills} kills, {differ} files that differ from an undisturbed run's",
+        "Each command that keeps a run is killed with SIGKILL at random moments, loading included, and started again as its"
+        " user would, until it is through.",
+        {
+            "Problems": "embedded questions, a few dozen a command",
+            "Seeds": str(data["seed"]),
+            "Tokens": "not counted",
+            "Command": command(data),
+        },
+        table(rows, columns),
+        [
+            "Compared are weights, by the byte, and tables of results, but for seconds and for what was cached.",
+            "Tiny sizes on one machine with two cores. `sft` starts anew, and `ladder` is made of these commands.",
+        ],
+    )
+
+
 def reliability(data: Row) -> Page:
     rows = ({"name": name, **found} for name, found in data["parts"].items())
     columns = {
@@ -1440,7 +1471,7 @@ def reliability(data: Row) -> Page:
         [
             "A power cut is a disk that keeps what was synced and nothing else, which is the harshest; real ones keep more.",
             "One machine with two cores; the student is small, so that trees take milliseconds.",
-            "Kills of `train` and `loop` are tests of their own, and `kill_test` is one of `sample` under Ray.",
+            "Kills of `train`, `ppo`, `eval` and others have a page of their own, and so have those of `sample` under Ray.",
         ],
     )
 
@@ -1653,6 +1684,7 @@ MACHINERY: dict[str, Callable[[Row], Page]] = {
     "soak": soak,
     "reliability": reliability,
     "kill_test": kill_test,
+    "kill_commands": kill_commands,
     "teacher_faults": teacher_faults,
     "grade_agreement": grade_agreement,
     "answers_fuzz": answers_fuzz,

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from faults import a_job, keys_of, trees_in, what_counts
 from power_cuts import ForgetfulDisk
 
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.files import before, read_sealed, write_sealed, write_whole
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.search.journal import Journal, read_shards
+from alphazero_llm_trainer.train import loop
 from alphazero_llm_trainer.train.checkpoint import newest_whole, write_manifest
+from alphazero_llm_trainer.train.run import RunFolder
 
 
 def test_a_file_is_whole_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,3 +249,51 @@ def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
     assert len(said) == 2 and "checkpoint-12" in said[0] and "checkpoint-8" in said[1]
     (tmp_path / "checkpoint-4" / "alphazero.json").write_bytes(b"")
     assert newest_whole(tmp_path, said.append) == (None, {})
+
+
+SMALL = [
+    "train", "--use-grpo", "--num-examples", "16", "--save-every", "4", "--eval-size", "4", "--student", "embedded",
+    "--set", "train.questions_per_round=4", "--set", "train.validation_size=4", "--set", "train.rows_per_round=4",
+    "--set", "train.demonstrations=8", "--set", "train.grpo.batch_size=4", "--set", "train.grpo.epochs=1",
+    "--set", "train.iterations=1", "--set", "train.requeue_limit=0", "--checkpoint-dir",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_training_run_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every state that a cut leaves of a whole run has the checkpoints that were reported, with their trees, and some of them
+    go on to the undisturbed run's weights."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    root, reported, states = tmp_path / "disk", 0, []
+    root.mkdir()
+
+    def look(disk: ForgetfulDisk) -> None:
+        left = disk.restore(tmp_path / f"cut-{disk.cuts}") / "run-001"
+        if (left / "run.json").is_file():
+            RunFolder(left).read_card()
+            assert newest_whole(left, said.append)[1].get("rounds_done", 0) >= reported
+            journal = Journal(left / "journal.jsonl")
+            assert len(journal.records) >= 4 * reported and not journal.damaged
+            journal.close()
+        if disk.cuts % 40 == 20 and (left / "run.json").is_file():
+            states.append(left)
+        else:
+            shutil.rmtree(left.parent)
+
+    def sealing(folder: Path, facts: dict[str, Any]) -> None:
+        nonlocal reported
+        write_manifest(folder, facts)
+        reported = facts["rounds_done"]
+
+    said: list[str] = []
+    monkeypatch.setattr(loop, "write_manifest", sealing)
+    with monkeypatch.context() as patch:
+        disk = ForgetfulDisk(root, patch, look)
+        assert main([*SMALL, str(root)]) == 0
+    assert reported == 4 and disk.cuts >= 80 and len(states) >= 2
+    weights = (root / "run-001/student/model.safetensors").read_bytes()
+    for left in states:
+        assert main(["train", "--resume", "--checkpoint-dir", str(left.parent)]) == 0
+        assert (left / "student/model.safetensors").read_bytes() == weights, left.parent.name
+    torch.set_num_threads(threads)

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from faults import a_job, forked, trees_in, wait_for, what_counts
 
 from alphazero_llm_trainer import files
 from alphazero_llm_trainer.cli.base import Parser, run_command
-from alphazero_llm_trainer.errors import ConfigError, StorageError
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
 from alphazero_llm_trainer.files import FolderLock, check_space, storage_failure
+from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed
 from alphazero_llm_trainer.scale.sample import run_sample
 
 
@@ -114,6 +116,17 @@ def test_weights_that_cannot_be_written(tmp_path: Path) -> None:
         [sys.executable, "-c", SEALED, str(tmp_path / "best.safetensors")], capture_output=True, text=True, check=True
     )
     assert "best.safetensors can't be written" in done.stdout and not list(tmp_path.iterdir())
+
+
+def test_best_weights_whose_folder_is_gone_are_no_wrong_input(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    save_sealed({"a": torch.zeros(3)}, tmp_path / "run" / "best.safetensors")
+    (tmp_path / "run" / "best.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="restore it or train again"):
+        load_sealed(tmp_path / "run" / "best.safetensors")
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StorageError, match="run was removed meanwhile"):
+        load_sealed(tmp_path / "run" / "best.safetensors")
 
 
 # -- locks -------------------------------------------------------------------------------------------------------------

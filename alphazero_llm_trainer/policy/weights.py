@@ -81,12 +81,15 @@ def save_sealed(state: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def load_sealed(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file. Raises CheckpointError where they don't fit their hash; other writers' files have none."""
+    """The tensors of a file. Raises CheckpointError where they don't fit their hash (other writers' files have none), and
+    StorageError where their folder is gone."""
     try:
         with safe_open(path, "pt") as file:
             expected = (file.metadata() or {}).get("sha256")
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
+        if not path.parent.is_dir():
+            raise StorageError(f"{path.parent} was removed meanwhile: put it back, or start a new run") from error
         raise CheckpointError(f"{path} can't be read ({error}): restore it or train again") from error
     if expected is not None and digest(tensors) != expected:
         raise CheckpointError(f"{path} doesn't fit its hash, it was changed or damaged: restore it or train again")
