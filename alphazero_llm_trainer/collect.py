@@ -17,6 +17,7 @@ from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens
 from .problems.load import check_gold
 from .problems.source import open_source, source_of
+from .problems.step_checks import Calculator
 from .rewards.combined import combined
 from .rewards.custom import CustomReward, open_reward
 from .rewards.pre import pre
@@ -243,15 +244,21 @@ class Collector:
         self.remote = Remote(config) if is_remote(config) else None
         self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote)
         self.checker = build_terminal_checker(config, self.remote)
+        teachers = {
+            "teachers.tier": self.teachers is not None,
+            "teachers.terminal_checker": self.checker is not None,
+        }
         if config.search.mode == "token":
-            for name, used in (
-                ("teachers.tier", self.teachers is not None),
-                ("teachers.terminal_checker", self.checker is not None),
-                ("train.groups", config.train.groups == "chain"),
-            ):
+            for name, used in {**teachers, "train.groups": config.train.groups != "tree"}.items():
                 if used:
                     raise ConfigError(
                         f"{name} is set and search.mode is token: it works on steps; use step or unset it"
+                    )
+        if config.train.groups == "verified":
+            for name, used in {**teachers, "search.value": self.value is not None}.items():
+                if used:
+                    raise ConfigError(
+                        f"{name} is set and train.groups is verified: the source's rule alone judges there; unset one"
                     )
         if config.train.reward == "hre" and config.rewards.own and config.rewards.hre_weight == 0:
             raise ConfigError(
@@ -361,7 +368,12 @@ class Collector:
         if settings.mode == "token":
             tokens = EngineTokens(self.student, settings.temperature, settings.beam)
             return Search(tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True, **common)
-        policy = EngineSteps(self.student, settings.temperature)
+        policy = EngineSteps(self.student, settings.temperature, settings.max_step_tokens)
+        if train.groups == "verified":
+            # Chains are drawn one at a time.
+            settings = settings.model_copy(update={"iterations": settings.iterations * settings.samples})
+            rule: Any = {"verifier": Calculator(), "generating": True}
+            return Search(policy, evaluate, settings, stop=self.stop, **rule, **common)
         finished: Finished | None = None if self.checker is None else self.checker.finished
         advisor: Advisor | None = self.teachers
         return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, **common)
@@ -400,7 +412,7 @@ def answer_search(
     policy: EngineSteps | EngineTokens = (
         EngineTokens(student, settings.temperature, settings.beam)
         if settings.mode == "token"
-        else EngineSteps(student, settings.temperature)
+        else EngineSteps(student, settings.temperature, settings.max_step_tokens)
     )
     evaluate: Evaluate | None = finished_earns_one
     grading = None

@@ -57,7 +57,7 @@ class Continuation:
 
     `ended` is True when the policy closed the response itself (end of sequence), False when a limit cut it.
     `checked` is True when a terminal checker called it finished after its last step; `cut` when a limit ended it inside
-    its last step.
+    its last step, `rambled` when that was the limit of a step's tokens.
     """
 
     steps: tuple[Step, ...]
@@ -66,6 +66,7 @@ class Continuation:
     direction: Direction = Direction.NONE
     checked: bool = False
     cut: bool = False
+    rambled: bool = False
 
 
 @dataclass(slots=True)

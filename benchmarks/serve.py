@@ -1,7 +1,8 @@
-"""The server beside its bare engine: latency and throughput over 1 to 64 clients, and a minute of 64 clients.
+"""The server beside its bare engine: latency and throughput over 1 to 64 clients; crowds with deadlines; a soak.
 
-    uv run python benchmarks/serve.py                   # about three minutes; benchmarks/results/serve.json
-    uv run python benchmarks/serve.py --seconds 1 --soak 5
+    uv run python benchmarks/serve.py              # about three minutes; benchmarks/results/serve.json
+    uv run python benchmarks/serve.py --crowds 60  # 64 and 200 clients, so many seconds each; results/crowds.json
+    uv run python benchmarks/serve.py --soak 30    # so many minutes; results/soak.json
 
 Starts `alphazero-llm-trainer serve` in a process of its own, with the embedded student, and asks it as the openai client
 does (httpx, keep-alive). Each client asks one question after another; every question is new to the cache. Prints, for
@@ -11,9 +12,14 @@ plain samples, best-of-8, MCTS under the calculator and a long MCTS that the dea
 - the same requests put straight into the answering code and engine, in one process without HTTP: what HTTP costs;
 - how many deadlines were hit, and how late the answers then came.
 
-The soak: so many seconds of 64 clients with all methods mixed and deadlines of 2 s; errors, answers later than 100 ms
-after their deadline (by the server's clock), how long the machine itself left an idle process waiting meanwhile, and the
-server's memory, live rows and traces before and after. Clients, server and whatever else this machine does share its
+Crowds: so many seconds of 64 clients and of 200, each with a connection of its own, all methods mixed and deadlines of 2 s or
+500 ms; errors, answers later than 100 ms after their deadline (by the server's clock, and by the client's), how long the
+machine itself left an idle process waiting meanwhile, how many cores other processes took, and the server's memory, live rows
+and traces before and after.
+
+The soak is the crowd of 64 for minutes, while every second a client breaks its connection in the middle of a search and
+another sends a request that is wrong. Prints errors, what memory grew by in an hour (a line through its readings, the first
+third left out), and what is live afterwards. Clients, server and whatever else this machine does share its
 cores: ratios hold, absolute times are this machine's.
 """
 
@@ -27,9 +33,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import httpx
@@ -40,6 +49,16 @@ sys.path.insert(0, str(ROOT))
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 
 CLIENTS = (1, 4, 16, 64)
+CROWDS = (64, 200)  # clients
+BAD = (
+    b"",
+    b"{",
+    b"[]",
+    b'{"messages": 5}',
+    b'{"model": "nobody", "messages": []}',
+    b'{"temperature": 1e-39}',
+    b"\xff" * 2000,
+)
 LATE = 0.1  # seconds after a deadline
 # Small enough to be full within the soak, so that what grows after that would be a leak.
 SMALL = ("--set", "engine.cache_tokens=60000", "--set", "serve.traces=200")
@@ -51,6 +70,10 @@ MIXES: dict[str, dict[str, Any]] = {
     "beam, deadline 500 ms": {"model": "student@beam", "budget_tokens": 20_000, "deadline_ms": 500},
 }
 
+Ask = Callable[
+    [int, dict[str, Any]], Awaitable[dict[str, Any] | str]
+]  # a client's number and a body; the answer, or what failed
+
 
 @dataclass
 class Load:
@@ -61,6 +84,9 @@ class Load:
     tokens: int = 0
     hit: int = 0
     late: list[float] = field(default_factory=list)
+    late_there: list[float] = field(
+        default_factory=list
+    )  # by the client's clock: with the way, and the client's own waits
     errors: Counter[str] = field(default_factory=Counter)  # by status or exception
     wall: float = 0.0
 
@@ -71,6 +97,7 @@ class Load:
         self.hit += body["alphazero"]["deadline_hit"]
         if deadline_ms is not None:
             self.late.append(self.inside[-1] - deadline_ms / 1000)
+            self.late_there.append(seconds - deadline_ms / 1000)
 
     def row(self) -> dict[str, Any]:
         return {
@@ -87,6 +114,7 @@ class Load:
             "late_p99_ms": 1000 * quantile(self.late, 0.99) if self.late else None,
             "late_max_ms": 1000 * max(self.late) if self.late else None,
             "over_100_ms_late": sum(late > LATE for late in self.late),
+            "over_100_ms_late_at_the_client": sum(late > LATE for late in self.late_there),
             "errors": dict(self.errors),
         }
 
@@ -110,8 +138,8 @@ class Questions:
         return {"messages": messages, "seed": number, **mix}
 
 
-async def put(clients: int, seconds: float, ask: Any, mixes: list[dict[str, Any]], questions: Questions) -> Load:
-    """`clients` clients, each asking one question after another for so many seconds. `ask` returns a body, or what failed."""
+async def put(clients: int, seconds: float, ask: Ask, mixes: list[dict[str, Any]], questions: Questions) -> Load:
+    """`clients` clients, each asking one question after another for so many seconds."""
     load, end = Load(), time.perf_counter() + seconds
 
     async def client(number: int) -> None:
@@ -120,7 +148,7 @@ async def put(clients: int, seconds: float, ask: Any, mixes: list[dict[str, Any]
             body = questions.body(mixes[turn % len(mixes)])
             turn += 1
             began = time.perf_counter()
-            answer = await ask(body)
+            answer = await ask(number, body)
             if isinstance(answer, str):
                 load.errors[answer] += 1
             else:
@@ -130,17 +158,6 @@ async def put(clients: int, seconds: float, ask: Any, mixes: list[dict[str, Any]
     await asyncio.gather(*(client(number) for number in range(clients)))
     load.wall = time.perf_counter() - began
     return load
-
-
-def poster(http: httpx.AsyncClient) -> Any:
-    async def ask(body: dict[str, Any]) -> dict[str, Any] | str:
-        try:
-            response = await http.post("/v1/chat/completions", json=body)
-        except httpx.HTTPError as error:
-            return type(error).__name__
-        return response.json() if response.status_code == 200 else str(response.status_code)
-
-    return ask
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -160,14 +177,42 @@ class Served:
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split("answers at ")[1].split("/v1")[0]
 
-    def client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
-        return httpx.AsyncClient(base_url=self.url, timeout=60, limits=limits)
+    @asynccontextmanager
+    async def asking(self, clients: int) -> AsyncIterator[Ask]:
+        """What puts a question for the client of a number. Each has a connection of its own: one pool of 200 connections
+        would make its callers wait for one another."""
+        context = httpx.create_ssl_context()  # made once: it takes longer than a request
+        async with AsyncExitStack() as stack:
+            https = [
+                await stack.enter_async_context(httpx.AsyncClient(base_url=self.url, timeout=60, verify=context))
+                for _ in range(clients)
+            ]
+
+            async def ask(client: int, body: dict[str, Any]) -> dict[str, Any] | str:
+                try:
+                    response = await https[client].post("/v1/chat/completions", json=body)
+                except httpx.HTTPError as error:
+                    return type(error).__name__
+                return response.json() if response.status_code == 200 else str(response.status_code)
+
+            yield ask
+
+    def rss(self) -> float:
+        """Memory in MiB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return round(int(status.split("VmRSS:")[1].split()[0]) / 1024, 1)
+
+    def others(self) -> float:
+        """Seconds of processor time that neither the server nor this process has taken, since the machine started."""
+        busy = [int(value) for value in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
+        taken = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        idle = busy[3] + busy[4]
+        ticks = sum(busy[:8]) - idle - int(taken[11]) - int(taken[12])
+        return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
     def state(self) -> dict[str, float]:
         """Memory in MiB, and what is live by the server's own metrics."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = {"rss_mib": round(int(status.split("VmRSS:")[1].split()[0]) / 1024, 1)}
+        found = {"rss_mib": self.rss()}
         names = ("live_requests", "queue_depth", "live_searches", "engine_live_rows", "engine_waiting_rows", "traces")
         names += ("trace_bytes", "cache_tokens")
         for line in httpx.get(f"{self.url}/metrics").text.splitlines():
@@ -210,31 +255,64 @@ print(worst, over)
 
 async def through_http(served: Served, seconds: float, questions: Questions) -> dict[str, dict[str, Any]]:
     rows = {}
-    async with served.client() as http:
+    async with served.asking(max(CLIENTS)) as ask:
         for name, mix in MIXES.items():
             for clients in CLIENTS:
-                load = await put(clients, seconds, poster(http), [mix], questions)
+                load = await put(clients, seconds, ask, [mix], questions)
                 rows[f"{name}/{clients}"] = load.row()
     return rows
 
 
-async def soak(served: Served, seconds: float, questions: Questions) -> dict[str, Any]:
-    """64 clients with all methods, each request with a deadline of 2 s; memory is read ten times on the way."""
+async def crowd(served: Served, clients: int, seconds: float, questions: Questions) -> dict[str, Any]:
+    """Clients with all methods, each request with a deadline of 2 s or 500 ms; memory is read thirty times on the way."""
     mixes = [mix | {"deadline_ms": mix.get("deadline_ms", 2000)} for mix in MIXES.values()]
     memory: list[float] = []
 
     async def watch() -> None:
         while True:
-            await asyncio.sleep(seconds / 10)
-            memory.append(served.state()["rss_mib"])
+            await asyncio.sleep(seconds / 30)
+            memory.append(served.rss())
 
-    async with served.client() as http:
-        before, watching, stalls = served.state(), asyncio.ensure_future(watch()), Stalls()
-        load = await put(64, seconds, poster(http), mixes, questions)
+    async with served.asking(clients) as ask:
+        before, watching, stalls, others = served.state(), asyncio.ensure_future(watch()), Stalls(), served.others()
+        load = await put(clients, seconds, ask, mixes, questions)
         watching.cancel()
         machine = stalls.end()
+        machine["cores_of_others"] = (served.others() - others) / load.wall
     await asyncio.sleep(0.5)
     return {"seconds": load.wall, **load.row(), **machine, "before": before, "after": served.state(), "rss_mib": memory}
+
+
+async def soak(served: Served, seconds: float, questions: Questions) -> dict[str, Any]:
+    """The crowd of 64, and every second a client that goes and a request that is wrong."""
+    gone, refused, host = 0, Counter[str](), httpx.URL(served.url)
+
+    async def disturb() -> None:
+        nonlocal gone
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+            while True:
+                await asyncio.sleep(1)
+                _, writer = await asyncio.open_connection(host.host, host.port)
+                body = json.dumps(questions.body({"model": "student@beam", "budget_tokens": 20_000})).encode()
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host.host}\r\nContent-Length: {len(body)}\r\n\r\n"
+                writer.write(head.encode() + body)
+                await writer.drain()
+                wrong = BAD[gone % len(BAD)]
+                response = await http.post("/v1/chat/completions", content=wrong)
+                refused[str(response.status_code)] += 1
+                writer.transport.abort()
+                gone += 1
+
+    disturbing = asyncio.ensure_future(disturb())
+    try:
+        found = await crowd(served, 64, seconds, questions)
+    finally:
+        disturbing.cancel()
+    memory = found["rss_mib"]
+    settled = memory[len(memory) // 3 :]
+    slope = linear_regression(range(len(settled)), settled).slope * 30 / seconds * 3600
+    disturbed = {"clients_gone": gone, "wrong_requests": dict(refused), "rss_mib_an_hour": slope}
+    return found | disturbed | {"failed": disturbing.done() and not disturbing.cancelled()}
 
 
 # -- the bare engine ---------------------------------------------------------------------------------------------------
@@ -260,7 +338,7 @@ async def bare(seconds: float, questions: Questions) -> dict[str, dict[str, Any]
     loop = asyncio.get_running_loop()
     context = student.engine.capabilities.max_context
 
-    async def ask(body: dict[str, Any]) -> dict[str, Any]:
+    async def ask(client: int, body: dict[str, Any]) -> dict[str, Any]:
         began = loop.time()
         wanted = chat_request(json.dumps(body).encode(), student, context, names, config.serve)
         due = None if wanted.deadline is None else began + wanted.deadline
@@ -297,22 +375,26 @@ def table(http: dict[str, Any], engine: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
-    parser.add_argument("--soak", type=float, default=60.0, help="seconds of 64 clients")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "serve.json")
+    parser.add_argument("--crowds", type=float, help="the crowds alone: seconds of each")
+    parser.add_argument("--soak", type=float, help="the soak alone: minutes")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/serve.json, crowds.json or soak.json")
     args = parser.parse_args()
-    questions = Questions()
-    engine = asyncio.run(bare(args.seconds, questions))
+    questions, alone = Questions(), args.crowds is not None or args.soak is not None
+    found: dict[str, Any] = {} if alone else {"bare": asyncio.run(bare(args.seconds, questions))}
     served = Served()
     try:
-        http = asyncio.run(through_http(served, args.seconds, questions))
-        print(table(http, engine))
-        minute = asyncio.run(soak(served, args.soak, questions))
+        if args.crowds is not None:
+            name = "crowds"
+            found["crowds"] = {str(size): asyncio.run(crowd(served, size, args.crowds, questions)) for size in CROWDS}
+        elif args.soak is not None:
+            name, found = "soak", asyncio.run(soak(served, 60 * args.soak, questions)) | {"minutes": args.soak}
+        else:
+            name, found["http"] = "serve", asyncio.run(through_http(served, args.seconds, questions))
     finally:
-        code = served.stop()
-    print(f"\n{minute['seconds']:.0f} s of 64 clients: {json.dumps(minute, indent=2)}\nexit code {code}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    found = {"http": http, "bare": engine, "soak": minute, "exit_code": code, "cores": os.cpu_count()}
-    args.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        found |= {"exit_code": served.stop(), "cores": os.cpu_count()}
+    print(json.dumps(found, indent=2) if alone else table(found["http"], found["bare"]))
+    out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
+    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from alphazero_llm_trainer.eval.results import (
     paired,
     summary,
 )
-from alphazero_llm_trainer.eval.verifiers import Calculator
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.report.evaluation import result_text, results_markdown
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
@@ -34,10 +35,11 @@ PROMPT = (5, 6, 7, 8)
 CLOSE = 1e-5
 
 
-@pytest.fixture(params=["native", "native, no memo", "fused", "fused, no memo", "transformers"])
+@pytest.fixture(params=["native", "native, no memo", "native, worker", "fused", "fused, no memo", "transformers"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcessEngine:
     """Engines with each forward, and without stored next-token distributions."""
-    kind, _, memo = request.param.partition(", ")
+    kind, _, more = request.param.partition(", ")
+    memo = more == "no memo"
     if memo:
         monkeypatch.setattr(inprocess, "MEMO_BYTES", 0)
     if kind != "native":
@@ -48,7 +50,11 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         pytest.skip("no C compiler here")
     made = tiny_engine(MODEL)
     assert isinstance(made.forward, {"native": NativeLlama, "fused": FusedLlama, "transformers": LibraryForward}[kind])
-    assert (made.tree.next_logprobs is None) == bool(memo)
+    assert (made.tree.next_logprobs is None) == memo
+    if more == "worker":
+        monkeypatch.setattr(inprocess, "LONG_SECONDS", 0.0)
+        made.worker = ThreadPoolExecutor(1)
+        request.addfinalizer(made.worker.shutdown)
     return made
 
 

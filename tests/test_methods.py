@@ -21,12 +21,13 @@ from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
 from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, OverBudgetError, chain_of
 from alphazero_llm_trainer.eval.methods import METHODS, answered
-from alphazero_llm_trainer.eval.verifiers import Calculator, LogProbability, NoVerifier, Product, ValueVerifier
+from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product, ValueVerifier
 from alphazero_llm_trainer.policy.prm_verifier import EnginePrm
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.calculator import consistent
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.types import Problem, Step
 
 TASKS = load_tasks("embedded", "test", 40)

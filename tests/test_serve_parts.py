@@ -23,15 +23,16 @@ from alphazero_llm_trainer.config.sections import ServeConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.eval.verifiers import Calculator
 from alphazero_llm_trainer.policy.prm_verifier import EnginePrm, squash
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.embedded import build
+from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.serve.answering import Answerer
+from alphazero_llm_trainer.serve.answering import Answerer, in_time
 from alphazero_llm_trainer.serve.app import Answering, make_app
+from alphazero_llm_trainer.serve.conversation import Conversation
 from alphazero_llm_trainer.serve.failures import ApiError
 from alphazero_llm_trainer.serve.fair import FairQueue
 from alphazero_llm_trainer.serve.guard import Guard, is_loopback
@@ -526,6 +527,13 @@ def wanted(student: Student, config: Config, method: str, before: str = "", **mo
     )
 
 
+@pytest.mark.parametrize("name", ["n", "max_tokens", "budget_tokens", "simulations", "deadline_ms"])
+def test_an_endless_number_is_not_repeated(student: Student, config: Config, name: str) -> None:
+    with pytest.raises(ApiError, match=f"{name} is 1000.*: at most") as refused:
+        wanted(student, config, "mcts", **{name: 10**4000})
+    assert len(str(refused.value)) < 150
+
+
 def test_a_temperature_is_0_or_large_enough_to_draw(student: Student, config: Config) -> None:
     for fine in (0, 0.01, 2, None):
         assert wanted(student, config, "sample", temperature=fine).temperature == fine
@@ -655,13 +663,39 @@ def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind
         assert outcome.finish in ("stop", "length")
         if outcome.deadline_hit:
             assert outcome.ended_by == "deadline"
-        assert outcome.tree is None or not any(outcome.tree.virtual)
         for _ in range(200):
             if not student.engine.queue:
                 break
             await asyncio.sleep(0.005)
+        assert outcome.tree is None or not any(outcome.tree.virtual)
         assert not student.engine.queue and not student.engine._wakes
         student.engine.tree.check()
+
+    run(main)
+
+
+def test_an_answer_that_is_due_waits_for_no_cancellation(student: Student, config: Config) -> None:
+    """What is let go at the deadline takes its time to end; what it had drawn by then is counted once."""
+
+    async def main() -> None:
+        one = wanted(student, config, "beam", temperature=2.0)
+        conversation, ended = Conversation(student, one.prompts[0].token_ids), asyncio.Event()
+
+        async def slow_to_end() -> None:
+            try:
+                request = GenerateRequest(conversation.prompt, max_new_tokens=400, temperature=2.0, seed=1, n=4)
+                await conversation.engine.generate([request])
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.2)
+                ended.set()
+
+        student.engine.tree.clear()
+        working = asyncio.ensure_future(in_time(slow_to_end(), asyncio.get_running_loop().time() + 0.3, conversation))
+        assert await working is None and not ended.is_set()
+        drawn = conversation.engine.cost.sampled_tokens
+        await ended.wait()
+        assert conversation.engine.cost.sampled_tokens == drawn == conversation.engine.sampled_tokens
 
     run(main)
 

@@ -13,11 +13,14 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.collect import Collector, GradedTree
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Judgement
+from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.search.extract import Trajectory, trajectories
 from alphazero_llm_trainer.search.journal import Journal
 from alphazero_llm_trainer.search.targets import outcomes
+from alphazero_llm_trainer.search.tree import REJECTED, ROOT
 from alphazero_llm_trainer.train.credit import clamp, group_advantages, is_flat, process_advantages
 from alphazero_llm_trainer.train.rows import TrainRow
 from alphazero_llm_trainer.train.size import RunSize
@@ -244,3 +247,55 @@ def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path: Pat
     assert {(row.prompt_ids, row.completion_ids) for row in source._buffer} == wanted
     assert {(row.prompt_ids, row.completion_ids) for row in rows} <= wanted
     assert {row.weight for row in rows} == {1.0}
+
+
+VERIFIED = ["train.groups=verified", "train.method=rft", "problems.levels=[2,3]", "rewards.pre_weight=0"]
+
+
+def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_path: Path) -> None:
+    source, [stats] = searched(tmp_path, *VERIFIED, "train.iterations=4", "search.verify.first_temperature=1.0")
+    rejected, wrong = 0, 0
+    for found in source.restored(0):
+        problem, tree, rule = found.task.problem, found.tree, problems_of(found.task.problem)
+        for node in range(ROOT + 1, len(tree)):
+            passed = rule.check_step(problem, [step.text for step in tree.steps(node)])
+            assert passed == (tree.verdict[node] != REJECTED)
+            rejected += not passed
+        assert not tree.rollouts  # nothing that was not judged
+        for leaf in (leaf for leaf in tree.leaves() if tree.verdict[leaf] == "answer"):
+            [grade] = rule.grade_many([(tree.response(leaf), found.task)])
+            assert tree.hre[leaf] == grade.hre and (tree.W[leaf] > 0) == bool(grade.hre)
+            wrong += not grade.hre
+    assert rejected and wrong and stats.solved and not stats.failed
+
+
+def test_a_verified_tree_ends_at_its_budget_or_at_enough_right_responses(tmp_path: Path) -> None:
+    source, _ = searched(
+        tmp_path, *VERIFIED, "train.iterations=50", "search.budget_tokens=120", "search.data.enough_correct=1"
+    )
+    ended = {}
+    for found in source.restored(0):
+        right = sum(one.right for one in trajectories(found.tree))
+        assert right == (found.ended_by == "enough") and found.cost.sampled_tokens <= 120
+        ended[found.ended_by] = found
+    assert set(ended) == {"enough", "tokens"}
+
+
+def searched(folder: Path, *overrides: str) -> tuple[RoundSource, list[RoundStats]]:
+    """The source after its first round's search."""
+    source, seen = source_of(folder, *overrides)
+    source.expert(0)
+    return source, seen
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("teachers.tier=embedded", "teachers.tier"),
+        ("search.mode=token", "train.groups"),
+    ],
+)
+def test_verified_groups_refuse_other_judges(override: str, named: str) -> None:
+    config = load_config(overrides=[*OVERRIDES, *VERIFIED, override])
+    with pytest.raises(ConfigError, match=f"^{named} is set and"):
+        Collector(load_student(config), config, None)

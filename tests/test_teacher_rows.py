@@ -16,10 +16,10 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import RequestError
-from alphazero_llm_trainer.eval.verifiers import Calculator
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.search.driver import Search
 from alphazero_llm_trainer.search.extract import source_of, trajectories
 from alphazero_llm_trainer.search.journal import Journal, read

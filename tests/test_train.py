@@ -26,7 +26,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.weights import save_sealed
 from alphazero_llm_trainer.search.journal import read
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.train.checkpoint import newest, write_manifest
+from alphazero_llm_trainer.train.checkpoint import newest, newest_whole, write_manifest
 from alphazero_llm_trainer.train.loop import Run, _RoundWatch
 from alphazero_llm_trainer.train.models import make_trainable
 from alphazero_llm_trainer.train.run import RunFolder
@@ -145,7 +145,7 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = journal.read_bytes()
+    kept, died = journal.read_bytes(), newest_whole(tmp_path / "run-001", pytest.fail)[1]
     # What a crash in the middle of a write leaves behind.
     with journal.open("ab") as file:
         file.write(b'{"key": "2/half')
@@ -172,6 +172,10 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
             assert torch.allclose(tensor, critics[1][name], atol=1e-4), name
     metrics = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics if "mean_reward" in m] == [0, 1, 2]
+    # The seconds go on from the killed process's last checkpoint: those of both count, and what was done twice counts once.
+    seconds = json.loads((resumed / "run.json").read_text())["seconds"]
+    assert died["total_seconds"] < newest_whole(resumed, pytest.fail)[1]["total_seconds"] <= seconds["total"] + 0.1
+    assert died["training_seconds"] < seconds["training"]
     spent, undisturbed = (json.loads((folder / "run.json").read_text())["search_cost"] for folder in (resumed, run))
     for cost in (spent, undisturbed):
         # How much of a prompt is cached depends on what else is searched at the time; the sum doesn't.

@@ -381,7 +381,7 @@ def fit(combination: Combination, config: Config, student: Student, name: str) -
     asyncio.run(
         fit_combination(
             combination,
-            EngineSteps(student, config.search.temperature),
+            EngineSteps(student, config.search.temperature, config.search.max_step_tokens),
             tasks,
             right,
             samples=config.eval.fit_samples,

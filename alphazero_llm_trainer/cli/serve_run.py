@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
+from ..engine.inprocess import InProcessEngine
 from ..errors import ConfigError
 from ..eval.attempt import Attempt, Chain, MethodContext
 from ..eval.methods import METHODS
@@ -60,6 +62,8 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
         if args.value is not None:
             search = config.search.model_copy(update={"rollout": "none", "select": "puct"})
             config = config.model_copy(update={"search": search})
+    if isinstance(student.engine, InProcessEngine):
+        student.engine.worker = ThreadPoolExecutor(1, "forward")
     answerer = Answerer(student, config, verifier, value, stepwise)
     journal = None if args.keep_traces is None else KeptJournal(args.keep_traces)
     service = Service(answerer, names, config.serve, policy_fingerprint(student.model), journal)

@@ -149,6 +149,7 @@ class SearchConfig(Section):
     widening: WideningConfig | None = None
     stop_settled: bool = False
     stop_agreed: NonNegative = 0
+    max_step_tokens: Positive | None = None
     step: Annotated[str, Field(pattern=r"^(line|sentence|tokens:[1-9]\d{0,4}|regex:.+)$")] = "line"
     max_depth: Positive = 12
     max_tokens: Positive = 160

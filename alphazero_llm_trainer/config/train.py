@@ -174,7 +174,7 @@ class TrainConfig(Section):
     eval_size: NonNegative = 1000
     validation_size: NonNegative = 300
     keep_best: bool = True
-    groups: Literal["tree", "chain"] = "tree"
+    groups: Literal["tree", "chain", "verified"] = "tree"
     iterations: Positive = 3
     samples: Positive = 4
     requeue_iterations: NonNegative = 3

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,10 +23,10 @@ from ..errors import EngineError
 from ..types import Cost
 from .admission import check_ids, check_request, check_tokens
 from .forward import make_forward
-from .native import library
+from .native import NativeLlama, library
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Capabilities, Generated, GenerateRequest, Watch
-from .queue_rows import Call, Rider
+from .queue_rows import Call, Computed, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 from .step_ends import StepEnds
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 TURNS = 16  # of the event loop, at most, that callers get to put in their next requests before a step
 
+LONG_SECONDS = 0.004  # a shorter forward takes less than handing it to a thread may
 T = TypeVar("T")
 
 
@@ -59,7 +61,9 @@ class InProcessEngine:
         step_ends: where steps end.
         settings: batch, context and cache limits.
 
-    `forward.name` says what computes it: "native" (C), "fused" (torch) or "transformers".
+    `forward.name` says what computes it: "native" (C), "fused" (torch) or "transformers". Long forwards of "native"
+    are computed in `worker`, where that is set: the event loop goes on meanwhile, as a server's has to, and requests that
+    come then wait for the forward's end. (The others share the model with whoever changes its adapters.)
     """
 
     def __init__(
@@ -101,6 +105,8 @@ class InProcessEngine:
         self.facts: dict[str, Any] = {"backend": "inprocess", "forward": self.forward.facts()}
         self.sampler = Sampler(library() if settings.native == "auto" else None)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
+        self.worker: ThreadPoolExecutor | None = None
+        self._computed: asyncio.Future[None] | None = None  # done when the worker's forward has ended
         self._pump: asyncio.Task[None] | None = None
         self._wakes: set[Watch] = set()
 
@@ -181,8 +187,10 @@ class InProcessEngine:
 
     async def _ask(self, submissions: Sequence[Callable[[], T | asyncio.Future[T]]]) -> list[T]:
         """Submit and wait for what is not known at once."""
-        self._ensure_pump()
         answers: list[T | asyncio.Future[T]] = []
+        while self._computed is not None:  # the worker reads the tree that a submission changes
+            await asyncio.wait((self._computed,))
+        self._ensure_pump()
         try:
             for submit in submissions:
                 answers.append(submit())
@@ -209,11 +217,14 @@ class InProcessEngine:
         path = self.tree.walk(request.prompt_ids)
         limit = min(request.max_new_tokens, self.capabilities.max_context - len(path))
         ends = request.stop_ids | self.eos_ids
-        if request.max_steps is not None:
+        if request.max_steps is not None or request.max_step_tokens is not None:
             ends |= self.step_ends.tokens
         call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
+        looked_at = min(limit, request.max_step_tokens or limit)
         riders = [
-            Rider(call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist())
+            Rider(
+                call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist(), looked_at
+            )
             for i in range(request.n)
         ]
         if watch is not None:
@@ -300,7 +311,7 @@ class InProcessEngine:
             while self.queue:
                 await self._let_callers_park()
                 began = time.perf_counter()
-                self._step()
+                await self._step()
                 for watch in self._wakes:
                     if watch.wake is not None:
                         watch.wake()
@@ -336,16 +347,33 @@ class InProcessEngine:
                 future.set_exception(failure)
         self.tree.clear()
 
-    def _step(self) -> None:
+    async def _step(self) -> None:
         """Let those who wait for nothing draw, fill the batch, compute it, and hand out what came of it."""
         queue, stats = self.queue, self.stats
         queue.walk()
         queue.refill(self.max_batch)
         if not queue.live:
             return
-        computed = self.forward.compute(queue.live)
+        computed = await self._compute()
         stats.forwards += 1
         stats.rows += len(queue.live)
         stats.computed_tokens += computed.tokens
         stats.forward_seconds += computed.seconds
         queue.settle(computed)
+
+    async def _compute(self) -> Computed:
+        """The live rows' forward: in the worker where it takes long, by what a token took so far."""
+        rows, stats = self.queue.live, self.stats
+        tokens = sum(len(row.nodes) for row in rows)
+        expected = tokens * stats.forward_seconds / max(stats.computed_tokens, 1)
+        if self.worker is None or expected < LONG_SECONDS or not isinstance(self.forward, NativeLlama):
+            return self.forward.compute(rows)
+        loop = asyncio.get_running_loop()
+        self._computed, work = loop.create_future(), self.worker.submit(self.forward.compute, rows)
+        try:
+            return await asyncio.wrap_future(work)
+        finally:
+            # Where the event loop ends first: what the forward reads may not be let go under it.
+            wait((work,))
+            self._computed.set_result(None)
+            self._computed = None

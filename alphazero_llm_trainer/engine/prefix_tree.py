@@ -136,17 +136,24 @@ class PrefixTree:
         # One sweep frees an extra tenth, so that sweeps stay rare.
         wanted = max(count, self.capacity // 10)
         while self.room() < wanted:
-            leaves = [
-                node
-                for node in range(1, len(self.children))
-                if self.token[node] >= 0 and not self.children[node] and not self.locks[node]
-            ]
-            if not leaves:
+            leaves = self._leaves()
+            if not len(leaves):
                 break
-            leaves.sort(key=self.stamp.__getitem__)
-            for node in leaves[: wanted - self.room()]:
+            for node in leaves[: wanted - self.room()].tolist():
                 self._drop(node)
         return self.room() >= count
+
+    def _leaves(self) -> np.ndarray:
+        """The nodes without children that no row needs, the least recently used first."""
+        count = len(self.children)  # in numpy: a server's other requests wait for a sweep over all nodes
+        token, parent, locks = (
+            np.frombuffer(column, np.intc, count) for column in (self.token, self.parent, self.locks)
+        )
+        spare = token >= 0
+        inner = np.zeros(count, dtype=bool)
+        inner[parent[spare]] = True
+        leaves = np.flatnonzero(spare & ~inner & (locks == 0))
+        return leaves[np.argsort(np.frombuffer(self.stamp, np.longlong, count)[leaves], kind="stable")]
 
     def _drop(self, node: int) -> None:
         del self.children[self.parent[node]][self.token[node]]

@@ -27,11 +27,15 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Rider:
-    """One of a request's samples; `draws` are its uniform numbers, one for each token that it may take."""
+    """One of a request's samples; `draws` are its uniform numbers, one for each token that it may take.
+
+    With `limit` tokens it is at the latest looked at whether it ends: with its last one, or with its step's last one.
+    """
 
     call: Call
     index: int
     draws: list[float]
+    limit: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)

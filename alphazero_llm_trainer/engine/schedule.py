@@ -200,7 +200,7 @@ class Schedule:
                     if at in drawn.tops:
                         rider.top.append(drawn.tops[at])
                     at += 1
-                    if token in call.ends or len(tokens) == len(rider.draws):
+                    if token in call.ends or len(tokens) == rider.limit:
                         finish = self._finish(rider, token)
                         if finish is not None:
                             self._emit(rider, finish)
@@ -293,9 +293,14 @@ class Schedule:
             return "eos"
         if token in request.stop_ids:
             return "stop"
-        if request.max_steps is not None and len(self.step_ends.cut(rider.tokens)) == request.max_steps:
+        count, most = len(rider.tokens), request.max_step_tokens
+        ends = [] if request.max_steps is None and most is None else self.step_ends.cut(rider.tokens)
+        if request.max_steps is not None and len(ends) == request.max_steps:
             return "stop"
-        return "length" if len(rider.tokens) == len(rider.draws) else None
+        if most is not None:
+            begun = ends[-1] if ends else 0
+            rider.limit = min(begun + most, len(rider.draws))
+        return "length" if count == rider.limit else None
 
     def _emit(self, rider: Rider, finish: str) -> None:
         call = rider.call

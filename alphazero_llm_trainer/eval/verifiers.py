@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..config.load import Config
 from ..engine.protocol import Judgement, Verifier
 from ..errors import ConfigError
-from ..problems.source import source_of
+from ..problems.step_checks import Calculator
 from ..types import Problem, Step
 
 if TYPE_CHECKING:
@@ -63,18 +63,6 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"mean": mean, "sum"
 
 def _probability(logprob: float) -> float:
     return min(1.0, math.exp(logprob))
-
-
-class Calculator:
-    """1 for a step that the source's rule finds right (equations are true, where it has no other), else 0; the total is 1
-    when all steps score 1."""
-
-    name, computes, scored_tokens = "calculator", False, 0
-
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
-        source, texts = source_of(problem), [step.text for step in steps]
-        scores = tuple(float(source.check_step(problem, texts[: at + 1])) for at in range(len(steps)))
-        return Judgement(scores, min(scores, default=1.0))
 
 
 class ValueVerifier:

@@ -15,11 +15,16 @@ if TYPE_CHECKING:
 
 
 class EngineSteps(Prompts):
-    """Step proposals of a student's engine. `Cost` of every call is returned with its result."""
+    """Step proposals of a student's engine. `Cost` of every call is returned with its result.
 
-    def __init__(self, student: Student, temperature: float) -> None:
+    Args:
+        temperature: of the samples.
+        step_tokens: a response is cut in a step that has so many tokens and no end (`search.max_step_tokens`).
+    """
+
+    def __init__(self, student: Student, temperature: float, step_tokens: int | None = None) -> None:
         super().__init__(student)
-        self.student, self.temperature = student, temperature
+        self.student, self.temperature, self.step_tokens = student, temperature, step_tokens
 
     async def continuations(
         self,
@@ -39,6 +44,7 @@ class EngineSteps(Prompts):
             temperature=self.temperature if temperature is None else temperature,
             seed=seed,
             max_steps=limits.steps,
+            max_step_tokens=self.step_tokens,
         )
         [generated] = await self.student.engine.generate([request])
         cached = generated[0].cached_tokens
@@ -52,16 +58,20 @@ class EngineSteps(Prompts):
 
     def cut(self, generated: Generated) -> Continuation:
         """A sampled sequence as steps. Whatever follows the final-answer line is not part of the response."""
-        ids, steps, start = generated.token_ids, [], 0
-        for end in self.student.engine.step_ends.parts(ids):
+        ids, steps, start, rambled = generated.token_ids, [], 0, False
+        ends = self.student.engine.step_ends
+        goes_on = generated.finish != "eos" and not ends.whole(ids)  # the last step
+        for whole in ends.parts(ids):
+            end = whole if self.step_tokens is None else min(whole, start + self.step_tokens)
+            rambled = end < whole or (goes_on and whole == len(ids) and end - start == self.step_tokens)
             text = self.student.decode(ids[start:end])
             steps.append(Step(ids[start:end], generated.logprobs[start:end], text))
             start = end
-            if is_final(text):
+            if rambled or is_final(text):
                 break
         read = start == len(ids)
         ended = generated.finish == "eos" and read
-        return Continuation(tuple(steps), ended, cut=read and not (ended or self.student.engine.step_ends.whole(ids)))
+        return Continuation(tuple(steps), ended, cut=rambled or (read and goes_on), rambled=rambled)
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction

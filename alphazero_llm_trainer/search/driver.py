@@ -82,7 +82,8 @@ class Search:
         value: the value network, or None.
         generating: `search.data` applies (training searches).
         grading: what `evaluate` computes, where a model has a part in it.
-        verifier: judges each step as it is drawn (`search.verify`, steps alone); `evaluate` is not asked then.
+        verifier: judges each step as it is drawn (`search.verify`, steps alone); `evaluate` is asked in training
+            searches alone then.
         reading: for a problem, what a response answers; without it answers are numbers.
 
     Raises ConfigError where the settings contradict each other, or need a value network and there is none.
@@ -163,7 +164,7 @@ class Search:
         if settings.rollout == "none" and settings.budget_tokens is not None:
             # For the one rollout at the end.
             kept = min(settings.max_tokens, settings.budget_tokens // 2)
-        if self.verifier is not None and settings.budget_tokens is not None:
+        elif self.verifier is not None and settings.budget_tokens is not None and not self.generating:
             # For the chain that answers where none passed.
             kept = min(settings.verify.reserve, settings.budget_tokens // 2)
         ended_by = await expansion.open(self.left(cost, kept))
@@ -231,7 +232,8 @@ class Search:
         if self.verifier is not None:
             steps: StepPolicy = self.policy  # type: ignore[assignment]
             judge = Judge(self.verifier, problem, self.policy.prompt_ids(problem), cost)  # type: ignore[union-attr]
-            return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge)
+            graded = self.evaluate if self.generating else None
+            return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge, graded)
         value = None if self.value is None else MeteredValue(self.value, cost)
         evaluate, grading = self.evaluate, self.grading
         if evaluate is None:
@@ -263,7 +265,7 @@ class Search:
         settings, tree, left = self.settings, mcts.tree, mcts.iterations - mcts.iteration
         if left == 0:
             return None
-        if self.verifier is not None and accepted(tree, settings.verify.accept_above):
+        if self.verifier is not None and not self.generating and accepted(tree, settings.verify.accept_above):
             return "accepted"
         enough = settings.data.enough_correct
         if self.generating and enough and right_responses(tree) >= enough:

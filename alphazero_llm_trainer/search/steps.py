@@ -245,7 +245,13 @@ class StepExpansion:
                     self.problem, [*steps, *step.steps], 1, derive_seed(seed, "teacher", i), rest
                 )
                 self.cost.add(spent)
-                step = replace(step, steps=step.steps + rollout.steps, ended=rollout.ended, cut=rollout.cut)
+                step = replace(
+                    step,
+                    steps=step.steps + rollout.steps,
+                    ended=rollout.ended,
+                    cut=rollout.cut,
+                    rambled=rollout.rambled,
+                )
             taught.append((proposal, step))
         return taught
 
@@ -291,11 +297,14 @@ class StepExpansion:
 
 
 def verdict(continuation: Continuation, limits: Limits) -> str:
-    """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth or its length."""
+    """Why a response ended, by rule: its final-answer line, the checker, its end token, a step's length, its depth or its
+    length."""
     if continuation.steps and is_final(continuation.steps[-1].text):
         return "answer"
     if continuation.checked:
         return "checked"
     if continuation.ended:
         return "ended"
+    if continuation.rambled:
+        return "step length"
     return "depth" if len(continuation.steps) >= limits.steps else "length"

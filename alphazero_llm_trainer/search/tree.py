@@ -34,7 +34,7 @@ COLUMNS = (
     "prm",  # process reward, None without a model
     "samples",  # complete responses that ended here
     "expanded",  # its children were asked for
-    "verdict",  # why a terminal node is one: "answer", "checked", "ended", "depth", "length", "rejected"; None elsewhere
+    "verdict",  # why a terminal node is one, a verdict of `steps.verdict` or "rejected"; None elsewhere
     "reward",  # a terminal node's reward in [0, 1]
     "hre",  # the reward's correctness part, None where gold is unknown
     "pre",  # the reward's perplexity part, None without a student model

@@ -15,7 +15,7 @@ from ..engine.protocol import Judgement, Limits, Verifier
 from ..types import Continuation, Cost, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
-from .steps import StepPolicy, verdict
+from .steps import Evaluate, StepPolicy, verdict
 from .tree import REJECTED, Rollout, Tree
 
 
@@ -64,15 +64,23 @@ class VerifiedExpansion:
     """Evaluates the leaves of one tree: a chain of judged steps from the leaf to its first rejected step or its end.
 
     A step that is the first after its prefix is drawn at `search.verify.first_temperature`, one that replaces or forks
-    another at `search.temperature`. A finished chain earns its judgement's `total`. A cut one backs up the `total` of
-    the steps before the rejected one, from there on: a bad step says little about the good ones above it.
+    another at `search.temperature`. A finished chain earns its judgement's `total`, in training what `evaluate` says. A cut
+    one backs up the `total` of the steps before the rejected one, from there on: a bad step says little about the good
+    ones above it.
     """
 
     def __init__(
-        self, policy: StepPolicy, settings: SearchConfig, problem: Problem, tree: Tree, seed: int, judge: Judge
+        self,
+        policy: StepPolicy,
+        settings: SearchConfig,
+        problem: Problem,
+        tree: Tree,
+        seed: int,
+        judge: Judge,
+        evaluate: Evaluate | None = None,
     ) -> None:
         self.policy, self.settings, self.problem, self.tree = policy, settings, problem, tree
-        self.seed, self.judge, self.cost = seed, judge, judge.cost
+        self.seed, self.judge, self.cost, self.evaluate = seed, judge, judge.cost, evaluate
 
     def least(self, node: int) -> int:
         """See `driver.Expansion`: one token of the next step; what judging takes shows as it is drawn."""
@@ -106,9 +114,9 @@ class VerifiedExpansion:
                 why = verdict(found, limits)
             elif not found.steps or found.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
-                if allowed < room + spent:
+                if allowed < room + spent and not found.rambled:
                     return self.unfinished(steps[start:], scores)
-                why = "length"
+                why = "step length" if found.rambled else "length"
                 break
             steps += found.steps
             if not found.steps:
@@ -132,9 +140,18 @@ class VerifiedExpansion:
         if not chain.steps:
             # Not one step fits: a visit without worth, so that the next draw is another one.
             return Evaluation(value=0.0)
-        answers = why == "answer" or (why == "ended" and extract("".join(step.text for step in steps)) is not None)
-        reward = RewardParts(total=total if answers else 0.0)
+        reward = await self.earned(steps, why, total)
         return Evaluation([Playout(chain, why, reward)], scores=scores, estimate=total if why == REJECTED else None)
+
+    async def earned(self, steps: Sequence[Step], why: str | None, total: float) -> RewardParts:
+        """The reward of a chain that ended like this: what it was judged, or graded in training; 0 without an answer."""
+        if self.evaluate is not None and why is not None and why != REJECTED:
+            reward = await self.evaluate(self.problem, steps, (), why)
+            if reward.cost is not None:
+                self.cost.add(reward.cost)
+            return reward
+        answers = why == "answer" or (why == "ended" and extract("".join(step.text for step in steps)) is not None)
+        return RewardParts(total=total if answers else 0.0)
 
     def unfinished(self, steps: Sequence[Step], scores: Sequence[float]) -> Evaluation:
         """What the budget left of a chain: its steps stay open, for the chain that `close` draws."""
@@ -148,9 +165,12 @@ class VerifiedExpansion:
         return found, spent.sampled_tokens
 
     async def close(self, node: int, left: int | None) -> int:
-        """Where no response passed: one more chain, unjudged, from the end of the deepest path that was not rejected."""
+        """Where no response passed: one more chain, unjudged, from the end of the deepest path that was not rejected.
+
+        In training nobody waits for an answer, and a chain that was not judged teaches nothing.
+        """
         tree = self.tree
-        if any(tree.reward[leaf] for leaf in tree.leaves()):
+        if self.evaluate is not None or any(tree.reward[leaf] for leaf in tree.leaves()):
             return node
         depths = tree.depths()
         open_ends = [end for end in range(len(tree)) if tree.verdict[end] is None]

@@ -22,7 +22,7 @@ from .conversation import Conversation, MeteredVerifier
 from .failures import ApiError
 from .names import MCTS, SAMPLE
 from .outcomes import DEADLINE, WHOLE, Outcome, chosen
-from .plain_sample import Tell, sampled
+from .plain_sample import Tell, let_go, sampled
 from .token_text import ShortTexts
 from .wanted import Prompt, Wanted
 
@@ -101,7 +101,7 @@ class Answerer:
     ) -> Outcome:
         """The search's choice, or at the deadline the best of what the tree has by then."""
         search = self.search(conversation, wanted, problem)
-        result = await in_time(search.run(problem, seed, tree), due)
+        result = await in_time(search.run(problem, seed, tree), due, conversation)
         cost, budget = conversation.engine.cost, search.settings.budget_tokens
         if result is not None and len(tree) == 1 and budget is not None:
             left = budget - cost.sampled_tokens - cost.scored_tokens
@@ -140,7 +140,7 @@ class Answerer:
             changes |= steps | {"iterations": 1, "samples": method.samples, "budget_tokens": wanted.budget_tokens}
             changes |= {"choose": "value" if method.name == "best-of" else "vote", "stop_agreed": 0}
             settings = settings.model_copy(update=changes)
-            policy = EngineSteps(student, settings.temperature)
+            policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
             if method.name == "majority":
                 return Search(policy, states_an_answer, settings)
             if verifier is None:
@@ -152,7 +152,7 @@ class Answerer:
         if verifier is not None:
             changes |= steps | {"iterations": wanted.simulations or self.config.serve.max_simulations}
             settings = settings.model_copy(update=changes)
-            policy = EngineSteps(student, settings.temperature)
+            policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
             return Search(policy, finished_earns_one, settings, verifier=verifier)
         changes["iterations"] = wanted.simulations or settings.iterations
         config = self.config.model_copy(update={"search": settings.model_copy(update=changes)})
@@ -184,7 +184,7 @@ class Answerer:
         verifier = MeteredVerifier(self.verifier, problem, conversation)
         budget = self.config.serve.budget_tokens if wanted.budget_tokens is None else wanted.budget_tokens
         given = Stepwise(conversation, verifier, config, problem, seed, budget, tree)
-        answer = await in_time(self.stepwise[wanted.method.name](given), due)
+        answer = await in_time(self.stepwise[wanted.method.name](given), due, conversation)
         response, ended_by = (given.response, DEADLINE) if answer is None else answer
         found = None
         if response is not None:
@@ -215,15 +215,17 @@ class Answerer:
                 tell({"index": index, "progress": event})
 
 
-async def in_time(work: Awaitable[T], due: float | None) -> T | None:
-    """What `work` gives, or None where it has not ended by `due`."""
+async def in_time(work: Awaitable[T], due: float | None, conversation: Conversation) -> T | None:
+    """What `work` gives, or None where it has not ended by `due`: what is there by then counts, and it is let go."""
+    task = asyncio.ensure_future(work)
     try:
-        async with asyncio.timeout_at(due) as timer:
-            return await work
-    except TimeoutError:
-        if not timer.expired():
-            raise
+        await asyncio.wait((task,), timeout=None if due is None else max(due - asyncio.get_running_loop().time(), 0.0))
+        if task.done():
+            return task.result()
+        conversation.engine.end()
         return None
+    finally:
+        let_go(task)
 
 
 async def states_an_answer(

@@ -14,13 +14,13 @@ from ..types import Cost, Problem, Step
 class Meter:
     """The student's engine as one choice of one request sees it; `cost` adds up its part.
 
-    `partial` is the longest response that was under way when a call was cancelled: its tokens after the prompt.
+    `partial` is the longest response that was under way when a call was cancelled, or at `end`: its tokens after the prompt.
     """
 
     def __init__(self, engine: Engine, prompt: int) -> None:
         self.engine, self.prompt, self.cost = engine, prompt, Cost()
         self.partial: tuple[int, ...] = ()
-        self._open: set[Watch] = set()
+        self._open: dict[Watch, Sequence[GenerateRequest]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -38,15 +38,14 @@ class Meter:
             self.cost.sampled_tokens += sum(len(one.token_ids) for row in found for one in row)
         else:
             watch = Watch() if watch is None else watch
-            self._open.add(watch)
+            self._open[watch] = requests
             try:
                 found = await self.engine.generate(requests, watch)
             except asyncio.CancelledError:
-                self._keep(requests, watch)
+                self._close(watch, kept=True)
                 raise
             finally:
-                self._open.discard(watch)
-                self.cost.sampled_tokens += sum(len(sample.tokens) for sample in watch.samples)
+                self._close(watch)
         for request, row in zip(requests, found, strict=True):
             cached = row[0].cached_tokens
             self.cost.cached_tokens += cached
@@ -54,7 +53,18 @@ class Meter:
             self.cost.calls += 1
         return found
 
-    def _keep(self, requests: Sequence[GenerateRequest], watch: Watch) -> None:
+    def end(self) -> None:
+        """Count what is under way as it stands: its cancellation takes a while on a busy event loop, and an answer is due."""
+        for watch in list(self._open):
+            self._close(watch, kept=True)
+
+    def _close(self, watch: Watch, kept: bool = False) -> None:
+        requests = self._open.pop(watch, None)
+        if requests is None:
+            return
+        self.cost.sampled_tokens += sum(len(sample.tokens) for sample in watch.samples)
+        if not kept:
+            return
         drawn = iter(watch.samples)
         for request in requests:
             for _ in range(request.n):

@@ -17,6 +17,14 @@ COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat has none
 Tell = Callable[[dict[str, Any]], None]
 
 
+def let_go(task: asyncio.Future[Any]) -> None:
+    """Cancel what has not ended, and don't wait: a cancellation takes a turn of the event loop for each task within a
+    task, and on a busy server the deadline is long over then."""
+    if not task.done():
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody is left to be told
+        task.cancel()
+
+
 class Telling:
     """Reads one sample and tells its text, and with that the tokens that are wholly told."""
 
@@ -89,12 +97,12 @@ async def sampled(
         if not timer.expired():
             raise
     finally:
-        if not drawing.done():
-            drawing.cancel()
-            await asyncio.gather(drawing, return_exceptions=True)
+        engine.end()
+        let_go(drawing)
     sample: Any = watch.samples[0] if watch.samples else Whole((), (), ())
+    sample = Whole(tuple(sample.tokens), tuple(sample.logprobs), tuple(sample.top))  # it may grow until it is cancelled
     finish, ended_by, closed = "length", DEADLINE, 0
-    if not drawing.cancelled():
+    if drawing.done():
         [[generated]] = drawing.result()
         finish = ended_by = "length" if generated.finish == "length" else "stop"
         closed = int(generated.finish == "eos")

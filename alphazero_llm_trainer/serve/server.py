@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import signal
 import socket
@@ -21,6 +22,7 @@ from .connections import Complaints, Connection, Crowd, budget
 LOOK_SECONDS = 0.02
 BACKLOG = 1024  # connections that the kernel keeps for us
 ACCEPTED = 32  # that are taken from it in one go: fewer than connections.SPARE_FILES, or a crowd takes every descriptor
+GARBAGE = (20_000, 10, 10)  # gc.set_threshold: fewer and cheaper looks for cycles, which stop every request
 ENDING_SECONDS = 2.0  # for requests that were cancelled to tell their clients
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -127,6 +129,10 @@ def serve(
         asyncio.get_running_loop().set_exception_handler(Complaints())
         # The first call compiles and pages in what the others find ready.
         await engine.generate([GenerateRequest((engine.eos_id,), max_new_tokens=1)])
+        # What is loaded by now stays: looking through it for garbage would stop everything for 200 ms now and then.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GARBAGE)
         announcing = asyncio.ensure_future(announce(server, bound, ready))
         await server.serve(sockets=[bound])
         announcing.cancel()

@@ -284,4 +284,4 @@ def bounded(
 
 
 def beyond(name: str, given: int, most: int) -> ApiError:
-    return ApiError(f"{name} is {given}: at most {most} here", param=name, code="invalid_value")
+    return ApiError(f"{name} is {shown(given)}: at most {most} here", param=name, code="invalid_value")

@@ -132,7 +132,7 @@ class Run:
 
     def train_and_report(self, resume: bool) -> dict[str, Any] | None:
         """`execute` under its tracker."""
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the same.
         set_seed(self.config.library_seed)
         self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
@@ -146,6 +146,9 @@ class Run:
         self.folder.forget_metrics_from(start)
         self.restore_best(facts)
         self.train_seconds = facts.get("training_seconds", 0.0)
+        self.began -= facts.get(
+            "total_seconds", 0.0
+        )  # what the processes before this one took to their last checkpoint
         journal = Journal(self.folder.journal)
         for line in journal.damaged:
             self.progress.say(f"{line} doesn't fit its hash: its tree is searched again")
@@ -162,7 +165,10 @@ class Run:
             self.folder.write_card(card)
         if self.stop():
             return None
-        card["seconds"] = {"total": round(time.perf_counter() - began, 1), "training": round(self.train_seconds, 1)}
+        card["seconds"] = {
+            "total": round(time.perf_counter() - self.began, 1),
+            "training": round(self.train_seconds, 1),
+        }
         return self.conclude(card, before)
 
     def start_of(self, resume: bool) -> tuple[Path | None, dict[str, Any]]:
@@ -526,6 +532,7 @@ class _RoundWatch(TrainerCallback):
                 "update": state.global_step,
                 "best": list(run.best) if run.best is not None else None,
                 "training_seconds": run.train_seconds + time.perf_counter() - self.began,
+                "total_seconds": time.perf_counter() - run.began,
                 "config": run.config.model_dump(mode="json"),
             },
         )
