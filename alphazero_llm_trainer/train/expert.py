@@ -98,6 +98,7 @@ def make_expert_trainer(
         # The loader only counts: a resumed run has nothing to skip.
         ignore_data_skip=True,
         ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # they are constants, and ranks need not make equally many forwards
         save_strategy="steps",
         save_steps=save_every_rounds * updates,
         logging_strategy="steps",

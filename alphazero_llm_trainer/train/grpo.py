@@ -251,6 +251,7 @@ def make_grpo_trainer(
         **economy.arguments(),
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # they are constants, and ranks need not make equally many forwards
         save_strategy="steps",
         save_steps=save_every_rounds * updates,
         logging_strategy="steps",
