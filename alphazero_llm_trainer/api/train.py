@@ -143,16 +143,32 @@ def execute(
 
         write_report(folder.path)  # a crash after the last weights may have left none
         return TrainingRun(folder.path, card)
+    from ..train.ranks import open_ranks
+
+    ranks = open_ranks(config)
+    if ranks is not None and ranks.rank:
+        from ..train.follow import follow
+        from ..train.loop import Run
+
+        run = Run(config, stop, progress, ranks)
+        run.load()
+        follow(run, ranks)
+        place = Path(ranks.tell())
+        ranks.close()
+        return TrainingRun(place, RunFolder(place).read_card())
     with ExitStack() as held:
         if folder is not None:  # before anything is loaded: another process may be at it
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         from ..train.loop import Run
 
-        run = Run(config, stop, progress)
+        run = Run(config, stop, progress, ranks)
         run.load()
         if folder is None:
             folder = new_run(Path(config.train.checkpoint_dir))
             held.enter_context(FolderLock(folder.path))
         progress.say(f"{run.opening()}\nrun folder: {folder.path}")
         finished = run.execute(folder, resume)
+        if ranks is not None:
+            ranks.tell(str(folder.path))
+            ranks.close()
         return TrainingRun(folder.path, folder.read_card() if finished is None else finished)

@@ -119,14 +119,18 @@ def run_train(args: argparse.Namespace) -> int:
         check_same(args, config, folder.config(), folder.card)
         config = folder.config()
     from ..api.train import execute
+    from ..train.ranks import rank_and_size
 
     over = resume and "after" in folder.read_card()
     if args.dry_run and not over:
         return dry_run(config, folder.path if resume else None, args.json)
     if not over:
         check_start(config)
-    with Progress(args.quiet) as progress, Stop() as stop:
+    follows = rank_and_size()[0] > 0  # another process says what there is to say
+    with Progress(args.quiet or follows) as progress, Stop() as stop:
         run = execute(config, folder if resume else None, resume, progress, stop)
+        if follows:
+            return 0 if run.finished else EXIT_STOPPED
         if not run.finished:
             progress.say(f"stopped; go on with: --resume {run.folder}")
             return EXIT_STOPPED

@@ -68,10 +68,12 @@ def make_expert_trainer(
     seed: int,
     callbacks: Sequence[Any] = (),
     economy: Economy = Economy(),  # noqa: B008
+    ranks: int = 1,
 ) -> RoundSFTTrainer:
-    """A trainer whose round k trains on `rows_of_round(k)`: `updates_per_round * batch_size` rows in order."""
+    """A trainer whose round k trains on `rows_of_round(k)`: `updates_per_round * batch_size` rows in order, or this
+    process's part of each minibatch where `ranks` share it."""
     updates = settings.updates_per_round
-    size, parts = economy.split(settings.batch_size, "the method's batch_size")
+    size, parts = economy.split(settings.batch_size // ranks, "the method's batch_size")
     before = trained_state(model) if hasattr(model, "peft_config") else {}
     count = rounds * updates * settings.batch_size
     arguments = SFTConfig(
@@ -95,6 +97,8 @@ def make_expert_trainer(
         **quiet_arguments(),
         # The loader only counts: a resumed run has nothing to skip.
         ignore_data_skip=True,
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # they are constants, and ranks need not make equally many forwards
         save_strategy="steps",
         save_steps=save_every_rounds * updates,
         logging_strategy="steps",

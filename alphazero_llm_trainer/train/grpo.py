@@ -41,12 +41,13 @@ class SearchGRPOTrainer(GRPOTrainer):
     random_share = 1.0  # of the tokens that the loss is over, drawn once a round
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's mean over the tokens of a forward, made one over the tokens of the whole minibatch."""
+        """TRL's mean over the tokens of a forward, made one over the tokens of the whole minibatch, all ranks' rows."""
         loss = super()._compute_loss(model, inputs)
-        parts = self.minibatch(inputs)
-        if len(parts) == 1:
+        parts, ranks = self.minibatch(inputs), self.accelerator.num_processes
+        if len(parts) == 1 and ranks == 1:
             return loss
         here, total = counted(inputs), sum((counted(part) for part in parts), torch.zeros_like(counted(inputs)))
+        total = self.accelerator.gather(total).sum() / ranks  # DDP takes the mean of the ranks' gradients
         return loss * (here * len(parts) / total.clamp(min=1.0))
 
     def minibatch(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
@@ -191,13 +192,15 @@ def make_grpo_trainer(
     callbacks: Sequence[Any] = (),
     trainer_class: type[Trainer] = SearchGRPOTrainer,  # type: ignore[assignment]
     economy: Economy = Economy(),  # noqa: B008
+    ranks: int = 1,
 ) -> Trainer:
     """A trainer whose generation step k asks `rows_of_round(k)` for exactly `rows_per_round` rows.
 
-    `rows_per_round` must be a multiple of the batch size. One round is `epochs * rows_per_round / batch_size` updates.
+    `rows_per_round` must be a multiple of the batch size, which must be one of `ranks`: so many processes share a minibatch,
+    and `rows_of_round` gives each its part. One round is `epochs * rows_per_round / batch_size` updates.
     """
     updates = settings.epochs * rows_per_round // settings.batch_size
-    size, parts = economy.split(settings.batch_size, "the method's batch_size")
+    size, parts = economy.split(settings.batch_size // ranks, "the method's batch_size")
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         # Every prompt of a generation batch is its round's number, so a resumed run asks for the right round.
@@ -223,7 +226,7 @@ def make_grpo_trainer(
         max_steps=rounds * updates,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=parts,
-        steps_per_generation=rows_per_round // size,
+        steps_per_generation=rows_per_round // (size * ranks),
         num_iterations=settings.epochs,
         num_generations=rows_per_round,
         max_completion_length=max_completion,
@@ -247,6 +250,8 @@ def make_grpo_trainer(
         data_seed=seed,
         **economy.arguments(),
         remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # they are constants, and ranks need not make equally many forwards
         save_strategy="steps",
         save_steps=save_every_rounds * updates,
         logging_strategy="steps",

@@ -49,6 +49,8 @@ from .models import (
 )
 from .ppo import make_ppo_trainer
 from .progress import tell_round, tell_tree
+from .ranks import InStep, Ranks, Saved, SharedSource, leading
+from .rows import RowsOfRound
 from .run import RunFolder
 from .size import RunSize
 from .source import Interrupted, RoundSource, RoundStats, demonstrations
@@ -64,12 +66,18 @@ class Run:
         config: the resolved configuration.
         stop: True once the user wants to end; the run then ends at the next safe place and can be resumed.
         progress: told about trees, rounds and evaluations.
+        ranks: the processes that share the run, of which this is rank 0 (or one that `follow`s); None where it is alone.
     """
 
     def __init__(
-        self, config: Config, stop: Callable[[], bool] = lambda: False, progress: Progress | None = None
+        self,
+        config: Config,
+        stop: Callable[[], bool] = lambda: False,
+        progress: Progress | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.config, self.stop = on_chains(config) if config.train.method == "ppo" else config, stop
+        self.config, self.ranks = on_chains(config) if config.train.method == "ppo" else config, ranks
+        self.stop = stop if ranks is None else lambda: stop() or ranks.stopped
         self.progress = progress if progress is not None else Progress(quiet=True)
         self.size = RunSize.of(self.config)
         self.train_seconds = 0.0
@@ -205,7 +213,7 @@ class Run:
         if config.train.push_to_hub is not None:
             check_hub(config.train.push_to_hub)
         economy, rows = Economy.of(config, config.models[resolve_name(config)]), config.train.settings.batch_size
-        economy.split(rows, f"train.{config.train.method}.batch_size")
+        economy.split(rows // self.rank_count, f"train.{config.train.method}.batch_size")
         start = config.train.student
         prompt = open_source(config).system_prompt
         self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
@@ -323,11 +331,10 @@ class Run:
 
     def train(self, journal: Journal, checkpoint: Path | None) -> None:
         """Run the remaining rounds through the method's trainer."""
-        config, train = self.config, self.config.train
         watch = _RoundWatch(self)
-        source = RoundSource(
+        source = (RoundSource if self.ranks is None else SharedSource)(
             self.student,
-            config,
+            self.config,
             self.collector,
             self.tasks,
             self.demonstrations,
@@ -338,35 +345,16 @@ class Run:
             on_round=watch.on_round,
             stop=self.stop,
         )
-        common: dict[str, Any] = {
-            "rounds": self.size.rounds,
-            "output_dir": self.folder.path,
-            "save_every_rounds": self.size.save_every_rounds,
-            "seed": config.library_seed,
-            "callbacks": [watch],
-            "economy": Economy.of(config, self.student.spec, self.student.model),
-        }
+        rows: Any = {"grpo": source.grpo, "ppo": source.ppo}.get(self.config.train.method, source.expert)
+        callbacks: list[Any] = [watch]
+        if isinstance(source, SharedSource):
+            assert self.ranks is not None
+            source.ranks = self.ranks
+            self.ranks.tell((str(self.folder.path), None if checkpoint is None else str(checkpoint)))
+            rows = leading(rows, self.ranks, self.config.train.settings.batch_size)
+            callbacks = [Saved(), watch, InStep(self.ranks)]
         self.progress.start(self.size.questions, len(journal.records))
-        tokenizer = self.student.tokenizer
-        if not train.supervised:
-            common |= {"rows_per_round": self.size.rows_per_round, "max_completion": config.search.max_tokens}
-        trainer: Any
-        if train.method == "grpo":
-            trainer = make_grpo_trainer(self.trainable, tokenizer, train.grpo, rows_of_round=source.grpo, **common)
-        elif train.method == "ppo":
-            trainer = make_ppo_trainer(
-                self.trainable,
-                tokenizer,
-                train.ppo,
-                policy=self.student.model,
-                lora=self.student.spec.lora if self.adapter == "lora" else None,
-                rows_of_round=source.ppo,
-                **common,
-            )
-        else:
-            settings: Any = train.settings
-            trainer = make_expert_trainer(self.trainable, tokenizer, settings, rows_of_round=source.expert, **common)
-        trainer.remove_callback(PrinterCallback)
+        trainer = self.make_trainer(rows, self.folder.path, callbacks)
         began = time.perf_counter()
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -384,6 +372,40 @@ class Run:
         finally:
             self.progress.stop()
         self.train_seconds += time.perf_counter() - began
+
+    def make_trainer(self, rows_of_round: RowsOfRound, place: Path, callbacks: list[Any]) -> Any:
+        """The method's trainer, fed by `rows_of_round`; its checkpoints go to `place`."""
+        config, train = self.config, self.config.train
+        common: dict[str, Any] = {
+            "rounds": self.size.rounds,
+            "rows_of_round": rows_of_round,
+            "output_dir": place,
+            "save_every_rounds": self.size.save_every_rounds,
+            "seed": config.library_seed,
+            "callbacks": callbacks,
+            "economy": Economy.of(config, self.student.spec, self.student.model),
+        }
+        tokenizer = self.student.tokenizer
+        if not train.supervised:
+            common |= {"rows_per_round": self.size.rows_per_round, "max_completion": config.search.max_tokens}
+        trainer: Any
+        if train.method == "grpo":
+            trainer = make_grpo_trainer(self.trainable, tokenizer, train.grpo, ranks=self.rank_count, **common)
+        elif train.method == "ppo":
+            lora = self.student.spec.lora if self.adapter == "lora" else None
+            trainer = make_ppo_trainer(
+                self.trainable, tokenizer, train.ppo, policy=self.student.model, lora=lora, **common
+            )
+        else:
+            settings: Any = train.settings
+            trainer = make_expert_trainer(self.trainable, tokenizer, settings, ranks=self.rank_count, **common)
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+    @property
+    def rank_count(self) -> int:
+        """How many processes train together."""
+        return 1 if self.ranks is None else self.ranks.size
 
     def check_space(self, count: int = 1, what: str = "the next checkpoint") -> None:
         """Raise StorageError where `count` checkpoints have no room: weights, both moments of AdamW, and the best weights."""

@@ -1,0 +1,193 @@
+"""A run of several processes: the weights of one, resumed with another number of them, and refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.policy.folders import PACKAGED
+from alphazero_llm_trainer.train.ranks import Ranks, check_ranks, dealt, difference, rank_and_size
+from alphazero_llm_trainer.train.rows import TrainRow
+
+ROOT = Path(__file__).parents[1]
+SMALL = [
+    *("--model", "embedded", "--eval-size", "0", "--quiet"),
+    *("--set", "problems.levels=[3, 4]", "--set", "search.temperature=1.2", "--set", "search.concurrent=8"),
+    *("--set", "train.questions_per_round=8", "--set", "train.save_every=8", "--set", "train.iterations=3"),
+    *(
+        "--set",
+        "train.demonstrations=16",
+        "--set",
+        "train.validation_size=0",
+        "--set",
+        "rewards.use_student_model=false",
+    ),
+]
+METHODS = {
+    "rft": ["--set", "train.rft.updates_per_round=3", "--set", "train.rft.batch_size=4", "--set", "train.rft.warmup_rounds=0"],
+    # One minibatch a round: TRL deals a round's rows out to minibatches at random, and each process for itself.
+    "grpo": [
+        *("--set", "train.grpo.batch_size=16", "--set", "train.rows_per_round=12", "--set", "train.grpo.epochs=1"),
+        *("--set", "train.demonstration_share=0.25", "--set", "train.grpo.warmup_rounds=0"),
+    ],
+}  # fmt: skip
+
+
+def start(count: int, argv: list[list[str]]) -> list[subprocess.Popen[str]]:
+    """`count` processes of one run, as a launcher starts them; `argv` has a command line for each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ours = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if count > 1 else {}
+    processes = []
+    for rank in range(count):
+        named = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **ours, **named}
+        command = [sys.executable, str(ROOT / "train_vllm.py"), *argv[rank]]
+        pipe = subprocess.PIPE
+        processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+    return processes
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Exit code, standard output and error of each."""
+    said = [process.communicate(timeout=500) for process in processes]
+    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+
+
+def train(count: int, out: Path, *flags: str) -> list[tuple[int, str, str]]:
+    return finish(start(count, [[*SMALL, "--out", str(out), *flags]] * count))
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "run-001" / "student" / "model.safetensors")
+
+
+def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The distance of two sets of weights (2-norm)."""
+    return sum(float((one[name] - other[name]).double().square().sum()) for name in one) ** 0.5
+
+
+def journal(run: Path) -> dict[str, Any]:
+    lines = (run / "run-001" / "journal.jsonl").read_text().splitlines()
+    found = {record["key"]: (record["tree"]["token_ids"], record["tree"]["N"]) for record in map(json.loads, lines)}
+    assert len(found) == len(lines)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_end_with_the_weights_of_one(method: str, tmp_path: Path) -> None:
+    flags = [f"--use-{method}", "--num-examples", "16", *METHODS[method]]
+    [(code, _, error)] = train(1, tmp_path / "one", *flags)
+    assert code == 0, error
+    (code, said, error), (other, quiet, _) = train(2, tmp_path / "two", *flags)
+    assert (code, other) == (0, 0), error
+    assert "student, metrics and report.html" in said and quiet == ""  # rank 0 alone speaks
+    assert journal(tmp_path / "one") == journal(tmp_path / "two")  # the same trees, each once
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    moved = apart(one, load_file(PACKAGED / "model.safetensors"))
+    assert moved > 1e-2 and apart(one, two) < 1e-3 * moved
+    cards = [json.loads((tmp_path / name / "run-001" / "run.json").read_text()) for name in ("one", "two")]
+    assert cards[0]["search_cost"]["sampled_tokens"] == cards[1]["search_cost"]["sampled_tokens"] > 0
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_two_goes_on_alone_and_ends_as_it_would_have(tmp_path: Path) -> None:
+    flags = ["--use-rft", "--num-examples", "48", *METHODS["rft"]]
+    [(code, _, error)] = train(1, tmp_path / "one", *flags)
+    assert code == 0, error
+    processes = start(2, [[*SMALL, "--out", str(tmp_path / "two"), *flags]] * 2)
+    sealed = tmp_path / "two" / "run-001" / "checkpoint-3" / "alphazero.json"
+    while not sealed.exists():
+        assert all(process.poll() is None for process in processes), finish(processes)
+        time.sleep(0.02)
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    finish(processes)
+    assert not (tmp_path / "two" / "run-001" / "student").exists(), "it was over before it was killed"
+    [(code, _, error)] = finish(start(1, [["--out", str(tmp_path / "two"), "--resume", "--quiet"]]))
+    assert code == 0, error
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert apart(one, two) < 1e-3 * apart(one, load_file(PACKAGED / "model.safetensors"))
+    assert journal(tmp_path / "one").keys() == journal(tmp_path / "two").keys()
+
+
+@pytest.mark.slow
+def test_processes_of_different_commands_end_with_one_sentence(tmp_path: Path) -> None:
+    argv = [[*SMALL, "--num-examples", "8", "--out", str(tmp_path), "--seed", seed] for seed in ("7", "8")]
+    (code, said, error), (other, *quiet) = finish(start(2, argv))
+    assert (code, other) == (2, 2) and said == "" and quiet == ["", ""]
+    assert error.startswith("error: process 1 of 2 has another seed (8, not 7)") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []  # before anything is loaded or made
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size", "words"),
+    [
+        (["train.grpo.batch_size=20"], 3, "batch_size is 20 and 3 processes"),
+        (["train.method=ppo"], 2, "trains in one process"),
+        (["engine.backend=vllm-server"], 2, "engine.backend is vllm-server"),
+        (["teachers.tier=production"], 2, "teachers are remote"),
+    ],
+)
+def test_what_ranks_can_not_share_is_said(overrides: list[str], size: int, words: str) -> None:
+    config = load_config(overrides=overrides)
+    with pytest.raises(ConfigError, match=words):
+        check_ranks(config, size)
+    check_ranks(load_config(), 2)
+
+
+def test_fsdp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="FSDP"):
+        check_ranks(load_config(), 2)
+
+
+def test_rows_are_dealt_evenly_in_number_and_tokens() -> None:
+    rows = [TrainRow((1, 2), (5,) * (1 + i * 7 % 40), (), (), weight=float(i)) for i in range(48)]
+    parts = [dealt(rows, Ranks(rank, 4), 16) for rank in range(4)]
+    assert sorted(row.weight for part in parts for row in part) == [float(i) for i in range(48)]
+    for start_ in range(0, 12, 4):  # minibatch by minibatch
+        batch = {row.weight for part in parts for row in part[start_ : start_ + 4]}
+        assert batch == {float(i) for i in range(start_ * 4, start_ * 4 + 16)}
+        tokens = [sum(len(row.completion_ids) for row in part[start_ : start_ + 4]) for part in parts]
+        assert max(tokens) < 1.2 * min(tokens)
+
+
+def test_the_first_difference_is_named() -> None:
+    mine = {"a": {"b": 1, "c": 2}, "d": 3}
+    assert difference((mine, "2"), ({"a": {"b": 1, "c": 4}, "d": 5}, "2")) == "another a.c (4, not 2)"
+    assert "another torch (3, not 2)" in difference((mine, "2"), (mine, "3"))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, (0, 1)),
+        ({"RANK": "4"}, (0, 1)),
+    ],
+)
+def test_ranks_are_read_from_the_environment(
+    names: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    assert rank_and_size() == expected
