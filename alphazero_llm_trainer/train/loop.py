@@ -146,9 +146,8 @@ class Run:
         self.folder.forget_metrics_from(start)
         self.restore_best(facts)
         self.train_seconds = facts.get("training_seconds", 0.0)
-        self.began -= facts.get(
-            "total_seconds", 0.0
-        )  # what the processes before this one took to their last checkpoint
+        # What the processes before this one took to their last checkpoint counts too.
+        self.began -= facts.get("total_seconds", 0.0)
         journal = Journal(self.folder.journal)
         for line in journal.damaged:
             self.progress.say(f"{line} doesn't fit its hash: its tree is searched again")
