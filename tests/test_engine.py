@@ -669,11 +669,11 @@ def test_whatever_breaks_inside_a_step_nobody_waits_forever(
     stepping = False
     step = engine._step
 
-    def counted() -> None:
+    async def counted() -> None:
         nonlocal stepping
         stepping = True
         try:
-            step()
+            await step()
         finally:
             stepping = False
 
