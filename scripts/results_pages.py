@@ -489,7 +489,6 @@ def perplexity_reward(data: Row) -> Page:
             "questions": f"{row['mixed']} of {row['problems']}",
             "auc": share(row["auc"]),
             "within": share(row["auc_within"]),
-            "wrong": share(row["wrong_above_right"]),
             "picked": f"{row['best_by_pre']:.3f}",
             "mean": f"{row['mean']:.3f}<br>{judged(row['best_by_pre_minus']['mean of samples'])}",
             "majority": f"{row['majority']:.3f}<br>{judged(row['best_by_pre_minus']['majority'])}",
@@ -499,7 +498,7 @@ def perplexity_reward(data: Row) -> Page:
     ]
     columns = {
         "student": "{model}", "mixed questions": "{questions}", "AUC": "{auc}", "AUC within a question": "{within}",
-        "combined reward has it wrong": "{wrong}", "largest PRE": "{picked}", "mean sample": "{mean}",
+        "largest PRE": "{picked}", "mean sample": "{mean}",
         "majority": "{majority}", "greedy": "{greedy}",
     }  # fmt: skip
     hre, weight = data["rows"][0]["weights"]
@@ -510,16 +509,20 @@ def perplexity_reward(data: Row) -> Page:
             f"{row['auc_within'][0]:.2f} ({found['model']})" for row, found in zip(data["rows"], rows, strict=True)
         ),
         f"PRE of {data['samples']} samples a problem under the student that drew them, against its greedy answer. AUC is the"
-        " probability that a right response has the larger PRE; chance is 0.5. A mixed question has right and wrong samples."
-        f" The combined reward is {hre} correctness and {weight} PRE: the column says how often it ranks a wrong response of a"
-        " question above a right one.",
+        " probability that a right response has the larger PRE; chance is 0.5. A mixed question has right and wrong samples.",
         {
             "Problems": f"{data['rows'][0]['problems']} embedded test problems of levels {listed(data['rows'][0]['levels'])}",
             "Seeds": str(data["seed"]),
             "Tokens": "not limited; all methods read the same samples",
             "Command": command(data),
         },
-        [*table(rows, columns), "Under the mean and the majority: accuracy of the largest PRE less theirs, paired."],
+        [
+            *table(rows, columns),
+            "Under the mean and the majority: accuracy of the largest PRE less theirs, paired. The combined reward, of"
+            f" {hre} correctness and {weight} PRE, ranked a wrong response of a question above a right one in at most"
+            f" {max(row['wrong_above_right'][0] for row in data['rows']):.1%} of the pairs: PRE orders responses that are"
+            " equally right.",
+        ],
         [
             "Two students and generated problems. Training by PRE and without it was not compared here.",
             "A student's likely response is one like its greedy answer: PRE asks for agreement with it, not for truth.",

@@ -119,13 +119,14 @@ def run_train(args: argparse.Namespace) -> int:
         check_same(args, config, folder.config(), folder.card)
         config = folder.config()
     from ..api.train import execute
-    from ..train.ranks import rank_and_size
 
     over = resume and "after" in folder.read_card()
     if args.dry_run and not over:
         return dry_run(config, folder.path if resume else None, args.json)
     if not over:
         check_start(config)
+    from ..train.ranks import rank_and_size  # torch takes seconds to load, and what is wrong is said by now
+
     follows = rank_and_size()[0] > 0  # another process says what there is to say
     with Progress(args.quiet or follows) as progress, Stop() as stop:
         run = execute(config, folder if resume else None, resume, progress, stop)
