@@ -361,7 +361,7 @@ def main() -> None:
     held = all(all(one["verdicts"].values()) for one in found.values())
     total = sum(one["requests"] for one in found.values())
     print(f"\n{total:,} requests in all; everything held: {'yes' if held else 'NO'}")
-    command = " ".join(["python benchmarks/teacher_faults.py", *sys.argv[1:]])
+    command = f"uv run python benchmarks/teacher_faults.py --num {args.num} --share {args.share}"
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(
         json.dumps({"command": command, "requests": total, "held": held, "scenarios": found}, indent=1) + "\n"
