@@ -552,7 +552,7 @@ def from_rules(data: Row) -> Page:
         "Greedy accuracy on 300 validation problems after so many sampled tokens, the mean of the seeds:",
         *learning_curves(data["runs"], data["start"]["greedy"]),
     ]
-    ratios = listed(f"{first['tokens'] / row['tokens']:.2f} times {row['arm']}'s" for row in others)
+    ratios = listed(f"{first['tokens'] / row['tokens']:.2f} times those of `{row['arm']}`" for row in others)
     leads = [
         f"{gain(row['search_minus_greedy'])} over {row['arm']} ({verdict(row['search_minus_greedy'])})"
         for row in others
