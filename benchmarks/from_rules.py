@@ -6,7 +6,7 @@ The game of numbers with five numbers. The start has seen random legal play and 
 nothing here solves a problem). Every arm goes on from it and samples about the same number of tokens:
 
 - search: right responses that a tree under the rules finds (`train.groups: verified`), which ends at the first one;
-- sampling: right responses among eight samples, rejection-sampling fine-tuning;
+- sampling: right responses among eight samples, rejection-sampling fine-tuning, with as many updates and with half of them;
 - GRPO over eight samples.
 
 Then each last student is asked on test problems that no arm has seen: greedy, eight samples, and search under the rules at
@@ -52,7 +52,7 @@ START = (
     " --set train.sft.validation_size=200 --set train.sft.steps=3000 --set train.sft.evaluate_every=1000"
 )
 ROUNDS = 4
-EXPERT = "--use-rft --set train.rft.updates_per_round=300 --set train.demonstrations=2000"
+EXPERT = "--use-rft --set train.rft.updates_per_round={} --set train.demonstrations=2000"
 CHAINS = "--set train.groups=chain --set train.chain_samples=8 --set train.requeue_limit=0"
 TREES = (
     "--set train.groups=verified --set search.budget_tokens=400 --set train.iterations=100"
@@ -60,8 +60,9 @@ TREES = (
 )
 # Name -> flags, and the questions of a run, so many that it samples about 2 M tokens.
 ARMS: dict[str, tuple[str, int]] = {
-    "search": (f"{EXPERT} {TREES}", 6720),
-    "sampling": (f"{EXPERT} {CHAINS}", 3840),
+    "search": (f"{EXPERT.format(300)} {TREES}", 6720),
+    "sampling": (f"{EXPERT.format(300)} {CHAINS}", 3840),
+    "sampling, half the updates": (f"{EXPERT.format(150)} {CHAINS}", 3840),  # it finds fewer rows to train on
     "grpo, samples": (f"--use-grpo --set train.demonstrations=2000 {CHAINS}", 3840),
 }
 
@@ -82,7 +83,7 @@ def train(arm: str, seed: int, work: Path, extra: Sequence[str]) -> dict[str, An
     flags, questions = ARMS[arm]
     folder = work / f"{arm} {seed}".replace(", ", "-").replace(" ", "-")
     command = ["train", *GAME, *flags.split(), "-n", str(questions), "--seed", str(seed), *extra]
-    if arm in ("search", "sampling"):
+    if "--use-rft" in flags:
         command += ["--set", f"train.questions_per_round={questions // ROUNDS}"]
     command += ["--save-every", str(questions // ROUNDS), "--set", "rewards.pre_weight=0", "--eval-size", "0"]
     run = folder / "run-001"
