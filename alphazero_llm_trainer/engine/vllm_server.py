@@ -242,16 +242,19 @@ class ServerEngine(CompletionEngine):
             write_adapter(self.model, folder)
             old, old_folder = self.serving, self.folder
             self.serving, self.folder = f"{self.versions.root.name}-{self.versions.number}", folder
-            for server in self.routes.up():
-                try:
-                    await self._load(server)
-                except ServerLostError as error:
+            servers = self.routes.up()
+            for server, error in zip(
+                servers, await asyncio.gather(*map(self._load, servers), return_exceptions=True), strict=True
+            ):
+                if isinstance(error, ServerLostError):
                     self._lose(server, error)
-                except EngineError as error:
+                elif isinstance(error, EngineError):
                     raise EngineError(
                         f"the server takes no adapter ({error}): start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1,"
                         " --enable-lora and --max-lora-rank, and let it read engine.vllm.adapter_dir"
                     ) from error
+                elif error is not None:
+                    raise error
             if old != self.base:
                 self.versions.drop(old_folder)
 

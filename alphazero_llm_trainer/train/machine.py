@@ -58,25 +58,31 @@ class Rates:
     def of(cls, forecast: Forecast, machine: Machine, table: Machines, backend: str) -> Rates:
         """What a card does; `backend` is "inprocess" or "vllm". The machine must have a named card."""
         assert machine.card is not None
-        card, shares = machine.card, table.shares
-        peak, bandwidth = card.tflops * 1e12, card.gb_s * 1e9
+        peak, shares = machine.card.tflops * 1e12, table.shares
         weights = forecast.counts.whole
         again = 1 if forecast.config.train.recomputes(True, forecast.quantised) else 0
         passes = (1 if forecast.lora else 2) + 1 + again
-        read = float(weights * forecast.width)
-        if forecast.quantised and backend == "inprocess":  # 4-bit weights are made bfloat16 at each use
-            read = nf4_bytes(forecast.counts) + 2 * forecast.counts.linear * 2 + forecast.counts.other * 2
-        kept = forecast.rows * forecast.length / 2 * forecast.token_bytes
-        step = max(
-            (read + kept) / (bandwidth * shares.bandwidth),
-            2 * weights * forecast.rows / (peak * shares.decode),
-            forecast.shape.layers * getattr(table.step_ms_per_layer, backend) / 1e3,
-        )
+        step = decode_seconds(forecast, machine, table, backend, forecast.rows)
         return cls(
             forecast.rows / step,
             peak * shares.forward / (2 * weights),
             peak * shares.train / (2 * passes * weights),
         )
+
+
+def decode_seconds(forecast: Forecast, machine: Machine, table: Machines, backend: str, rows: int) -> float:
+    """What one card takes for the next token of so many rows at once, of half the full length in the mean."""
+    assert machine.card is not None
+    card, shares, counts = machine.card, table.shares, forecast.counts
+    read = float(counts.whole * forecast.width)
+    if forecast.quantised and backend == "inprocess":  # 4-bit weights are made bfloat16 at each use
+        read = nf4_bytes(counts) + 2 * counts.linear * 2 + counts.other * 2
+    kept = rows * forecast.length / 2 * forecast.token_bytes
+    return max(
+        (read + kept) / (card.gb_s * 1e9 * shares.bandwidth),
+        2 * counts.whole * rows / (card.tflops * 1e12 * shares.decode),
+        forecast.shape.layers * getattr(table.step_ms_per_layer, backend) / 1e3,
+    )
 
 
 @dataclass(frozen=True, slots=True)
