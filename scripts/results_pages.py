@@ -1390,6 +1390,49 @@ def soak(data: Row) -> Page:
     )
 
 
+def large_journal(data: Row) -> Page:
+    first, last = data["sizes"][0], data["sizes"][-1]
+
+    def cells(found: Row) -> Row:
+        ways = {}
+        for way, alone in data["libraries"].items():
+            one = found["ways"].get(way)
+            more = None if one is None else max(one["peak_mib"] - alone["peak_mib"], 0)
+            ways[way] = "" if one is None else f"{one['peak_mib']:,.0f} ({more:,.0f}), {one['cpu_seconds']:,.1f} s"
+        return {**found, **ways, "page": f"{found['page_mb']:.1f}" if "page_mb" in found else ""}
+
+    none = {"megabytes": "one record", "records": 1, "ways": data["libraries"]}
+    columns = {
+        "MB": "{megabytes}",
+        "records": "{records:,}",
+        **{way: f"{{{way}}}" for way in data["ways"]},
+        "page, MB": "{page}",
+    }
+    grown = last["ways"]["open"]["peak_mib"] - first["ways"]["open"]["peak_mib"]
+    return Page(
+        "Large journals",
+        f"{last['megabytes']:,} MB are opened in {last['ways']['open']['peak_mib']:,.0f} MiB, libraries included",
+        "Peak resident memory in MiB (in brackets: more than with one record) and CPU seconds of a process that uses a journal."
+        f" From {first['megabytes']} to {last['megabytes']:,} MB opening takes {grown:,.0f} MiB more: keys and places.",
+        {
+            "Problems": f"{data['questions']} embedded training questions, repeated under fresh ids",
+            "Seeds": str(data["seed"]),
+            "Tokens": "not counted",
+            "Command": command(data),
+        },
+        [
+            *table(map(cells, (none, *data["sizes"])), columns),
+            *(f"- {way}: {what}." for way, what in data["ways"].items()),
+            "",
+        ],
+        [
+            "Empty cells were not tried. `keep` is what `train --resume` did before.",
+            "Records of small trees, 2 kB each: of larger ones there are fewer a megabyte, and fewer keys and places.",
+            "CPU seconds are of one machine, which may have been busy: compare them with each other.",
+        ],
+    )
+
+
 def kill_test(data: Row) -> Page:
     figures = {
         "processes killed": ", ".join(f"{kind} {count}" for kind, count in data["kills"].items()),
@@ -1682,6 +1725,7 @@ MACHINERY: dict[str, Callable[[Row], Page]] = {
     "vllm_contract": vllm_contract,
     "tree_training": tree_training,
     "memory": memory,
+    "large_journal": large_journal,
     "plan_rates": plan_rates,
     "serve": serve,
     "crowds": crowds,

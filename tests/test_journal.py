@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,31 @@ def test_each_record_is_on_the_disk_before_the_next(tmp_path: Path) -> None:
     for i, record in enumerate(RECORDS):
         journal.append(record)
         assert list(read(journal.path)) == RECORDS[: i + 1]
+
+
+def test_records_stay_in_the_file_and_are_checked_when_read(tmp_path: Path) -> None:
+    """A journal of 20 MB takes less than 2 MB to open, to read record by record and to add to."""
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    for i in range(200):
+        journal.append({"key": f"0/{i}", "text": str(i) * 50_000})
+    journal.close()
+    assert path.stat().st_size > 20e6
+    tracemalloc.start()
+    again = Journal(path)
+    assert len(again.records) == 200 and list(again.records)[7] == "0/7"
+    assert all(record["key"] == key for key, record in again.records.items())
+    again.append({"key": "1/0", "text": "later"})
+    assert again.get("1/0") == {"key": "1/0", "text": "later"} and again.get("2/0") is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e6
+    with path.open("r+b") as file:  # changed behind its back
+        file.seek(100)
+        file.write(b"x")
+    with pytest.raises(DataError, match="at byte 0 doesn't fit its hash"):
+        again.get("0/0")
+    again.close()
 
 
 @pytest.mark.parametrize("cut", [1, 7, 20])

@@ -162,7 +162,7 @@ def test_a_flipped_bit_in_a_journal_is_found_and_named(tmp_path: Path) -> None:
     for at in range(first, second):
         for bit in range(8):
             broken = flipped(whole, at, bit)
-            if broken[at : at + 1] in (b"\n", b"\r"):  # two half lines, which is no tree either
+            if broken[at : at + 1] == b"\n":  # two half lines, which is no tree either
                 continue
             path.write_bytes(broken)
             try:

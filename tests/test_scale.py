@@ -17,10 +17,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from faults import a_job, actors, forked, keys_of, lines_in, trees_in, wait_for, what_counts
+from safetensors.torch import load_file
 
+from alphazero_llm_trainer.api.train import execute
+from alphazero_llm_trainer.collect import Collector
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Capabilities, GenerateRequest, TeacherLedger
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.scale.fleet import Fleet
 from alphazero_llm_trainer.scale.host import load_host
@@ -30,6 +36,10 @@ from alphazero_llm_trainer.scale.question_queue import QuestionQueue
 from alphazero_llm_trainer.scale.ray_pool import RayPool
 from alphazero_llm_trainer.scale.remote import EngineCard, EngineLostError, Letter, Link, PostOffice, RemoteEngine
 from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.search.journal import Journal, read
+from alphazero_llm_trainer.train.fleet import FleetSource, Workers, check_workers
+from alphazero_llm_trainer.train.run import RunFolder
+from alphazero_llm_trainer.train.size import RunSize
 from alphazero_llm_trainer.types import Cost
 
 CARD = EngineCard(3, 1, frozenset({1}), frozenset({2}), Capabilities(True, True, True, 64))
@@ -428,3 +438,122 @@ def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
     assert figures["kills_in_all"] == 20 and min(figures["kills"].values()) >= 6
     assert figures["lost"] == figures["duplicate"] == figures["half_written"] == figures["set_aside"] == 0
     assert figures["same_as_undisturbed"] == figures["questions"]
+
+
+# -- training rounds ---------------------------------------------------------------------------------------------------
+
+
+def a_training(out: Path, rounds: int) -> dict[str, Any]:
+    """The keys of a run over four questions a round, which trains on all trees."""
+    return {
+        "student": "embedded",
+        "rewards": {"use_student_model": False},
+        "search": {"concurrent": 4, "temperature": 1.2},
+        "problems": {"levels": [3, 4]},
+        "sample": {"worker_trees": 2},
+        "train": {
+            **{"method": "rft", "num_examples": 4 * rounds, "questions_per_round": 4, "save_every": 4},
+            **{"iterations": 2, "samples": 2, "requeue_limit": 0, "demonstrations": 8, "eval_size": 0},
+            **{"validation_size": 0, "rft": {"batch_size": 4, "updates_per_round": 2, "warmup_rounds": 0}},
+            "checkpoint_dir": str(out),
+        },
+    }
+
+
+def train(raw: dict[str, Any], *workers: Any, run: RunFolder | None = None) -> Path:
+    """The folder of a run to its end, one that is there (`run`) gone on with."""
+    config = load_config(overrides=[raw])
+    return execute(config, run, run is not None, Progress(quiet=True), lambda: False, *workers).folder
+
+
+def trained(run: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What counts of a run's journal, by key, and its last weights."""
+    records = list(read(run / "journal.jsonl"))
+    trees = {record["key"]: what_counts(record) for record in records}
+    assert len(trees) == len(records)
+    return trees, load_file(run / "student" / "model.safetensors")
+
+
+def check_same(run: Path, other: Path) -> None:
+    """The same trees, and the same weights to the bit."""
+    (trees, weights), (others, same) = trained(run), trained(other)
+    assert trees == others
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+
+
+def test_two_actors_search_rounds_as_one_process_does(tmp_path: Path, cluster: tuple[str, int]) -> None:
+    alone = train(a_training(tmp_path / "alone", 2))
+    check_same(alone, train(a_training(tmp_path / "fleet", 2), (2, cluster[0])))
+    trees, _ = trained(alone)
+    assert {tree["policy_version"] for tree in trees.values()} == {0, 1}  # the second round had new weights
+
+
+@pytest.mark.slow
+def test_a_killed_fleet_and_trainer_end_with_the_same_weights(tmp_path: Path, cluster: tuple[str, int]) -> None:
+    """Search actors, engine actors and the trainer die at random moments."""
+    address, root = cluster
+    raw = a_training(tmp_path / "fleet", 6)
+    alone = train({**raw, "train": {**raw["train"], "checkpoint_dir": str(tmp_path / "alone")}})
+    (tmp_path / "run.yaml").write_text(json.dumps(raw))
+    run, chance, kills = RunFolder(tmp_path / "fleet" / "run-001"), random.Random(5), 0
+
+    def trees() -> int:
+        return run.journal.read_bytes().count(b"\n") if run.journal.exists() else 0
+
+    for life in range(4):
+        flags = ["--resume"] if run.card.exists() else ["--config", str(tmp_path / "run.yaml")]
+        flags += ["--out", str(tmp_path / "fleet"), "--workers", "2", "--address", address, "--quiet"]
+        command = [sys.executable, str(Path(__file__).parents[1] / "train_vllm.py"), *flags]
+        trainer, had = subprocess.Popen(command, stderr=subprocess.PIPE, text=True), trees()
+        for _ in range(2):
+            had = min(had + chance.randint(1, 3), 24)
+            wait_for(lambda wanted=had: trees() >= wanted or trainer.poll() is not None, 400)
+            found = actors(root, chance.choice(("SearchHost", "EngineHost")))
+            if found and trainer.poll() is None:
+                kill(chance.choice(found))
+                kills += 1
+        if life < 3 and trainer.poll() is None:
+            wait_for(lambda wanted=had: trees() > wanted or trainer.poll() is not None, 400)
+            trainer.kill()
+            kills += 1
+        assert trainer.wait(400) in (0, -signal.SIGKILL), trainer.communicate()[1]
+        wait_for(lambda: not actors(root, "SearchHost") and not actors(root, "EngineHost"), 60)
+    assert kills >= 6
+    check_same(alone, run.path)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ({"engine": {"backend": "vllm"}}, "engine.backend is vllm"),
+        ({"train": {"adapter": "lora"}}, "train.adapter is lora"),
+        ({"teachers": {"tier": "free"}}, "teachers are remote"),
+    ],
+)
+def test_what_actors_cannot_search_is_one_sentence(override: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"--workers is 2 and {words}"):
+        check_workers(load_config(overrides=[{"student": "embedded"}, override]), Workers(2))
+
+
+def test_ranks_and_actors_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="--workers is 3 and 2 processes train"):
+        check_workers(load_config(overrides=[{"student": "embedded"}]), Workers(3))
+
+
+def test_a_question_that_always_fails_ends_the_round_in_a_sentence(tmp_path: Path) -> None:
+    """One process of `sample`'s stands in for the actors: a round without all of its trees isn't trained on."""
+    job = a_job(2, poison={"0/" + keys_of(a_job(2))[1]: "raise"}, attempts=2)
+    host = load_host(job.config, None)
+    source = FleetSource(
+        host.student, job.config, Collector(host.student, job.config, None), job.tasks, [],
+        Journal(tmp_path / "journal.jsonl"), size=RunSize.of(job.config), on_tree=lambda tree: None,
+        on_round=lambda stats: None, stop=lambda: False,
+    )  # fmt: skip
+    source.pool = LocalPool(host, job.config, make_collector=job.make_collector)
+    with pytest.raises(
+        EngineError, match=r"1 questions of round 0 have no tree .* failed 2 times: EngineError: poison"
+    ):
+        source.grpo(0)
+    assert [record["key"] for record in read(tmp_path / "journal.jsonl")] == ["0/" + keys_of(job)[0]]

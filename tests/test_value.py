@@ -441,6 +441,9 @@ def test_journals_are_read_by_question(tmp_path: Path) -> None:
         file.write(json.dumps({"key": "d", "problem": {"question": "q"}, "tree": Tree().to_dict()}) + "\n")
     found = read_questions([tmp_path / "journal.jsonl"])
     assert [(q.text, len(q.trees)) for q in found] == [(first.text, 2), (second.text, 1)]
+    for question in (first, second):  # read again, when they are asked for
+        [same] = [q for q in found if q.text == question.text]
+        assert [tree.to_dict() for tree in same.trees] == [question.trees[0].to_dict()] * len(same.trees)
     (tmp_path / "bad.jsonl").write_text('{"key": "x"}\n')
     with pytest.raises(DataError, match="holds no graded trees"):
         read_questions([tmp_path / "bad.jsonl"])

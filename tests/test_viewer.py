@@ -237,6 +237,18 @@ def test_a_run_page_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     assert 2 * one < sum(embedded) <= 3 * one and json.loads(blocks["facts"])["left_out"] == 90 - len(embedded)
 
 
+def test_a_long_list_is_bounded_and_its_totals_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "MOST_ROWS", 8)
+    page = Data(run_page(many(30), title="run", limit=200))
+    facts = json.loads(page.blocks["facts"])
+    assert [one["number"] for one in facts["rows"]] == [0, 3, 6, 9, 12, 15, 18, 21]  # the mixed ones, the first of them
+    assert [name for name in page.blocks if name != "facts"] == [f"tree-{3 * i}" for i in range(8)]
+    assert page.tree(21)["key"] == facts["rows"][-1]["key"] == "k21"
+    assert facts["questions"] == 30 and facts["outcomes"] == {"mixed": 10, "failed": 20} and facts["left_out"] == 22
+    alone = row(next(iter(many(1))))
+    assert facts["sums"]["nodes"] == 10 * alone.nodes + 20
+
+
 @pytest.mark.parametrize("broken", [{}, {"tree": {}}, {"tree": {**Tree().to_dict(), "N": []}}, {"tree": 3}])
 def test_a_record_without_a_tree_is_a_sentence(broken: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="tree"):
@@ -755,6 +767,25 @@ def test_an_old_journals_tree_steps_by_creation_and_says_so(browser: Any, tmp_pa
     assert screen.js("v.model.born") == 3 and screen.js("v.model.N") == record["tree"]["N"]
     screen.keys("}", "c")
     assert "most visited path" in screen.one("#panel").text and screen.stat("U") == ""
+    screen.quiet()
+
+
+def test_a_long_list_says_what_it_left_out(
+    browser: Any, sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "MOST_ROWS", 3)
+    (tmp_path / "long.html").write_text(
+        run_page(map(TreeReader(find_source(sampled), None), find_source(sampled)), title="run", limit=2), "utf-8"
+    )
+    screen = Screen(browser, tmp_path / "long.html")
+    assert len(screen.all("#list-table tbody tr")) == 3
+    assert "4 of 6 trees are left out" in screen.one("#list-note").text
+    assert "the list has the 3 most telling questions" in screen.one("#list-note").text
+    assert "6 questions" in screen.one("#outcomes").text
+    asked = screen.one("#list-table button[data-open]")
+    question = asked.text
+    asked.click()
+    assert screen.one("#title").text == question and screen.js("v.model.N[0]") > 0
     screen.quiet()
 
 

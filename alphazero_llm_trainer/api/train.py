@@ -135,16 +135,28 @@ def train(
 
 
 def execute(
-    config: Config, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
+    config: Config,
+    folder: RunFolder | None,
+    resume: bool,
+    progress: Progress,
+    stop: Callable[[], bool],
+    workers: tuple[int, str | None] = (1, None),
 ) -> TrainingRun:
-    """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
+    """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`).
+
+    `workers` says how many search actors there are and on which Ray cluster; 1 and None search in this process.
+    """
     if resume and folder is not None and "after" in (card := folder.read_card()):
         from ..report.folder import write_report
 
         write_report(folder.path)  # a crash after the last weights may have left none
         return TrainingRun(folder.path, card)
+    from ..train.fleet import Workers, check_workers
     from ..train.ranks import open_ranks
 
+    actors = None if workers == (1, None) else Workers(*workers)
+    if actors is not None:
+        check_workers(config, actors)
     ranks = open_ranks(config)
     if ranks is not None and ranks.rank:
         from ..train.follow import follow
@@ -161,7 +173,7 @@ def execute(
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         from ..train.loop import Run
 
-        run = Run(config, stop, progress, ranks)
+        run = Run(config, stop, progress, ranks, actors)
         run.load()
         if folder is None:
             folder = new_run(Path(config.train.checkpoint_dir))

@@ -61,6 +61,8 @@ def sampled_cost(journal: Path) -> dict[str, int]:
     """What the trees of the command's own journal cost; nothing where the data came from elsewhere."""
     from ..search.journal import read
 
-    costs = [record.get("cost", {}) for record in read(journal)] if journal.is_file() else []
-    names = ("sampled_tokens", "prompt_tokens", "calls")
-    return {name: sum(int(cost.get(name, 0)) for cost in costs) for name in names}
+    total = dict.fromkeys(("sampled_tokens", "prompt_tokens", "calls"), 0)
+    for record in read(journal) if journal.is_file() else ():
+        for name in total:
+            total[name] += int(record.get("cost", {}).get(name, 0))
+    return total

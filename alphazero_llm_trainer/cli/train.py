@@ -17,6 +17,7 @@ from .base import (
     add_model,
     add_reward,
     add_source,
+    check_least,
     check_out,
     check_resumed,
     print_json,
@@ -77,6 +78,10 @@ def add_arguments(parser: Parser, only: str | None) -> None:
         help="upload student/ and adapter/ at the end, as OWNER/NAME (private)",
     )
     parser.add_argument(
+        "--workers", type=int, default=1, metavar="W", help="Ray actors that search the rounds; 1 needs no Ray"
+    )
+    parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one on this machine)")
+    parser.add_argument(
         "--resume",
         nargs="?",
         const=True,
@@ -107,6 +112,7 @@ def add_methods(commands: Any) -> None:
 
 
 def run_train(args: argparse.Namespace) -> int:
+    check_least(1, workers=args.workers)
     config = resolve(args)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
     from ..train.run import find_run
@@ -129,7 +135,7 @@ def run_train(args: argparse.Namespace) -> int:
 
     follows = rank_and_size()[0] > 0  # another process says what there is to say
     with Progress(args.quiet or follows) as progress, Stop() as stop:
-        run = execute(config, folder if resume else None, resume, progress, stop)
+        run = execute(config, folder if resume else None, resume, progress, stop, (args.workers, args.address))
         if follows:
             return 0 if run.finished else EXIT_STOPPED
         if not run.finished:

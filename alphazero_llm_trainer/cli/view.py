@@ -11,14 +11,14 @@ from typing import Any
 
 from ..errors import ConfigError, DataError
 from ..report.trees import Source, TreeReader, chosen_records, find_source
-from ..viewer.page import MOST_TREES, RUN_PAGE, run_page, tree_page
+from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
 from .base import check_least, check_out
 
-EPILOG = """\
+EPILOG = f"""\
 RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that `search --json` wrote.
 The page needs no network and no other file. A run folder has one page, trees.html: `train` writes it, and `view` writes
-it anew. A journal of many questions gives a list of all of them with the trees of --trees questions (30 MB at most): mixed
-outcomes first, then wrong ones. --question gives the others."""
+it anew. A journal of many questions gives a list of them ({MOST_ROWS:,} at most) with the trees of --trees questions (30 MB
+at most): mixed outcomes first, then wrong ones. --question gives the others."""
 
 
 def add_view(commands: Any) -> None:
@@ -62,6 +62,8 @@ def run_view(args: argparse.Namespace) -> int:
         if not count:
             raise DataError(f"{source.path} holds no finished tree: wait for its first one, or name another journal")
         what = f"{count:,} questions"
+        if count > MOST_ROWS:
+            what += f", of which {MOST_ROWS:,} are listed (mixed outcomes first; --question ID shows any other),"
     out = args.out or default_out(source, args.question)
     try:
         out.write_text(text, encoding="utf-8")

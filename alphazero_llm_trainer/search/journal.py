@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -16,44 +16,75 @@ from ..files import parse_json, put_in_place, sync
 from .tree import check_columns, is_id
 
 HASH = re.compile(rb',"sha256":"([0-9a-f]{64})"}\n?$')
+HASH_BYTES = 80  # of the end of a line: its hash is there or nowhere
+
+
+class Records(Mapping[str, dict[str, Any]]):
+    """A journal's records by key, each read from the file and checked when it is asked for: in memory are keys and places.
+
+    Where a key is there twice, the last one counts.
+    """
+
+    def __init__(self, path: Path, places: Mapping[str, int]) -> None:
+        self._path, self._places = path, places
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        return record_at(self._path, self._places[key])
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class Journal:
     """An append-only JSON Lines file of records with a unique `key`, each line with the hash of what is before it.
 
-    Opening it reads what is there. A last line without its line end was cut by a crash: it is dropped from the file,
-    and its tree counts as not searched. So does a line that doesn't fit its hash: `damaged` says which those were. Any
-    other broken line is a DataError: the file is not what was written.
+    Opening it reads what is there, a line at a time: it checks hashes and notes where each record is. A last line without its
+    line end was cut by a crash: it is dropped from the file, and its tree counts as not searched. So does a line that doesn't
+    fit its hash: `damaged` says which those were. Any other broken line is a DataError: the file is not what was written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records: dict[str, dict[str, Any]] = {}
+        self._places: dict[str, int] = {}  # key -> where its line begins, in bytes
+        self.records = Records(path, self._places)
         self.dropped_bytes = 0
         self.damaged: list[str] = []
         if path.exists():
-            self._recover()
+            self.dropped_bytes, self.damaged = repaired(path)
+            self._find()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
 
-    def _recover(self) -> None:
-        self.dropped_bytes = drop_half_line(self.path)
-        lines = self.path.read_bytes().splitlines()
-        kept, self.damaged = undamaged(self.path, lines)
-        if self.damaged:
-            rewrite(self.path, kept)
-        for number, line in enumerate(kept, 1):
-            record = parse(self.path, number, line)
-            self.records[record["key"]] = record
+    def _find(self) -> None:
+        """Note where each record is. Only a line without a hash is looked at for more than its key."""
+        place = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                hashed = HASH.search(line, max(len(line) - HASH_BYTES, 0)) is not None
+                where = f"line {number}"
+                key = key_of(self.path, where, line) if hashed else parse(self.path, where, line)["key"]
+                self._places[key] = place
+                place += len(line)
 
     def append(self, record: dict[str, Any]) -> None:
         """Write a record with a new `key` and hand it to the operating system, so that a killed process keeps it."""
         key = record["key"]
-        if key in self.records:
+        if key in self._places:
             raise DataError(f"journal {self.path} has a tree for {key!r} already: each key is searched once")
-        self._file.write(line_of(record))
+        line, place = line_of(record), self._file.tell()
+        self._file.write(line)
         self._file.flush()
-        self.records[key] = record
+        self._places[key] = place
+
+    def forget(self) -> None:
+        """Forget which records are there: for who writes keys that never come twice, and reads none."""
+        self._places.clear()
 
     def sync(self) -> None:
         """Wait until everything appended is on the disk: no power cut takes it back."""
@@ -65,7 +96,7 @@ class Journal:
         close(self._file, self.path)
 
     def __contains__(self, key: str) -> bool:
-        return key in self.records
+        return key in self._places
 
     def get(self, key: str) -> dict[str, Any] | None:
         return self.records.get(key)
@@ -79,25 +110,28 @@ def line_of(record: Mapping[str, Any]) -> bytes:
 
 def damaged(line: bytes) -> bool:
     """Whether a line has a hash and is not what was hashed. Journals before version 0.5 have no hashes."""
-    found = HASH.search(line)
+    found = HASH.search(line, max(len(line) - HASH_BYTES, 0))
     return found is not None and hashlib.sha256(line[: found.start()]).hexdigest().encode() != found[1]
 
 
-def undamaged(path: Path, lines: Sequence[bytes]) -> tuple[list[bytes], list[str]]:
-    """The lines that fit their hashes, and of the others where they were."""
-    kept, lost = [], []
-    for number, line in enumerate(lines, 1):
-        if damaged(line):
-            lost.append(f"{path} line {number}")
-        else:
-            kept.append(line)
-    return kept, lost
+def repaired(path: Path) -> tuple[int, list[str]]:
+    """Take out of a file what a crash cut off at its end, and the lines that don't fit their hashes.
+
+    Returns how many bytes were cut off, and where those lines were.
+    """
+    dropped = drop_half_line(path)
+    with path.open("rb") as file:
+        lost = [number for number, line in enumerate(file, 1) if damaged(line)]
+    if lost:
+        rewrite(path, without=set(lost))
+    return dropped, [f"{path} line {number}" for number in lost]
 
 
-def rewrite(path: Path, lines: Iterable[bytes]) -> None:
-    """Put `lines` in the place of a journal's."""
+def rewrite(path: Path, without: Collection[int]) -> None:
+    """Put a journal in its own place without some lines, which are counted from 1."""
     part = path.with_name(path.name + ".part")
-    part.write_bytes(b"".join(line + b"\n" for line in lines))
+    with path.open("rb") as file, part.open("wb") as kept:
+        kept.writelines(line for number, line in enumerate(file, 1) if number not in without)
     put_in_place(part, path)
 
 
@@ -113,19 +147,29 @@ def close(file: IO[bytes], path: Path) -> None:
             file.close()
 
 
-def parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """One journal line as a record, without its hash."""
+def record_at(path: Path, place: int) -> dict[str, Any]:
+    """The record whose line begins at byte `place` of a journal."""
+    try:
+        with path.open("rb") as file:
+            file.seek(place)
+            return parse(path, f"at byte {place:,}", file.readline())
+    except OSError as error:
+        raise DataError(f"journal {path} can't be read ({error.strerror}): restore it") from error
+
+
+def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
+    """One journal line as a record, without its hash; `where` it is in the file is for messages."""
     if damaged(line):
         raise DataError(
-            f"journal {path} line {number} doesn't fit its hash: it was changed or damaged; --resume searches it again, or"
+            f"journal {path} {where} doesn't fit its hash: it was changed or damaged; --resume searches it again, or"
             " remove that line"
         )
     try:
         record = parse_json(line)
     except ValueError as error:
-        raise DataError(f"journal {path} line {number} is not JSON: restore the file or remove that line") from error
+        raise DataError(f"journal {path} {where} is not JSON: restore the file or remove that line") from error
     if not isinstance(record, dict) or not isinstance(record.get("key"), str):
-        raise DataError(f"journal {path} line {number} has no key: it is not a tree journal")
+        raise DataError(f"journal {path} {where} has no key: it is not a tree journal")
     record.pop("sha256", None)
     return record
 
@@ -135,19 +179,26 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises DataError for a record that is not what a search wrote, naming its line.
     """
+    return (record for _, record in placed(path))
+
+
+def placed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`read`, each record with the byte at which its line begins: `record_at` reads it again."""
     try:
         file = path.open("rb")
     except OSError as error:
         raise DataError(f"journal {path} can't be read ({error.strerror}): check the path") from error
+    place = 0
     with file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                record = parse(path, number, line)
+                record = parse(path, f"line {number}", line)
                 try:
                     check_record(record)
                 except DataError as error:
                     raise DataError(f"journal {path} line {number}: {error}") from error
-                yield record
+                yield place, record
+            place += len(line)
 
 
 def check_record(record: Mapping[str, Any]) -> None:
@@ -227,7 +278,7 @@ class Shards:
             with path.open("rb") as file:
                 for number, line in enumerate(file, 1):
                     digest.update(line)
-                    self._take(path, key_of(path, number, line))
+                    self._take(path, key_of(path, f"line {number}", line))
         except OSError as error:
             raise DataError(f"journal {path} can't be read ({error.strerror}): restore it") from error
         if digest.hexdigest() != entry["sha256"]:
@@ -236,15 +287,13 @@ class Shards:
 
     def _recover(self, path: Path, known: Callable[[str, dict[str, Any]], None], last: bool) -> None:
         """Take in a file that no manifest calls finished: the one that was being written, or one just filled."""
-        self.dropped_bytes += drop_half_line(path)
-        kept, lost = undamaged(path, path.read_bytes().splitlines())
-        if lost:
-            rewrite(path, kept)
-            self.damaged += lost
+        dropped, lost = repaired(path)
+        self.dropped_bytes += dropped
+        self.damaged += lost
         self._records, self._digest = 0, hashlib.sha256()
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                record = parse(path, number, line)
+                record = parse(path, f"line {number}", line)
                 self._take(path, record["key"])
                 self._digest.update(line)
                 self._records += 1
@@ -327,14 +376,14 @@ def read_shards(folder: Path) -> Iterator[dict[str, Any]]:
         yield from read(path)
 
 
-def key_of(path: Path, number: int, line: bytes) -> str:
+def key_of(path: Path, where: str, line: bytes) -> str:
     """The key of a journal line, read off its beginning where it stands there: a tree's line is long."""
     if line.startswith(b'{"key":"'):
         try:
             return json.JSONDecoder().raw_decode(line[:4096].decode(errors="ignore"), len('{"key":'))[0]
         except ValueError:
             pass
-    return parse(path, number, line)["key"]
+    return parse(path, where, line)["key"]
 
 
 def drop_half_line(path: Path) -> int:

@@ -135,7 +135,7 @@ class KeptJournal:
             raise ConfigError(
                 f"--keep-traces is {folder}, where nothing can be written ({error.strerror}): name another folder"
             ) from error
-        self._journal.records.clear()  # served ids never come twice, and a server runs for long
+        self._journal.forget()  # served ids never come twice, and a server runs for long
         self._failed = False
 
     def append(self, record: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ class KeptJournal:
         except OSError as error:
             self._failed = True  # a line after half a line would make the journal unreadable
             log.warning("served trees can't be kept any more (%s): free the disk and start again", error.strerror)
-        self._journal.records.clear()
+        self._journal.forget()
 
     def close(self) -> None:
         with suppress(OSError) if self._failed else nullcontext():

@@ -30,10 +30,12 @@ from ..problems.load import tasks_of
 from ..problems.source import open_source, source_of
 from ..report.folder import write_report
 from ..rewards.combined import outcome
+from ..scale.pool import Pool
 from ..search.journal import Journal
 from ..types import Cost, Task
 from .checkpoint import newest, newest_whole, unseal, write_manifest
 from .expert import make_expert_trainer
+from .fleet import FleetSource, Workers, open_pool
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
 from .model_card import write_model_card
@@ -67,6 +69,7 @@ class Run:
         stop: True once the user wants to end; the run then ends at the next safe place and can be resumed.
         progress: told about trees, rounds and evaluations.
         ranks: the processes that share the run, of which this is rank 0 (or one that `follow`s); None where it is alone.
+        workers: the Ray actors that search for it; None where it searches itself.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class Run:
         stop: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.config, self.ranks = on_chains(config) if config.train.method == "ppo" else config, ranks
+        self.workers = workers
         self.stop = stop if ranks is None else lambda: stop() or ranks.stopped
         self.progress = progress if progress is not None else Progress(quiet=True)
         self.size = RunSize.of(self.config)
@@ -154,7 +159,8 @@ class Run:
         self.journal = journal
         self.collector.keep_books(self.folder.path)
         try:
-            self.train(journal, checkpoint)
+            with open_pool(self.config, self.workers, self.progress.say) as pool:
+                self.train(journal, checkpoint, pool)
         except Interrupted:
             return None
         finally:
@@ -328,10 +334,11 @@ class Run:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def train(self, journal: Journal, checkpoint: Path | None) -> None:
-        """Run the remaining rounds through the method's trainer."""
+    def train(self, journal: Journal, checkpoint: Path | None, pool: Pool | None) -> None:
+        """Run the remaining rounds through the method's trainer; `pool` searches them, or this process where it is None."""
         watch = _RoundWatch(self)
-        source = (RoundSource if self.ranks is None else SharedSource)(
+        kind = SharedSource if self.ranks is not None else FleetSource if pool is not None else RoundSource
+        source = kind(
             self.student,
             self.config,
             self.collector,
@@ -346,6 +353,9 @@ class Run:
         )
         rows: Any = {"grpo": source.grpo, "ppo": source.ppo}.get(self.config.train.method, source.expert)
         callbacks: list[Any] = [watch]
+        if isinstance(source, FleetSource):
+            assert pool is not None
+            source.pool = pool
         if isinstance(source, SharedSource):
             assert self.ranks is not None
             source.ranks = self.ranks

@@ -218,7 +218,7 @@ class RoundSource:
         tasks = {f"{number}/{task.problem.id}": task for task in self.tasks[number * size : (number + 1) * size]}
         missing = [(key, task) for key, task in tasks.items() if key not in found]
         if missing:
-            asyncio.run(self._search(missing, number, found))
+            self.search_missing(missing, number, found)
         if self.collector.perplexity is not None:
             self.collector.perplexity.forget()
         if self.stop():
@@ -239,6 +239,10 @@ class RoundSource:
         failed = [tree.failed_reward for tree in trees if tree.failed_reward is not None]
         if failed and all(str(r["ended_by"]).startswith(FAILED_REWARD) for r in self.journal.records.values()):
             raise RewardError(f"the reward of every question failed ({len(failed):,} so far); the first: {failed[0]}")
+
+    def search_missing(self, missing: list[tuple[str, Task]], number: int, found: dict[str, GradedTree]) -> None:
+        """Search the (key, task) of round `number` that `found` lacks, and put their trees there and into the journal."""
+        asyncio.run(self._search(missing, number, found))
 
     async def _search(self, missing: list[tuple[str, Task]], number: int, found: dict[str, GradedTree]) -> None:
         async for tree in self.collector.collect(missing, self.config.seed):

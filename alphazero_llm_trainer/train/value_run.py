@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ..policy.judge_folder import ADAPTER, JudgeFolder
 from ..policy.student import Student
 from ..policy.value_function import FOLDER, policy_fingerprint
 from ..problems.load import check_train_split
-from ..search.journal import Journal, journals, read
+from ..search.journal import Journal, journals, placed, record_at
 from ..search.targets import endings, value_targets
 from ..search.tree import Tree
 from ..types import Task
@@ -53,12 +53,31 @@ EXTRA_LAYERS = 2  # of a small network that is trained whole, where train.value.
 # -- trees -------------------------------------------------------------------------------------------------------------
 
 
+class SavedTrees(Sequence[Tree]):
+    """Trees in journals, each read when it is asked for: in memory are places (journal, byte)."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[Path, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> Tree: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tree]: ...
+    def __getitem__(self, index: int | slice) -> Tree | list[Tree]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        return Tree.from_dict(record_at(*self.places[index])["tree"])
+
+
 @dataclass(slots=True)
 class Question:
     """A question's text, all the trees that were searched for it, and the id of its problem."""
 
     text: str
-    trees: list[Tree]
+    trees: Sequence[Tree]
     id: str = ""
 
 
@@ -77,8 +96,9 @@ def read_questions(paths: Iterable[Path], vocabulary: int | None = None) -> list
     Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`.
     """
     found: dict[str, Question] = {}
+    saved: dict[str, SavedTrees] = {}
     for path in (file for folder in paths for file in journals(folder)):
-        for record in read(path):
+        for place, record in placed(path):
             check_train_split(record, path)
             try:
                 text, tree = record["problem"]["question"], Tree.from_dict(record["tree"])
@@ -86,8 +106,9 @@ def read_questions(paths: Iterable[Path], vocabulary: int | None = None) -> list
                 raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
             check_tokens(tree, vocabulary, path)
             if any(True for _ in endings(tree)):
-                known = found.setdefault(text, Question(text, [], str(record["problem"].get("id", ""))))
-                known.trees.append(tree)
+                trees = saved.setdefault(text, SavedTrees())
+                trees.places.append((path, place))
+                found.setdefault(text, Question(text, trees, str(record["problem"].get("id", ""))))
     return list(found.values())
 
 

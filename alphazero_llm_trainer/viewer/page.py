@@ -11,12 +11,14 @@ import heapq
 import html
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from .record import Row, payload, row
+from .record import payload, row
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = (
@@ -26,6 +28,8 @@ MOST_BYTES = 30_000_000  # of embedded trees in one file; a browser opens that i
 OUTCOMES = ("mixed", "wrong", "ungraded", "right", "none", "failed")  # most interesting first
 RUN_PAGE = "trees.html"  # the page of a run's folder
 MOST_TREES = 200  # embedded in it
+MOST_ROWS = 5_000  # questions in its list: a browser sorts and searches that many without a pause
+SUMS = ("tokens", "simulations", "nodes")  # of a row, added up over all questions
 
 
 def tree_page(record: Mapping[str, Any], *, title: str, home: str | None = None) -> str:
@@ -33,32 +37,44 @@ def tree_page(record: Mapping[str, Any], *, title: str, home: str | None = None)
 
     Raises DataError where the record holds no tree.
     """
-    facts = {"title": title, "rows": [asdict(row(record))], "left_out": 0, "single": True, "home": home}
+    facts = {"title": title, "rows": [{"number": 0, **asdict(row(record))}], "single": True, "home": home}
     return _page(title, facts, {0: _json(payload(record))})
 
 
 def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) -> str:
-    """The page of many searches: a list of all of them, and the trees of at most `limit`.
+    """The page of many searches: what came of them all, a list of `MOST_ROWS`, and the trees of at most `limit`.
 
-    Where not all trees fit, those with mixed outcomes come first, then the wrong ones, larger trees before smaller ones.
-    Memory is bounded by the embedded trees (`MOST_BYTES`), one record and one row a record.
+    Where not all fit, those with mixed outcomes come first, then the wrong ones, larger trees before smaller ones. Memory is
+    bounded by the listed rows, the embedded trees (`MOST_BYTES`) and one record.
     """
-    rows: list[Row] = []
-    kept: list[tuple[tuple[int, int, int], str]] = []  # a heap: the least interesting first
-    size = 0
+    listed: list[tuple[tuple[int, int, int], dict[str, Any]]] = []  # heaps: the least interesting first
+    kept: list[tuple[tuple[int, int, int], str]] = []
+    size = count = 0
+    outcomes: Counter[str] = Counter()
+    sums: dict[str, int] = {}
     for number, record in enumerate(records):
         one = row(record)
-        rows.append(one)
+        count += 1
+        outcomes[one.outcome] += 1
+        for name in SUMS:
+            if getattr(one, name) is not None:
+                sums[name] = sums.get(name, 0) + getattr(one, name)
         rank = (-OUTCOMES.index(one.outcome), one.nodes, -number)
+        if len(listed) < MOST_ROWS:
+            heapq.heappush(listed, (rank, {"number": number, **asdict(one)}))
+        elif rank > listed[0][0]:
+            heapq.heapreplace(listed, (rank, {"number": number, **asdict(one)}))
         if limit < 1 or (len(kept) >= limit and rank < kept[0][0]):
             continue
         text = _json(payload(record))
         heapq.heappush(kept, (rank, text))
         size += len(text)
-        while len(kept) > limit or (size > MOST_BYTES and len(kept) > 1):
+        while len(kept) > min(limit, MOST_ROWS) or (size > MOST_BYTES and len(kept) > 1):
             size -= len(heapq.heappop(kept)[1])
     trees = {-rank[2]: text for rank, text in kept}
-    facts = {"title": title, "rows": [asdict(one) for one in rows], "left_out": len(rows) - len(trees), "single": False}
+    rows = sorted((one for _, one in listed), key=itemgetter("number"))
+    totals = {"questions": count, "left_out": count - len(trees), "outcomes": outcomes, "sums": sums}
+    facts = {"title": title, "rows": rows, **totals, "single": False}
     return _page(title, facts, dict(sorted(trees.items())))
 
 

@@ -11,7 +11,7 @@ function show(index, node) {
   element("list").hidden = holder !== null;
   element("view").hidden = holder === null;
   element("back").hidden = holder === null || (facts.single && !facts.home);
-  const row = facts.rows[index], chip = element("outcome");
+  const row = facts.rows.find((one) => one.number === index), chip = element("outcome");
   chip.hidden = holder === null;
   element("title").textContent = holder === null ? facts.title : row.question || facts.title;
   element("title").title = element("title").textContent;

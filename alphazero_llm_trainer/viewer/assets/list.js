@@ -5,7 +5,8 @@ const OUTCOMES = { mixed: "mixed", wrong: "all wrong", ungraded: "not graded", r
 
 class List {
   constructor(facts, embedded) {
-    this.rows = facts.rows.map((row, index) => ({ ...row, index, has: embedded(index), words: `${row.question} ${row.answer ?? ""} ${row.key}`.toLowerCase() }));
+    this.facts = facts;
+    this.rows = facts.rows.map((row) => ({ ...row, index: row.number, has: embedded(row.number), words: `${row.question} ${row.answer ?? ""} ${row.key}`.toLowerCase() }));
     this.sort = { by: "Outcome", down: false };
     this.page = 0;
     this.outcome = "";
@@ -18,8 +19,9 @@ class List {
     if (facts.left_out) {
       const note = element("list-note");
       note.hidden = false;
-      note.textContent = `${whole(facts.left_out)} of ${whole(this.rows.length)} trees are left out of this file; `
-        + "their rows say so. Write one with: alphazero-llm-trainer view RUN --question ID";
+      note.textContent = `${whole(facts.left_out)} of ${whole(facts.questions)} trees are left out of this file; `
+        + (facts.questions > this.rows.length ? `the list has the ${whole(this.rows.length)} most telling questions, and its rows say whose tree is here. ` : "their rows say so. ")
+        + "Write one with: alphazero-llm-trainer view RUN --question ID";
     }
     this.summary(again);
     this.heads();
@@ -28,7 +30,7 @@ class List {
 
   // How many questions came out how, each a filter, and what they took.
   summary(again) {
-    const { rows } = this, count = (outcome) => rows.filter((row) => row.outcome === outcome).length;
+    const { questions, outcomes: counts, sums } = this.facts, count = (outcome) => counts[outcome] ?? 0;
     const outcomes = Object.keys(OUTCOMES).filter(count);
     element("shares").replaceChildren(...outcomes.map((outcome) => {
       const part = make("span", { class: outcome });
@@ -44,11 +46,8 @@ class List {
       return make("button", { type: "button", class: `tile ${outcome}`, "data-outcome": outcome, "aria-pressed": String(outcome === ""), on: { click: press } },
         make("strong", {}, whole(number)), ` ${name}`);
     };
-    element("outcomes").replaceChildren(tile("", rows.length, rows.length === 1 ? "question" : "questions"), ...outcomes.map((outcome) => tile(outcome, count(outcome), OUTCOMES[outcome])));
-    const total = (name, what) => {
-      const known = rows.filter((row) => row[name] !== null);
-      return known.length ? make("div", {}, make("dd", {}, whole(known.reduce((sum, row) => sum + row[name], 0))), make("dt", {}, what)) : null;
-    };
+    element("outcomes").replaceChildren(tile("", questions, questions === 1 ? "question" : "questions"), ...outcomes.map((outcome) => tile(outcome, count(outcome), OUTCOMES[outcome])));
+    const total = (name, what) => (name in sums ? make("div", {}, make("dd", {}, whole(sums[name])), make("dt", {}, what)) : null);
     element("totals").replaceChildren(...[total("tokens", "sampled tokens"), total("simulations", "simulations"), total("nodes", "nodes")].filter(Boolean));
   }
 
