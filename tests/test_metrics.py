@@ -9,7 +9,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap, pass_at_k, repeats, wilson
+from alphazero_llm_trainer.eval.metrics import (
+    bootstrap_over_seeds,
+    paired_bootstrap,
+    pass_at_k,
+    repeats,
+    wilson,
+)
 from alphazero_llm_trainer.problems import embedded
 
 
@@ -72,6 +78,29 @@ def test_the_paired_bootstrap_is_near_the_normal_interval() -> None:
     assert paired_bootstrap(after, before, seed=1) != found
     mirrored = paired_bootstrap(before, after)
     assert mirrored.value == pytest.approx(-found.value) and mirrored.low == pytest.approx(-found.high, abs=0.004)
+
+
+def test_the_bootstrap_over_seeds_with_one_seed_a_side_is_the_paired_one() -> None:
+    rng = np.random.default_rng(3)
+    before = rng.random(400)
+    after = before + rng.normal(0.05, 0.1, 400)
+    groups = [at // 2 for at in range(400)]
+    for of in (None, groups):
+        one, other = paired_bootstrap(after, before, groups=of), bootstrap_over_seeds([after], [before], groups=of)
+        assert other.value == pytest.approx(one.value)
+        assert (other.low, other.high) == (pytest.approx(one.low, abs=8e-4), pytest.approx(one.high, abs=8e-4))
+
+
+def test_the_bootstrap_over_seeds_is_as_wide_as_the_seeds_differ() -> None:
+    """Problems that all say the same leave the seeds alone: the interval is that of means of three drawn ones."""
+    after, before = [[0.1] * 50, [0.2] * 50, [0.3] * 50], [[0.0] * 50]
+    found = bootstrap_over_seeds(after, before)
+    # One seed in 27 draws is 0.1 thrice: more than 2.5% of them at either end.
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.1, 0.3))
+    narrow = bootstrap_over_seeds(after, before, confidence=0.5)
+    assert 0.1 < narrow.low < 0.2 < narrow.high < 0.3
+    both = bootstrap_over_seeds(after, after)  # either side draws seeds of its own
+    assert both.value == 0.0 and both.low == pytest.approx(-both.high) and both.high > 0.1
 
 
 def test_the_paired_bootstrap_covers() -> None:

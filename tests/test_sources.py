@@ -158,6 +158,19 @@ def test_a_file_of_rows_is_a_source(tmp_path: Path) -> None:
     assert not source.grade("#### 0", task).correct
 
 
+def test_ids_of_files_know_no_folder(tmp_path: Path) -> None:
+    """Seeds are made of them: the same file draws the same samples wherever it lies."""
+    ids = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        (folder / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
+        (folder / "own.py").write_text("TASKS = [('2 + 2?', '4')] * 1\n")
+        found = [load_tasks(f"{folder}/{address}", "train", 1)[0] for address in ("rows.jsonl", "own.py:TASKS")]
+        ids.append([task.problem.id for task in found])
+        assert all(str(folder) in task.problem.source for task in found)
+    assert ids[0] == ids[1] and [one.partition("/")[0] for one in ids[0]] == ["rows.jsonl", "own.py:TASKS"]
+
+
 def test_columns_are_named_or_found(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     row = {"text": "2 + 2?", "key": "4", "rationale": "2 + 2 = 4", "split": "test"}

@@ -1,4 +1,4 @@
-"""A vLLM server that is already running, over its OpenAI-compatible API with token-id prompts.
+"""vLLM servers that are already running, over their OpenAI-compatible API with token-id prompts.
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --generation-config vllm --max-logprobs 200 \\
         --enable-prompt-tokens-details --enable-lora --max-loras 1 --max-lora-rank 32
@@ -6,6 +6,9 @@
 Of these, --max-logprobs is for token-level search with more than 20 next tokens, --enable-prompt-tokens-details for a cost
 that knows cached prompt tokens (without it all count as computed), and the rest for training: an adapter a version is
 loaded under a new name. Whole weights can't be sent to a server.
+
+With several servers of one model a prompt goes to the one that read its beginning (`server_routes`). One that goes away is
+left out, its requests are sent to the others, and it is taken back when it answers again, with the adapter of that time.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +29,45 @@ from ..config.sections import EngineConfig, VllmConfig
 from ..errors import ConfigError, EngineError
 from .background import LoopThread
 from .completions import Answer, Ask, CompletionEngine, ranked
+from .server_routes import Routes, Server
 from .step_ends import StepEnds
 from .vllm_weights import Versions, has_adapter, write_adapter
 
 ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
 SAMPLE_TEXT = "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and student must tokenise alike
 NO_WEIGHTS = "a vLLM server takes adapters alone: set train.adapter=lora or engine.backend=vllm"
+RETURN_SECONDS = 2.0  # between two looks at whether a server that went away is back
 TOKEN = "token_id:"  # noqa: S105 - how the server writes a token where it is asked for ids
 
 
-class ServerEngine(CompletionEngine):
-    """`engine.protocol.Engine` over a `vllm serve`.
+class ServerLostError(EngineError):
+    """A server doesn't answer any more, or only that it can't: another one may."""
 
-    `set_policy(None, version)` has the server load the adapter that `model` has by then, from a folder that it must be able
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a server says of itself: its model's name, that one's context in tokens, and its log-probabilities `[T]` of
+    SAMPLE_TEXT, by which servers with other weights are told apart."""
+
+    model: str
+    context: int
+    logprobs: tuple[float, ...]
+
+
+class ServerEngine(CompletionEngine):
+    """`engine.protocol.Engine` over one `vllm serve` or several with the same model.
+
+    `set_policy(None, version)` has each server load the adapter that `model` has by then, from a folder that it must be able
     to read (`engine.vllm.adapter_dir`).
 
     Args:
         model: the trainer's model.
-        tokenizer: the student's; the server's must agree with it.
+        tokenizer: the student's; the servers' must agree with it.
         adapter: what training would change, "full" or "lora".
 
     Raises:
         ConfigError: the key's variable is not set.
-        EngineError: the server can't be reached, or doesn't serve this student.
+        EngineError: a server can't be reached, or doesn't serve this student.
     """
 
     def __init__(
@@ -64,92 +84,187 @@ class ServerEngine(CompletionEngine):
         vllm = settings.vllm
         self.settings, self.adapter = vllm, adapter
         headers, self.versions = authorisation(vllm), adapter_folders(vllm)
+        self.routes = Routes(vllm.base_urls)
         self.thread = LoopThread("vllm-server")
         self.client = httpx.AsyncClient(
             headers=headers,
             timeout=httpx.Timeout(vllm.timeout_seconds, connect=10.0, pool=None),
-            limits=httpx.Limits(max_connections=vllm.max_concurrent),
+            limits=httpx.Limits(max_connections=vllm.max_concurrent * len(vllm.base_urls)),
         )
-        self.url = vllm.base_url.rstrip("/")
+        self._changing = asyncio.Lock()  # adapters are loaded, and servers taken back, one at a time
+        self._watching: asyncio.Task[None] | None = None
         self._end = weakref.finalize(self, shut, self.client, self.thread, self.versions)
         try:
-            self.base, length = self.thread.wait(self._greet(tokenizer, eos_id))
-            trainable = adapter == "lora" and self.thread.wait(self._swaps())
+            self.greeting, trainable = self.thread.wait(self._greet_all(tokenizer, eos_id))
         except EngineError:
             self._end()
             raise
-        context = min(settings.max_context, length - 1)
+        self.base = self.greeting.model
+        context = min(settings.max_context, self.greeting.context - 1)
         super().__init__(
             model,
             eos_id=eos_id,
             eos_ids=eos_ids,
             step_ends=step_ends,
             context=context,
-            trainable=trainable,
+            trainable=trainable and adapter == "lora",
         )
-        self.serving = self.base
-        self.facts = {"backend": "vllm-server", "base_url": self.url, "model": self.base}
+        self.serving, self.folder = self.base, Path()
+        self.facts = {"backend": "vllm-server", "base_url": vllm.base_url, "model": self.base}
 
     def close(self) -> None:
-        """Unload the adapter and close the connections; no call may follow. The server goes on."""
-        if self._end.alive and self.serving != self.base:
-            with suppress(EngineError):  # a server that is gone has nothing to unload
-                self.thread.wait(self._post(f"{self.url}/unload_lora_adapter", {"lora_name": self.serving}))
+        """Unload the adapter and close the connections; no call may follow. The servers go on."""
+        if self._end.alive:
+            self.thread.wait(self._leave())
         self._end()
 
     # -- on the thread's event loop ----------------------------------------------------------------------------------
 
-    async def _greet(self, tokenizer: Any, eos_id: int) -> tuple[str, int]:
-        """The model's name and context at the server, after checks that it is the student's model."""
-        listed = (await self._get(f"{self.url}/models")).get("data", [])
+    async def _leave(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        for server in self.routes.servers:
+            if self.serving != self.base and server.up:
+                with suppress(EngineError):  # a server that is gone has nothing to unload
+                    await self._post(f"{server.url}/unload_lora_adapter", {"lora_name": self.serving})
+
+    async def _greet_all(self, tokenizer: Any, eos_id: int) -> tuple[Greeting, bool]:
+        """What the servers say alike, the least of their contexts, and whether all of them load adapters."""
+        ours = tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"]
+        self.own = (ours, eos_id, tokenizer.decode([eos_id]))
+        first, *others = self.routes.servers
+        greeting, swaps = await self._greet(first.url), await self._swaps(first.url)
+        for server in others:
+            found = await self._greet(server.url)
+            self._alike(server.url, greeting, found)
+            greeting = replace(greeting, context=min(greeting.context, found.context))
+            swaps = swaps and await self._swaps(server.url)
+        return greeting, swaps
+
+    def _alike(self, url: str, expected: Greeting, found: Greeting) -> None:
+        """Raises EngineError where a server has another model than the others."""
+        if found.model != expected.model:
+            raise EngineError(
+                f"engine.vllm.base_url names servers of two models, {expected.model} and {found.model} (at {url}): serve one"
+                " model everywhere"
+            )
+        gap = max(abs(a - b) for a, b in zip(found.logprobs, expected.logprobs, strict=True))
+        if not gap <= self.settings.gap_max:
+            raise EngineError(
+                f"the server at {url} has other weights than the others: its log-probabilities differ by up to {gap:.3g}"
+                " nats; serve one model everywhere"
+            )
+
+    async def _greet(self, url: str) -> Greeting:
+        """What the server says of itself, after checks that its model is the student's."""
+        listed = (await self._get(f"{url}/models")).get("data", [])
         served = {str(one.get("id")): one for one in listed if one.get("parent") is None}
         name = self.settings.model if self.settings.model is not None else next(iter(served), "")
         if name not in served or (self.settings.model is None and len(served) > 1):
             raise EngineError(
-                f"engine.vllm.model is {self.settings.model} and the server at {self.url} serves"
+                f"engine.vllm.model is {self.settings.model} and the server at {url} serves"
                 f" {', '.join(served) or 'nothing'}: name one of them"
             )
-        root = self.url.removesuffix("/v1")
+        ours, eos_id, end_text = self.own
+        root = url.removesuffix("/v1")
         theirs = await self._post(
             f"{root}/tokenize", {"model": name, "prompt": SAMPLE_TEXT, "add_special_tokens": False}
         )
-        ours = tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"]
         end = await self._post(f"{root}/detokenize", {"model": name, "tokens": [eos_id]})
-        if theirs.get("tokens") != ours or end.get("prompt") != tokenizer.decode([eos_id]):
+        if theirs.get("tokens") != ours or end.get("prompt") != end_text:
             raise EngineError(
                 f"the server's model {name} has another tokenizer than the student: serve the student's own model, or"
                 " name another with engine.vllm.model"
             )
-        return name, int(served[name].get("max_model_len") or theirs["max_model_len"])
+        context = int(served[name].get("max_model_len") or theirs["max_model_len"])
+        logprobs: tuple[float, ...] = ()
+        if len(self.routes.servers) > 1:
+            ask = Ask(tuple(ours), 1, 0.0, 0, scored=True)
+            answer = parse(await self._post(f"{url}/completions", body(ask, name)), ask)
+            logprobs = tuple(score for score in answer.scores if score is not None)
+        return Greeting(name, context, logprobs)
 
-    async def _swaps(self) -> bool:
+    async def _swaps(self, url: str) -> bool:
         """True when the server has the route that loads adapters; it answers to POST alone."""
-        response = await self._exchange("GET", f"{self.url}/load_lora_adapter", None)
+        response = await self._exchange("GET", f"{url}/load_lora_adapter", None)
         return response.status_code == httpx.codes.METHOD_NOT_ALLOWED
 
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:
-        sent = body(ask, self.base if base else self.serving)
-        return parse(await self._post(f"{self.url}/completions", sent), ask)
+        while True:
+            server, model = self.routes.choose(ask.prompt_ids), self.base if base else self.serving
+            server.busy += 1
+            try:
+                said = await self._post(f"{server.url}/completions", body(ask, model))
+            except ServerLostError as error:
+                self._lose(server, error)
+                continue
+            finally:
+                server.busy -= 1
+            server.served += 1
+            if said.get("model", model) != model:
+                raise EngineError(
+                    f"the server at {server.url} answered with {said['model']} instead of {model}: versions of a policy may"
+                    " not be mixed; is somebody else changing its adapters?"
+                )
+            return parse(said, ask)
+
+    def _lose(self, server: Server, error: ServerLostError) -> None:
+        """Leave a server out until it answers again. Raises `error` where it is the only one, or the last."""
+        if len(self.routes.servers) == 1:
+            raise error
+        if server.up:
+            server.up = False
+            server.losses += 1
+        if not any(one.up for one in self.routes.servers):
+            raise EngineError(f"none of the {len(self.routes.servers)} vLLM servers is left; the last one: {error}")
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        """Take servers back as they answer again, with the adapter that is served by then."""
+        while lost := [server for server in self.routes.servers if not server.up]:
+            await asyncio.sleep(RETURN_SECONDS)
+            for server in lost:
+                with suppress(EngineError):  # not there yet, or not what it was
+                    async with self._changing:
+                        self._alike(server.url, self.greeting, await self._greet(server.url))
+                        if self.serving != self.base:
+                            await self._load(server)
+                        server.up = True
 
     async def _push(self) -> None:
         if not has_adapter(self.model):
             if self.adapter == "full":
                 raise EngineError(f"all weights were trained and {NO_WEIGHTS}")
             return
-        folder = self.versions.next()
-        write_adapter(self.model, folder)
-        name = f"{self.versions.root.name}-{self.versions.number}"
-        try:
-            await self._post(f"{self.url}/load_lora_adapter", {"lora_name": name, "lora_path": str(folder.resolve())})
-        except EngineError as error:
-            raise EngineError(
-                f"the server takes no adapter ({error}): start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora"
-                " and --max-lora-rank, and let it read engine.vllm.adapter_dir"
-            ) from error
-        old, self.serving = self.serving, name
-        if old != self.base:
-            await self._post(f"{self.url}/unload_lora_adapter", {"lora_name": old})
-            self.versions.drop(self.versions.root / f"policy-{self.versions.number - 1}")
+        async with self._changing:
+            folder = self.versions.next()
+            write_adapter(self.model, folder)
+            old, old_folder = self.serving, self.folder
+            self.serving, self.folder = f"{self.versions.root.name}-{self.versions.number}", folder
+            for server in self.routes.up():
+                try:
+                    await self._load(server)
+                except ServerLostError as error:
+                    self._lose(server, error)
+                except EngineError as error:
+                    raise EngineError(
+                        f"the server takes no adapter ({error}): start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1,"
+                        " --enable-lora and --max-lora-rank, and let it read engine.vllm.adapter_dir"
+                    ) from error
+            if old != self.base:
+                self.versions.drop(old_folder)
+
+    async def _load(self, server: Server) -> None:
+        """Have a server load the adapter that is served now, where it doesn't have it, and let go of older versions."""
+        listed = (await self._get(f"{server.url}/models")).get("data", [])
+        names = {str(one.get("id")) for one in listed}
+        if self.serving not in names:
+            wanted = {"lora_name": self.serving, "lora_path": str(self.folder.resolve())}
+            await self._post(f"{server.url}/load_lora_adapter", wanted)
+        for name in sorted(names - {self.serving}):
+            if name.startswith(f"{self.versions.root.name}-"):
+                await self._post(f"{server.url}/unload_lora_adapter", {"lora_name": name})
 
     async def _get(self, url: str) -> dict[str, Any]:
         return await self._send("GET", url, None)
@@ -164,8 +279,9 @@ class ServerEngine(CompletionEngine):
                 return await self.client.request(method, url, json=content)
             except httpx.TransportError as error:
                 if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
-                    raise EngineError(
-                        f"the vLLM server at {self.url} can't be reached ({type(error).__name__}): start it, or correct"
+                    address = url[: url.find("/", url.find("//") + 2)]
+                    raise ServerLostError(
+                        f"the vLLM server at {address} can't be reached ({type(error).__name__}): start it, or correct"
                         " engine.vllm.base_url or engine.vllm.timeout_seconds"
                     ) from error
                 await asyncio.sleep(0.2 * attempt)
@@ -175,7 +291,11 @@ class ServerEngine(CompletionEngine):
         """The server's JSON answer; anything else is an EngineError."""
         response = await self._exchange(method, url, content)
         if response.status_code >= 400:
-            raise EngineError(f"the vLLM server answers {url} with {response.status_code}: {reason(response)}")
+            # 502 to 504: a server on its way down or up, or a front before it; 500: vLLM's engine has died; 404: it was
+            # started again, so quickly that nobody noticed, and doesn't have the adapter.
+            lost = response.status_code >= 500 or (response.status_code == 404 and url.endswith("/completions"))
+            kind = ServerLostError if lost else EngineError
+            raise kind(f"the vLLM server answers {url} with {response.status_code}: {reason(response)}")
         if not response.headers.get("content-type", "").startswith("application/json"):
             return {}
         try:

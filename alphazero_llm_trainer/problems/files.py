@@ -24,7 +24,7 @@ from ..files import parse_json
 from ..types import Problem, Task
 from .data_set import hub_splits
 from .prompts import SYSTEM_PROMPTS
-from .source import SPLITS, Source, TaskList, by_hash, check_text
+from .source import SPLITS, Source, TaskList, by_hash, check_text, without_folders
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
 ANSWERS = ("answer", "final_answer", "answerKey", "gold", "target", "output", "label", "result")
@@ -148,7 +148,7 @@ def as_task(
     row_id = columns.get("id", columns.get("unique_id"))
     if not isinstance(row_id, str | int):
         row_id = hashlib.sha256(question.encode()).hexdigest()[:12]
-    return Task(Problem(f"{source}/{row_id}", question, source), gold, solution)
+    return Task(Problem(f"{without_folders(source)}/{row_id}", question, source), gold, solution)
 
 
 def choices_of(given: Any) -> tuple[str, list[str], list[str]]:

@@ -1,0 +1,152 @@
+"""A server that speaks what vLLM's speaks (completions of token ids, adapters by name), with the in-process engine behind it.
+
+A test tool: the model and its samples are real, the protocol is that part of vLLM's which the client uses. It can die in
+the middle of its answers and come back on the same port.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.background import LoopThread
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
+from alphazero_llm_trainer.policy.student import Student, load_student, make_student
+
+CONFIG = ["student=embedded", "engine.cache_tokens=40000", "rewards.use_student_model=false"]
+
+
+class CompletionServer:
+    """`url` serves the shipped student as `name`; `answered` counts completions by model name.
+
+    `die_after` answers it dies, as a killed process: connections break without an answer.
+    """
+
+    def __init__(self, name: str = "student") -> None:
+        self.name, self.lock = name, threading.Lock()
+        self.config = load_config(overrides=CONFIG)
+        self.thread = LoopThread("completions")
+        self.students: dict[str, Student] = {}
+        self.answered: dict[str, int] = {}
+        self.die_after: int | None = None
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def start(self) -> None:
+        """Serve again, on the same port: without adapters, as a new process."""
+        self.students = {self.name: load_student(self.config)}
+        self.dead = False
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply(*owner.get(self.path))
+
+            def do_POST(self) -> None:
+                sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.reply(*owner.post(self.path, sent))
+
+            def reply(self, status: int, said: Any) -> None:
+                if owner.dead:
+                    self.close_connection = True
+                    return
+                content = json.dumps(said).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.port = self.http.server_port
+        threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def die(self) -> None:
+        """Answer nothing more and close the port."""
+        self.dead = True
+        threading.Thread(target=self.stop, daemon=True).start()  # not on a handler's thread, which it waits for
+
+    def stop(self) -> None:
+        self.http.shutdown()
+        self.http.server_close()
+
+    def close(self) -> None:
+        self.stop()
+        self.thread.close()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        if path != "/v1/models":
+            return (405, {}) if path == "/v1/load_lora_adapter" else (404, {})
+        return 200, {
+            "data": [
+                {"id": name, "parent": None if name == self.name else self.name, "max_model_len": 1024}
+                for name in self.students
+            ]
+        }
+
+    def post(self, path: str, sent: dict[str, Any]) -> tuple[int, Any]:
+        base = self.students[self.name]
+        if path == "/tokenize":
+            return 200, {"tokens": base.encode(sent["prompt"]), "max_model_len": 1024}
+        if path == "/detokenize":
+            return 200, {"prompt": base.tokenizer.decode(sent["tokens"])}
+        if path == "/v1/unload_lora_adapter":
+            return 200, self.students.pop(sent["lora_name"]) and {}
+        if path == "/v1/load_lora_adapter":
+            model = copy.deepcopy(base.model)
+            model.load_adapter(sent["lora_path"])
+            self.students[sent["lora_name"]] = make_student(
+                "adapted", model, base.tokenizer, base.spec, self.config, None
+            )
+            return 200, {}
+        student = self.students.get(sent["model"])
+        if student is None:
+            return 404, {"error": {"message": f"The model {sent['model']} does not exist."}}
+        return 200, self.complete(student, sent)
+
+    def complete(self, student: Student, sent: dict[str, Any]) -> dict[str, Any]:
+        prompt = tuple(sent["prompt"])
+        request = GenerateRequest(
+            prompt,
+            max_new_tokens=sent["max_tokens"],
+            temperature=sent["temperature"],
+            seed=sent.get("seed", 0),
+            stop_ids=frozenset(sent["stop_token_ids"]),
+            top_k=sent["logprobs"],
+        )
+        [[one]] = self.wait(student.engine.generate([request]))
+        choice: dict[str, Any] = {
+            "token_ids": one.token_ids,
+            "logprobs": {
+                "token_logprobs": one.logprobs,
+                "top_logprobs": [{f"token_id:{token}": value for token, value in row} for row in one.top or ()],
+            },
+        }
+        if "prompt_logprobs" in sent:
+            [scores] = self.wait(student.engine.score([(prompt[:1], prompt[1:])]))
+            rows = [{str(token): {"logprob": value}} for token, value in zip(prompt[1:], scores, strict=True)]
+            choice["prompt_logprobs"] = [None, *rows]
+        with self.lock:
+            self.answered[sent["model"]] = self.answered.get(sent["model"], 0) + 1
+            if self.die_after is not None and sum(self.answered.values()) >= self.die_after:
+                self.die_after = None
+                self.die()
+        return {
+            "model": sent["model"],
+            "choices": [choice],
+            "usage": {"prompt_tokens_details": {"cached_tokens": one.cached_tokens}},
+        }
+
+    def wait(self, work: Any) -> Any:
+        return self.thread.wait(work)
