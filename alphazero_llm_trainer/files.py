@@ -208,10 +208,14 @@ class FolderLock:
 # -- space -------------------------------------------------------------------------------------------------------------
 
 
+def free_bytes(folder: Path) -> int:
+    """What the disk has free where `folder` is, or will be."""
+    return shutil.disk_usage(next(place for place in (folder, *folder.absolute().parents) if place.exists())).free
+
+
 def check_space(folder: Path, needed: int, what: str) -> None:
     """Raise StorageError where `folder`'s disk has less than `needed` bytes free for `what`, and SPARE_BYTES."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free = shutil.disk_usage(there).free
+    free = free_bytes(folder)
     if free < needed + SPARE_BYTES:
         raise StorageError(
             f"{folder} has {free / 1e6:,.0f} MB free and {what} needs {(needed + SPARE_BYTES) / 1e6:,.0f} MB: free some"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -29,23 +30,26 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx  # noqa: E402
+import torch  # noqa: E402
 from answers_fuzz import fuzz as fuzz_answers  # noqa: E402
+from cut_runs import SMALL, TREES, CutSample, CutTrain, product, refused, train_on, trees_of  # noqa: E402
+from cut_runs import command as command_line  # noqa: E402
 from faults import a_job, forked, keys_of, trees_in, wait_for, what_counts  # noqa: E402
 from fuzz import LONGEST_SECONDS, REFUSALS, TARGETS  # noqa: E402
 from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
-from power_cuts import ForgetfulDisk  # noqa: E402
+from kill_commands import COMMANDS  # noqa: E402
+from serve import BAD  # noqa: E402
 from test_bad_input import LINES  # noqa: E402
 from test_teacher_faults import KINDS, ONE, QUESTION, always, play  # noqa: E402
 
 from alphazero_llm_trainer.cli.main import main as command  # noqa: E402
-from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError  # noqa: E402
+from alphazero_llm_trainer.errors import AlphaZeroError, CheckpointError, ConfigError  # noqa: E402
 from alphazero_llm_trainer.files import LOCK, FolderLock, read_sealed, write_sealed  # noqa: E402
+from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed  # noqa: E402
 from alphazero_llm_trainer.scale.sample import run_sample  # noqa: E402
 from alphazero_llm_trainer.search.journal import Journal, line_of  # noqa: E402
 from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
@@ -57,6 +61,9 @@ CODE = "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(ma
 LIMITED = "import resource as r; r.setrlimit(r.{limit}, ({most}, {most})); " + CODE
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 FILES, SILENT = 300, 320  # descriptors of the server, and clients that say nothing to it
+NEVER = 10**9
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+KILLS = 3  # of a command, a turn
 DRAWN = 40  # examples of a fuzzer's target, a turn
 
 # What a try came to: None, or what was wrong.
@@ -151,50 +158,87 @@ def flips(rng: Random, folder: Path) -> Tries:
         yield None if fine else f"card: bit {bit} of byte {at} was not noticed"
 
 
-def cuts(rng: Random, folder: Path) -> Tries:
-    """Power cuts at every sync of a run of `sample`; what is left goes on."""
-    job, root = a_job(rng.randint(8, 24)), folder / "cut"
-    root.mkdir()
-    wrong: list[str | None] = []
-    states: list[Path] = []
+def sample_cuts(rng: Random, folder: Path) -> Tries:
+    """Power cuts at every write, rename and sync of a whole run of `sample`, eight kinds of loss each: all that was reported
+    is there, and some of what was left goes on to the undisturbed run's trees. Counted are different states of the disk."""
+    yield from cut(CutSample(folder, rng, rng.randint(10, 30), keep=3))
 
-    def look(disk: ForgetfulDisk) -> None:
-        left = disk.restore(folder / f"cut-{disk.cuts}")
-        states.append(left)
+
+def train_cuts(rng: Random, folder: Path) -> Tries:
+    """The same of `train`: weights, figures and costs are the undisturbed run's."""
+    yield from cut(CutTrain(folder, rng, rng.choice(("grpo", "rft", "ppo")), keep=3, most=5))
+
+
+def weights(rng: Random, folder: Path) -> Tries:
+    """A bit of a file of best weights: it is noticed."""
+    path = folder / "best.safetensors"
+    save_sealed({"a": torch.arange(15.0).view(5, 3), "b": torch.tensor(2.0)}, path)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for _ in range(100):
+        at, bit = rng.randrange(header, len(whole)), rng.randrange(8)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :])
         try:
-            if (left / "manifest.json").is_file():
-                manifest = read_sealed(left / "manifest.json")
-                for entry in manifest["shards"]:
-                    assert (left / entry["name"]).read_bytes().count(b"\n") == entry["records"], (
-                        "a sealed shard is gone"
-                    )
-            wrong.append(None)
-        except (AssertionError, OSError, ValueError) as error:
-            wrong.append(f"cut {disk.cuts}: {error}")
-
-    with pytest.MonkeyPatch.context() as patch:
-        ForgetfulDisk(root, patch, look)
-        run_sample(job, root)
-    yield from wrong
-    whole = {key: what_counts(record) for key, record in trees_in(root).items()}
-    begun = [state for state in states if (state / "manifest.json").is_file()]
-    for left in rng.sample(begun, min(2, len(begun))):
-        run_sample(job, left, resume=True)
-        found = {key: what_counts(record) for key, record in trees_in(left).items()}
-        yield None if found == whole else f"{left.name} went on to {len(found)} trees, not the undisturbed run's"
+            load_sealed(path)
+            yield f"weights: bit {bit} of byte {at} was not noticed"
+        except CheckpointError:
+            yield None
 
 
-def small_disks(rng: Random, folder: Path) -> Tries:
-    """`sample` where files may not grow beyond some size: one sentence and exit code 1, and a run without the limit goes on."""
-    most = rng.choice((2_000, 9_000, 15_000))
-    sample = ["-q", "sample", "--model", "embedded", "--out", str(folder / "small"), "-n", "12"]
-    done = run([LIMITED.format(limit="RLIMIT_FSIZE", most=most), *sample])
-    said = done.stderr.strip().splitlines()
-    fine = done.returncode == 1 and len(said) == 1 and said[0].startswith("error: ")
-    yield None if fine else f"files of {most} bytes: exit code {done.returncode}, {done.stderr[-300:]!r}"
-    done = run([CODE, *sample, "--resume"])
-    fine = done.returncode == 0 and len(trees_in(folder / "small")) == 12
-    yield None if fine else f"after files of {most} bytes: exit code {done.returncode}, {done.stderr[-300:]!r}"
+def cut(run: CutSample | CutTrain) -> Tries:
+    yield from [None] * (run.cuts.states - len(run.cuts.wrong))
+    yield from run.cuts.wrong
+    yield from run.goes_on()
+
+
+def sample_refusals(rng: Random, folder: Path) -> Tries:
+    """`sample` on a disk that is full, over its quota, read-only or broken from a random write on, or whose folder is removed:
+    one sentence and exit code 1, and the run goes on to the undisturbed one's trees."""
+    operations, wrong = refused(TREES, folder / "whole", NEVER, errno.EDQUOT)
+    yield wrong
+    whole = trees_of(folder / "whole")
+    for error in (*REFUSED, None):
+        first = rng.randrange(operations)
+        place = folder / str(error)
+        yield refused(TREES, place, first, error)[1]
+        if error is not None:
+            code, said = command_line((*TREES[:-1], "--resume", "--out", str(place)))
+            fine = code == 0 and trees_of(place) == whole
+            yield (
+                None if fine else f"after {os.strerror(error)} at operation {first}: exit code {code}, {said[-300:]!r}"
+            )
+
+
+def train_refusals(rng: Random, folder: Path) -> Tries:
+    """The same of `train`."""
+    words = ("-q", "train", f"--use-{rng.choice(('grpo', 'rft', 'ppo'))}", *SMALL, "--checkpoint-dir")
+    operations, wrong = refused(words, folder / "whole", NEVER, errno.EDQUOT)
+    yield wrong
+    whole = product(folder / "whole")
+    for error in (*REFUSED, None):
+        place = folder / str(error)
+        yield refused(words, place, rng.randrange(operations), error)[1]
+        if error is not None:
+            yield train_on(words, place, whole)
+
+
+def small_files(rng: Random, folder: Path) -> Tries:
+    """`sample` and `train` where files may not grow beyond some size: one sentence and exit code 1, and a run without the limit
+    goes on."""
+    train, train_again = ("-q", "train", "--use-grpo", *SMALL), ("-q", "train", "--resume")
+    for words, again, flag, most in (
+        (TREES[:-1], (*TREES[:-1], "--resume"), "--out", rng.choice((2_000, 9_000, 15_000))),
+        (train, train_again, "--checkpoint-dir", rng.choice((60_000, 1_000_000, 4_000_000))),
+    ):
+        place = str(folder / words[1])
+        done = run([LIMITED.format(limit="RLIMIT_FSIZE", most=most), *words, flag, place])
+        said = done.stderr.strip().splitlines()
+        fine = done.returncode == 1 and said[-1:] and said[-1].startswith("error: ") and "Traceback" not in done.stderr
+        yield None if fine else f"files of {most} bytes: exit code {done.returncode}, {done.stderr[-300:]!r}"
+        done = run([CODE, *again, flag, place])
+        yield (
+            None if done.returncode == 0 else f"after files of {most} bytes: {done.returncode}, {done.stderr[-300:]!r}"
+        )
 
 
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -223,6 +267,12 @@ def locks(rng: Random, folder: Path) -> Tries:
         yield None
     except ConfigError as error:
         yield f"a dead process holds the lock: {error}"
+    with FolderLock(folder):
+        for name in ("sft", "value", "prm", "loop", "ladder", "sample", "eval"):
+            size = ("-n", "10") if name in ("value", "prm", "sample", "eval") else ()
+            code, said = command_line(("-q", name, *size, "--out", str(folder)))
+            fine = code == 2 and f"process {os.getpid()}" in said
+            yield None if fine else f"a second {name} of a held folder: exit code {code}, {said[-200:]!r}"
 
 
 def kills(rng: Random, folder: Path) -> Tries:
@@ -244,6 +294,36 @@ def kills(rng: Random, folder: Path) -> Tries:
     found = {key: what_counts(record) for key, record in trees_in(out).items()}
     fine = found == whole and set(found) == set(keys_of(job))
     yield None if fine else f"after {tries} kills there are {len(found)} trees, not the undisturbed run's {len(whole)}"
+
+
+def killed_commands(rng: Random, folder: Path) -> Tries:
+    """SIGKILL at random moments of `train`, `ppo`, `eval`, `value`, `prm` or `loop`, as kill_commands.py does: what comes of it
+    is an undisturbed run's, to the byte."""
+    name, out = rng.choice(list(COMMANDS)), folder / "kills.json"
+    words = ("--kills", str(KILLS), "--seed", str(rng.getrandbits(16)), "--only", name, "--out", str(out))
+    done = script("kill_commands.py", *words)
+    if not out.is_file():
+        yield f"{name}: {done.stderr[-300:]!r}"
+        return
+    found = json.loads(out.read_text())["commands"][name]
+    yield from [None] * (found["kills"] - found["failures"])
+    yield from [f"{name} ended with an error when it was resumed: {done.stdout[-300:]!r}"] * found["failures"]
+    yield f"{name} killed: {found['differ']} differ" if found["differ"] else None
+
+
+def killed_actors(rng: Random, folder: Path) -> Tries:
+    """SIGKILL of `sample`'s driver and actors under Ray, as kill_test.py does: each tree once, and an undisturbed run's."""
+    out = folder / "kills.json"
+    words = ("--kills", str(KILLS), "--questions", "60", "--iterations", "8", "--seed", str(rng.getrandbits(16)))
+    done = script("kill_test.py", *words, "--out", str(out))
+    yield from [None] * (json.loads(out.read_text())["kills_in_all"] if out.is_file() else 0)
+    yield None if done.returncode == 0 else f"exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"
+
+
+def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Another benchmark, in a process of its own."""
+    line = [sys.executable, str(Path(__file__).with_name(name)), *words]
+    return subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------
@@ -316,6 +396,16 @@ def clients(rng: Random, folder: Path) -> Tries:
                 while chunk := half.recv(65536):
                     heard += chunk
         yield None if b" 200 OK" in heard else f"a half-closed client heard {heard[:100]!r}"
+        for wrong in (*BAD, b'{"model": "' + b"x" * 5000 + b'"}'):
+            answer = httpx.post(f"{url}/v1/chat/completions", content=wrong, timeout=30)
+            fine = 400 <= answer.status_code < 500 and len(answer.content) < 2000
+            yield (
+                None
+                if fine
+                else f"a wrong request: {answer.status_code}, {len(answer.content)} bytes for {wrong[:80]!r}"
+            )
+        stranger = httpx.get(f"{url}/v1/models", headers={"Host": "elsewhere.example"}, timeout=30)
+        yield None if stranger.status_code >= 400 else "a foreign Host was answered"
         for _ in range(100):
             raw = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 300)))
             made_up = rng.choice((body[: rng.randrange(len(body))], raw, body.replace(b"1", raw)))
@@ -346,6 +436,24 @@ def clients(rng: Random, folder: Path) -> Tries:
     yield None if size < 100_000 else f"the log has {size:,} bytes"
 
 
+def crowds(rng: Random, folder: Path) -> Tries:
+    """64 clients with all methods, while every second one goes in the middle of a search and another asks for something wrong,
+    as serve.py's soak: no error, and nothing live afterwards. Lateness has a page of its own."""
+    out = folder / "soak.json"
+    done = script("serve.py", "--soak", "0.5", "--out", str(out))
+    if not out.is_file():
+        yield f"exit code {done.returncode}: {done.stderr[-300:]!r}"
+        return
+    found = json.loads(out.read_text())
+    failed = sum(found["errors"].values())
+    yield from [None] * (found["requests"] - failed + found["clients_gone"])
+    yield from [f"a request failed: {found['errors']}"] * failed
+    live = {name: found["after"][name] for name in ("live_searches", "live_requests", "engine_live_rows")}
+    yield f"live afterwards: {live}" if any(live.values()) else None
+    fine = found["exit_code"] == 0 and not found["failed"] and set(found["wrong_requests"]) <= {"400"}
+    yield None if fine else f"exit code {found['exit_code']}, wrong requests {found['wrong_requests']}"
+
+
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Random, Path], Tries]] = {
@@ -353,13 +461,29 @@ PARTS: dict[str, Callable[[Random, Path], Tries]] = {
     "drawn by hypothesis": fuzzers,
     "answers": answers,
     "flipped bits": flips,
-    "power cuts": cuts,
+    "flipped bits of weights": weights,
+    "power cuts of sample": sample_cuts,
+    "power cuts of train": train_cuts,
+    "disks that refuse sample": sample_refusals,
+    "disks that refuse train": train_refusals,
     "locks": locks,
     "kills of sample": kills,
+    "kills of other commands": killed_commands,
+    "kills under Ray": killed_actors,
     "hostile teachers": teachers,
     "hostile clients": clients,
-    "files that may not grow": small_disks,
+    "crowds of clients": crowds,
+    "files that may not grow": small_files,
 }
+# Once through takes a minute and more: they are left out of a shorter attack than LONG_MINUTES, unless they are named.
+LONG = (
+    "power cuts of train",
+    "disks that refuse train",
+    "kills of other commands",
+    "kills under Ray",
+    "crowds of clients",
+)
+LONG_MINUTES = 5.0
 
 
 def attacked(part: Callable[[Random, Path], Tries], rng: Random, seconds: float) -> dict[str, Any]:
@@ -387,13 +511,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=20.0, help="all parts together, about (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
-        "--only", choices=PARTS, nargs="+", default=list(PARTS), metavar="PART", help="some of the parts"
-    )
+        "--only", choices=PARTS, nargs="+", metavar="PART",
+        help=f"some of the parts (default: all; below {LONG_MINUTES:g} minutes without {', '.join(LONG)})",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS, help="the JSON file (default: %(default)s)")
     args = parser.parse_args(argv)
-    share, parts = 60 * args.minutes / len(args.only), {}
-    for number, name in enumerate(args.only):
-        parts[name] = found = attacked(PARTS[name], Random(f"{args.seed}/{number}"), share)
+    names = args.only or [name for name in PARTS if args.minutes >= LONG_MINUTES or name not in LONG]
+    share, parts = 60 * args.minutes / len(names), {}
+    for name in names:
+        parts[name] = found = attacked(PARTS[name], Random(f"{args.seed}/{name}"), share)
         print(
             f"{name:<28}{found['tries']:>9,} tries{found['failures']:>5} failures  {found['seconds']:>7.1f} s",
             flush=True,

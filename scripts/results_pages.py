@@ -1516,9 +1516,11 @@ def reliability(data: Row) -> Page:
         },
         [*table(rows, columns), *(["", "## Failures", "", *failures] if failures else [])],
         [
-            "A power cut is a disk that keeps what was synced and nothing else, which is the harshest; real ones keep more.",
+            "A power cut leaves names as they were last synced or as they were, and of bytes that were not synced nothing, all,"
+            " a part, or zeros. What the libraries write by themselves is seen at the next write, rename or sync of ours.",
             "One machine with two cores; the student is small, so that trees take milliseconds.",
-            "Kills of `train`, `ppo`, `eval` and others have a page of their own, and so have those of `sample` under Ray.",
+            "Kills of commands and under Ray, faulty teachers, fuzzed answers, deadlines and the soak have pages of their own,"
+            " with more tries.",
         ],
     )
 

@@ -92,6 +92,7 @@ def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Pa
     said = capsys.readouterr()
     assert said.err == "" and "nothing; the student's weights are here" in said.out and "teachers: none" in said.out
     assert "peak" in said.out and "fits" in said.out
+    assert "disk: " in said.out and "checkpoints of 8 MB" in said.out and "checkpoints has " in said.out
     assert list(nowhere.iterdir()) == []
 
 

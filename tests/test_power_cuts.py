@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-import torch
-from faults import a_job, keys_of, trees_in, what_counts
-from power_cuts import ForgetfulDisk
+from cut_runs import SMALL, TREES, CutSample, CutTrain, command, product, refused, train_on, trees_of
+from faults import a_job, trees_in, what_counts
+from power_cuts import ForgetfulDisk, restored
 
-from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.files import before, read_sealed, write_sealed, write_whole
+from alphazero_llm_trainer.files import before, read_sealed, sync, write_sealed, write_whole
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.search.journal import Journal, read_shards
-from alphazero_llm_trainer.train import loop
 from alphazero_llm_trainer.train.checkpoint import newest_whole, write_manifest
-from alphazero_llm_trainer.train.run import RunFolder
 
 
 def test_a_file_is_whole_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     disk = ForgetfulDisk(root, monkeypatch, look)
     journal = Journal(root / "journal.jsonl")
-    for number in range(1, 41):
+    for number in range(1, 15):
         for tree in range(3):
             journal.append({"key": f"{number}/{tree}", "tree": {}})
         folder = root / f"checkpoint-{number}"
@@ -111,34 +111,50 @@ def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert disk.cuts >= 240
 
 
-def test_samples_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every state that a cut leaves of a whole run is read, and some of them go on to the undisturbed run's trees."""
-    job, root = a_job(16), tmp_path / "out"
+def test_sample_at_every_cut(tmp_path: Path) -> None:
+    """A whole run, cut at every write, rename and sync: all that was reported is there, and what was left goes on."""
+    run = CutSample(tmp_path, Random(0), questions=7, keep=2)
+    assert not run.cuts.wrong, run.cuts.wrong[:3]
+    assert run.cuts.tried >= 300 and run.cuts.states >= 150
+    assert run.goes_on() == [None] * 2
+
+
+def test_a_cut_forgets_what_was_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk itself: each kind of loss, by hand."""
+    root = tmp_path / "disk"
     root.mkdir()
-    states: list[Path] = []
+    disk = ForgetfulDisk(root, monkeypatch, lambda disk: None)
+    file = (root / "a").open("wb", buffering=0)
+    file.write(b"12")
+    os.fsync(file.fileno())
+    assert disk.left() == {} and disk.left(names="kept") == {"a": b"12"}
+    sync(root)
+    file.write(b"345")
+    assert disk.left() == {"a": b"12"} and disk.left("kept") == {"a": b"12345"}
+    assert disk.left("zeros") == {"a": b"12\0\0\0"}
+    torn = {disk.left("torn", rng=Random(n))["a"] for n in range(50)}
+    assert torn == {b"12", b"123", b"1234", b"12345"}
+    os.replace(root / "a", root / "b")
+    (root / "c").mkdir()
+    assert disk.left() == {"a": b"12"} and disk.left(names="kept") == {"b": b"12", "c": None}
+    sync(root)
+    assert restored(disk.left(), tmp_path / "left").joinpath("b").read_bytes() == b"12"
+    assert disk.cuts == 8
+    file.close()
+    disk.close()
 
-    def look(disk: ForgetfulDisk) -> None:
-        left = disk.restore(tmp_path / f"cut-{disk.cuts}")
-        states.append(left)
-        if (left / "manifest.json").is_file():
-            manifest = read_sealed(left / "manifest.json")
-            there = {path.name: path.read_bytes() for path in left.glob("shard-*")}
-            for entry in manifest["shards"]:
-                assert there[entry["name"]].count(b"\n") == entry["records"]
-            if manifest["status"] == "complete":
-                assert len(trees_in(left)) == 16
 
-    with monkeypatch.context() as patch:
-        disk = ForgetfulDisk(root, patch, look)
-        run_sample(job, root)
-    whole = trees_in(root)
-    assert set(whole) == set(keys_of(job)) and disk.cuts >= 12
-    for left in [state for state in states if (state / "manifest.json").is_file()][:: max(disk.cuts // 4, 1)]:
-        run_sample(job, left, resume=True)
-        found = trees_in(left)
-        assert {key: what_counts(record) for key, record in found.items()} == {
-            key: what_counts(record) for key, record in whole.items()
-        }
+@pytest.mark.parametrize("error", [errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_refuses_ends_sample_in_a_sentence(error: int, tmp_path: Path) -> None:
+    """A quota that is used up, or a disk that turned read-only: nothing is lost, and the same command goes on."""
+    operations, wrong = refused(TREES, tmp_path / "whole", 10**9, error)
+    whole = trees_of(tmp_path / "whole")
+    assert wrong is None and len(whole) == 8 and operations > 40
+    for first in Random(error).sample(range(operations), 3):
+        place = tmp_path / f"at-{first}"
+        assert refused(TREES, place, first, error)[1] is None
+        code, said = command((*TREES[:-1], "--resume", "--out", str(place)))
+        assert code == 0 and trees_of(place) == whole, said
 
 
 # -- flipped bits ------------------------------------------------------------------------------------------------------
@@ -251,49 +267,23 @@ def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
     assert newest_whole(tmp_path, said.append) == (None, {})
 
 
-SMALL = [
-    "train", "--use-grpo", "--num-examples", "16", "--save-every", "4", "--eval-size", "4", "--student", "embedded",
-    "--set", "train.questions_per_round=4", "--set", "train.validation_size=4", "--set", "train.rows_per_round=4",
-    "--set", "train.demonstrations=8", "--set", "train.grpo.batch_size=4", "--set", "train.grpo.epochs=1",
-    "--set", "train.iterations=1", "--set", "train.requeue_limit=0", "--checkpoint-dir",
-]  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["grpo", "rft", "ppo"])
+def test_train_at_every_cut(method: str, tmp_path: Path) -> None:
+    """A whole run, cut at every write, rename and sync: all that was reported is there, and what was left goes on."""
+    run = CutTrain(tmp_path, Random(0), method, keep=7, most=4)
+    assert not run.cuts.wrong, run.cuts.wrong[:3]
+    assert run.cuts.tried >= 600 and run.cuts.states >= 300
+    assert run.goes_on() == [None] * 7
 
 
 @pytest.mark.slow
-def test_a_training_run_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every state that a cut leaves of a whole run has the checkpoints that were reported, with their trees, and some of them
-    go on to the undisturbed run's weights."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    root, reported, states = tmp_path / "disk", 0, []
-    root.mkdir()
-
-    def look(disk: ForgetfulDisk) -> None:
-        left = disk.restore(tmp_path / f"cut-{disk.cuts}") / "run-001"
-        if (left / "run.json").is_file():
-            RunFolder(left).read_card()
-            assert newest_whole(left, said.append)[1].get("rounds_done", 0) >= reported
-            journal = Journal(left / "journal.jsonl")
-            assert len(journal.records) >= 4 * reported and not journal.damaged
-            journal.close()
-        if disk.cuts % 40 == 20 and (left / "run.json").is_file():
-            states.append(left)
-        else:
-            shutil.rmtree(left.parent)
-
-    def sealing(folder: Path, facts: dict[str, Any]) -> None:
-        nonlocal reported
-        write_manifest(folder, facts)
-        reported = facts["rounds_done"]
-
-    said: list[str] = []
-    monkeypatch.setattr(loop, "write_manifest", sealing)
-    with monkeypatch.context() as patch:
-        disk = ForgetfulDisk(root, patch, look)
-        assert main([*SMALL, str(root)]) == 0
-    assert reported == 4 and disk.cuts >= 80 and len(states) >= 2
-    weights = (root / "run-001/student/model.safetensors").read_bytes()
-    for left in states:
-        assert main(["train", "--resume", "--checkpoint-dir", str(left.parent)]) == 0
-        assert (left / "student/model.safetensors").read_bytes() == weights, left.parent.name
-    torch.set_num_threads(threads)
+def test_a_disk_that_refuses_ends_train_in_a_sentence(tmp_path: Path) -> None:
+    words = ("-q", "train", "--use-grpo", *SMALL, "--checkpoint-dir")
+    operations, wrong = refused(words, tmp_path / "whole", 10**9, errno.EDQUOT)
+    assert wrong is None
+    whole = product(tmp_path / "whole")
+    for first in Random(0).sample(range(operations), 6):
+        place = tmp_path / f"at-{first}"
+        assert refused(words, place, first, errno.EDQUOT)[1] is None
+        assert train_on(words, place, whole) is None

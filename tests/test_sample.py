@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -299,7 +300,11 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
     assert "6 of 6 questions" in said and "trees/s" in said and "peak memory" in said
     before = sorted(Path(tmp_path).iterdir())
     assert main(["sample", "--num-examples", "1000", "--dry-run", "--set", "sample.dry_run_trees=2", *SMALL]) == 0
-    assert "1,000 questions would take about" in capsys.readouterr().out and sorted(Path(tmp_path).iterdir()) == before
+    said = capsys.readouterr().out
+    assert "1,000 questions would take about" in said and sorted(Path(tmp_path).iterdir()) == before
+    megabytes = float(re.search(r"their trees ([0-9.]+) MB of disk", said)[1])
+    a_tree = sum(path.stat().st_size for path in Path(out).glob("shard-*")) / 6 / 1e6
+    assert 400 * a_tree < megabytes < 2500 * a_tree
     broken, nothing = tmp_path / "broken.yaml", str(tmp_path / "nothing")
     broken.write_text("rewards: 0.5\n")
     for argv, words in (

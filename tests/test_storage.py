@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -14,14 +15,21 @@ from typing import Any
 
 import pytest
 import torch
+from cut_runs import SMALL, TREES, command, product, train_on, trees_of
 from faults import a_job, forked, trees_in, wait_for, what_counts
 
 from alphazero_llm_trainer import files
 from alphazero_llm_trainer.cli.base import Parser, run_command
+from alphazero_llm_trainer.cli.plan import space
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
 from alphazero_llm_trainer.files import FolderLock, check_space, storage_failure
 from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed
 from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.train.checkpoint import sealed
+from alphazero_llm_trainer.train.run import find_run
+
+TRAIN = ("-q", "train", "--use-grpo", *SMALL, "--checkpoint-dir")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}"}
 
 
 def ended(work: Callable[[Any], int]) -> int:
@@ -72,28 +80,124 @@ def test_free_space_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         run_sample(a_job(2), tmp_path / "out")
 
 
+def the_sentence(said: str) -> str:
+    """The one sentence that a process ends with; a library may have said something of its own while it was loaded."""
+    found = [line for line in said.splitlines() if "kernels" not in line]
+    assert len(found) == 1 and found[0].startswith("error: "), said
+    return found[0]
+
+
 LIMITED = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
-import test_storage
 from pathlib import Path
-test_storage.ended(lambda args: test_storage.run_sample(test_storage.a_job(10), Path(sys.argv[2]), resume=True) and 0)
+from faults import a_job
+from alphazero_llm_trainer.cli.base import Parser, run_command
+from alphazero_llm_trainer.scale.sample import run_sample
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+parser = Parser(prog="x")
+parser.set_defaults(run=lambda args: run_sample(a_job(10), Path(sys.argv[2]), resume=True) and 0)
+sys.exit(run_command(parser, []))
 """
 
 
 @pytest.mark.parametrize("most", [1_500, 6_000])
 def test_files_that_may_not_grow(most: int, tmp_path: Path) -> None:
     """The first session ends in one sentence at whatever write it is; the second has every tree once."""
-    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}"}
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(most), str(tmp_path / "out")],
-        capture_output=True, text=True, check=False, env=environment,
+        capture_output=True, text=True, check=False, env=ENVIRONMENT,
     )  # fmt: skip
-    assert done.stderr.count("\n") == 1 and "ulimit -f" in done.stderr, done.stderr
+    assert done.returncode == 1 and "ulimit -f" in the_sentence(done.stderr)
     run_sample(a_job(10), tmp_path / "out", resume=True)
     run_sample(a_job(10), tmp_path / "whole")
     found, whole = trees_in(tmp_path / "out"), trees_in(tmp_path / "whole")
     assert {k: what_counts(v) for k, v in found.items()} == {k: what_counts(v) for k, v in whole.items()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run."""
+    place = tmp_path_factory.mktemp("trained")
+    assert command((*TRAIN, str(place)))[0] == 0
+    return place
+
+
+def test_the_plan_says_what_a_run_writes(trained: Path) -> None:
+    run = find_run(trained, None)
+    plan, place = space(run.config(), None) or pytest.fail("the shipped student has a shape")
+    written = [sum(file.stat().st_size for file in folder.iterdir()) for folder in sealed(run.path)]
+    assert plan.checkpoints == len(written) == 4 and place == trained
+    assert all(
+        0.95 * size < plan.checkpoint < size for size in written
+    )  # beside weights and moments: a tokenizer, figures
+    assert plan.best == pytest.approx(run.best.stat().st_size, rel=0.01)
+    assert plan.student == pytest.approx((run.student / "model.safetensors").stat().st_size, rel=0.01)
+    assert plan.total == pytest.approx(4 * plan.checkpoint + plan.best + plan.student, abs=1)
+    rest = space(run.config(), run.path)
+    assert rest is not None and rest[0].checkpoints == 0 and rest[1] == run.path
+
+
+SMALL_FILES = """
+import resource, sys
+import cut_runs
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+code, said = cut_runs.command(sys.argv[2:])
+sys.stderr.write(said)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [20_000, 1_000_000, 4_000_000], ids=["run.json", "best weights", "checkpoint"])
+def test_a_training_run_whose_files_may_not_grow(most: int, trained: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL_FILES, str(most), *TRAIN, str(tmp_path)],
+        capture_output=True, text=True, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert done.returncode == 1 and "--resume" in the_sentence(done.stderr)
+    assert train_on(TRAIN, tmp_path, product(trained)) is None
+
+
+def may_mount() -> bool:
+    """Whether this user has mounts of its own."""
+    words = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /mnt"]
+    try:
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["sample", pytest.param("train", marks=pytest.mark.slow)])
+def test_a_disk_that_is_too_small_then_full_then_read_only(name: str, trained: Path, tmp_path: Path) -> None:
+    """A real one. Each time one sentence, and with more room the run goes on to what an undisturbed one comes to."""
+    if not may_mount():
+        pytest.skip("this user may not mount: a small disk is tried by root, or in a user namespace")
+    place, kept = tmp_path / "disk", tmp_path / "kept"
+    place.mkdir()
+    lines, sizes = {
+        "sample": ((TREES, (*TREES[:-1], "--resume", "--out"), TREES), ("40k", "100m")),
+        "train": (
+            (TRAIN, ("train", "--resume", "--checkpoint-dir"), (*TRAIN[:-1], "--dry-run", TRAIN[-1])),
+            ("8m", "200m"),
+        ),
+    }[name]
+    script = Path(__file__).with_name("small_disk.py")
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, str(script), json.dumps(lines), str(place), str(kept), *sizes],
+        capture_output=True, text=True, check=False, env=ENVIRONMENT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ends = json.loads(done.stdout.splitlines()[-1])
+    assert [code for code, _ in ends] == [1, 1, 1, 0, 2], ends
+    for number, words in enumerate(("MB free and", "MB free and", "free some space", None, "can't be written")):
+        said = ends[number][1]
+        assert words is None or (said.startswith("error: ") and said.count("\n") == 1 and words in said), said
+    assert ends[0] == ends[1]  # the plan, and the run
+    if name == "train":
+        assert product(kept) == product(trained)
+    else:
+        code, said = command((*TREES, str(tmp_path / "whole")))
+        assert code == 0 and trees_of(kept) == trees_of(tmp_path / "whole"), said
 
 
 SEALED = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 from ..config.load import Config, merge, parse_override, validate
 from ..config.sections import ModelShape, StudentModel
 from ..errors import ConfigError
-from ..files import read_object
+from ..files import check_space, free_bytes, read_object
 from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name, weights_of
 from ..problems.source import open_source
+from ..train.checkpoint import sealed
+from ..train.disk import DiskPlan
 from ..train.memory import GIB, PHASES, Forecast, MemoryPlan
 from ..train.size import RunSize
 from .base import print_json
@@ -224,10 +227,22 @@ def memory_facts(plan: MemoryPlan, source: str) -> dict[str, Any]:
 # -- before a run ------------------------------------------------------------------------------------------------------
 
 
-def check_start(config: Config) -> None:
+def space(config: Config, folder: Path | None) -> tuple[DiskPlan, Path] | None:
+    """What a run writes, and where; None where the student's shape isn't known. `folder` is that of a run to go on with."""
+    spec = config.models[resolve_name(config)]
+    found = find_shape(config, spec)
+    if found is None:
+        return None
+    there = 0 if folder is None else len(sealed(folder))
+    forecast = Forecast(config, spec, found[0], "cpu")
+    place = Path(config.train.checkpoint_dir) if folder is None else folder
+    return forecast.disk(max(RunSize.of(config).checkpoints_from(0) - there, 0)), place
+
+
+def check_start(config: Config, folder: Path | None = None) -> None:
     """Raise ConfigError where a run can't start: no device for the student, no token for a gated model, no key of the
-    teachers, a library that isn't there, no memory for the weights alone. A run that will outgrow its memory is warned of on
-    standard error."""
+    teachers, a library that isn't there, no memory for the weights alone; and StorageError where what it writes has no room.
+    A run that will outgrow its memory is warned of on standard error. `folder` is that of a run to go on with."""
     check_libraries(config)
     from ..policy.student import check_device
 
@@ -241,6 +256,9 @@ def check_start(config: Config) -> None:
             f"student {name} ({spec.path}) is gated and HF_TOKEN is not set: accept its licence at"
             f" https://huggingface.co/{spec.path} and set it{mirror}"
         )
+    written = space(config, folder)
+    if written is not None:
+        check_space(written[1], written[0].total, f"what this run writes ({written[0]})")
     made = memory_plan(config, name)
     if made is None or made[0].fits:
         return
@@ -293,6 +311,7 @@ def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -
     size = RunSize.of(config)
     train = config.train
     source = start_of(config, spec)
+    written = space(config, folder)
     if as_json:
         made = memory_plan(config, name)
         facts = {
@@ -309,8 +328,9 @@ def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -
             "download": download(source, spec),
             "teachers": teachers(config, size),
             "memory": None if made is None else memory_facts(*made),
+            "disk": None if written is None else disk_facts(*written),
         }
-        check_start(config)
+        check_start(config, folder)
         print_json(facts)
         return 0
     if folder is not None:
@@ -330,9 +350,17 @@ def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -
     for line in teachers(config, size):
         print(line)
     print_memory(config, name)
-    check_start(config)
+    if written is not None:
+        plan, place = written
+        print(f"disk: {plan}; trees and figures on top; {place} has {free_bytes(place) / 1e6:,.0f} MB free")
+    check_start(config, folder)
     print("dry run: nothing was written and nothing loaded; leave out --dry-run to train")
     return 0
+
+
+def disk_facts(plan: DiskPlan, place: Path) -> dict[str, Any]:
+    """What a run writes as `--json` prints it, in bytes."""
+    return {**asdict(plan), "total": plan.total, "free": free_bytes(place), "folder": str(place)}
 
 
 def download(source: str, spec: StudentModel) -> str:

@@ -77,6 +77,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     check_out(args.out)
     from ..problems.load import tasks_of
     from ..scale.sample import SampleJob, run_sample
+    from ..scale.sample_folder import bytes_of
     from ..scale.summary import estimate, table
 
     count = min(args.num, config.sample.dry_run_trees) if args.dry_run else args.num
@@ -86,12 +87,13 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     if args.dry_run:
         with tempfile.TemporaryDirectory(prefix="alphazero-dry-run-") as folder:
             summary = run_sample(job, Path(folder), stop=stop, progress=progress)
+            needed = bytes_of(args.num, Path(folder), summary.session.trees)
         if summary.status == "stopped":
             return EXIT_STOPPED
         if args.json:
-            print_json(summary.as_dict())
+            print_json({**summary.as_dict(), "disk_bytes": needed})
         else:
-            print(estimate(summary, args.num))
+            print(estimate(summary, args.num, needed))
         return 0
     if len(tasks) < args.num:
         progress.say(

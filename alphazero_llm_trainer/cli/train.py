@@ -130,7 +130,7 @@ def run_train(args: argparse.Namespace) -> int:
     if args.dry_run and not over:
         return dry_run(config, folder.path if resume else None, args.json)
     if not over:
-        check_start(config)
+        check_start(config, folder.path if resume else None)
     from ..train.ranks import rank_and_size  # torch takes seconds to load, and what is wrong is said by now
 
     follows = rank_and_size()[0] > 0  # another process says what there is to say

@@ -94,9 +94,10 @@ class SampleFolder:
         if stored:
             same({"policy": stored["policy"]}, {"policy": dict(policy)}, self.path)
         self.facts["policy"] = dict(policy)
-        check_space(self.path, 0, "a folder of trees")
         self.by_shard = {entry["name"]: Totals.from_dict(entry["totals"]) for entry in stored.get("shards", ())}
         self.shards = Shards(self.path, self.shard_trees, stored.get("shards", ()), self._count)
+        left = self.facts["questions"] - len(self.shards.keys)
+        check_space(self.path, bytes_of(left, self.path, len(self.shards.keys)), f"a folder of {left:,} more trees")
         self.put_aside = Journal(self.path / SET_ASIDE)
         self.attempts = Attempts(self.path / ATTEMPTS)
         self.write_manifest("running")
@@ -156,6 +157,11 @@ class SampleFolder:
             "set_aside": len(self.put_aside.records),
         }
         write_sealed(self.path / MANIFEST, value)
+
+
+def bytes_of(trees: int, folder: Path, there: int) -> int:
+    """What so many trees take on disk, at the mean size of the `there` ones in a folder's shards; 0 where there are none."""
+    return trees * sum(path.stat().st_size for path in shard_paths(folder)) // max(there, 1)
 
 
 class Attempts:

@@ -111,8 +111,8 @@ def table(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def estimate(summary: Summary, questions: int) -> str:
-    """What `questions` would take at the rate of a dry run's trees."""
+def estimate(summary: Summary, questions: int, disk_bytes: int) -> str:
+    """What `questions` would take at the rate of a dry run's trees, and `disk_bytes` of disk."""
     trees = summary.session.trees + summary.session.skipped
     scale = questions / max(trees, 1)
     cost: Cost = summary.session.cost
@@ -121,5 +121,6 @@ def estimate(summary: Summary, questions: int) -> str:
     return (
         f"{trees} trees took {summary.seconds:.1f} s ({trees / max(summary.seconds, 1e-9):.2f} trees/s) and"
         f" {cost.sampled_tokens:,} sampled tokens; {questions:,} questions would take about {seconds / 60:.1f} minutes"
-        f" and {cost.sampled_tokens * scale:,.0f} sampled tokens{dollars}, or less time where more trees share a batch"
+        f" and {cost.sampled_tokens * scale:,.0f} sampled tokens{dollars}, or less time where more trees share a batch;"
+        f" their trees {disk_bytes / 1e6:,.1f} MB of disk"
     )

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from ..collect import Collector, GradedTree, Perplexity
@@ -34,6 +35,7 @@ from ..scale.pool import Pool
 from ..search.journal import Journal
 from ..types import Cost, Task
 from .checkpoint import newest, newest_whole, unseal, write_manifest
+from .disk import DiskPlan, disk_plan
 from .expert import make_expert_trainer
 from .fleet import FleetSource, Workers, open_pool
 from .grpo import make_grpo_trainer
@@ -58,6 +60,8 @@ from .size import RunSize
 from .source import Interrupted, RoundSource, RoundStats, demonstrations
 from .track import check_tracker, open_tracker
 
+# What torch's writer of zip files and safetensors' say where the operating system refused a write.
+REFUSED_WRITES = ("PytorchStreamWriter", "unexpected pos", "I/O error")
 UNTRACKED = ("models", "teacher_tiers")  # lists of what could be used, not parameters of a run
 
 
@@ -143,8 +147,8 @@ class Run:
         self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
         checkpoint, facts = self.start_of(resume)
         start = int(facts.get("rounds_done", 0))
-        left = math.ceil((self.size.rounds - start) / self.size.save_every_rounds)
-        self.check_space(max(left, 1), f"this run with {left} checkpoints")
+        plan = self.disk(self.size.checkpoints_from(start))
+        check_space(self.folder.path, plan.total, f"what this run writes ({plan})")
         card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
         self.tracker.parameters({key: value for key, value in card["config"].items() if key not in UNTRACKED})
         before = self.before(card)
@@ -416,9 +420,20 @@ class Run:
         """How many processes train together."""
         return 1 if self.ranks is None else self.ranks.size
 
-    def check_space(self, count: int = 1, what: str = "the next checkpoint") -> None:
-        """Raise StorageError where `count` checkpoints have no room: weights, both moments of AdamW, and the best weights."""
-        check_space(self.folder.path, count * checkpoint_bytes(self.student.model, self.trainable), what)
+    def disk(self, checkpoints: int = 1) -> DiskPlan:
+        """What the run writes with so many checkpoints."""
+        model: Any = self.student.model
+        dtype = self.config.train.merge_dtype
+        saved = model.get_input_embeddings().weight.dtype if dtype == "auto" else getattr(torch, dtype)
+        trained = sum(p.numel() * p.element_size() for p in self.trainable.parameters() if p.requires_grad)
+        return disk_plan(
+            self.config.train,
+            checkpoints,
+            trained=trained,
+            student=model.num_parameters() * saved.itemsize if self.adapter == "lora" else trained,
+            layers=model.config.num_hidden_layers,
+            lora=self.adapter == "lora",
+        )
 
     def on_tree(self, tree: GradedTree) -> None:
         tell_tree(self.progress, tree)
@@ -495,7 +510,7 @@ class _RoundWatch(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if control.should_save or state.global_step == state.max_steps:
-            self.run.check_space()
+            check_space(self.run.folder.path, self.run.disk().next, "the next checkpoint")
         if self.run.stop():
             control.should_training_stop = True
         if state.global_step == state.max_steps:
@@ -547,17 +562,10 @@ class _RoundWatch(TrainerCallback):
         )
 
 
-def checkpoint_bytes(model: Any, trainable: Any) -> int:
-    """What a checkpoint of a run takes on disk at most."""
-    trained = sum(p.numel() * p.element_size() for p in trainable.parameters() if p.requires_grad)
-    whole = 0 if hasattr(trainable, "peft_config") else sum(p.numel() * p.element_size() for p in model.parameters())
-    return whole + 4 * trained
-
-
 def failed_write(error: Exception) -> bool:
     """Whether a library failed because the operating system refused to write: each says so in its own way."""
     known = isinstance(error, OSError) and storage_failure(error) is not None
-    return known or "PytorchStreamWriter" in str(error) or "I/O error" in str(error)
+    return known or any(words in str(error) for words in REFUSED_WRITES)
 
 
 def on_chains(config: Config) -> Config:

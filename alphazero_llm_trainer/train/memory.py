@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..config.load import Config
 from ..config.sections import FIRST_ROWS, FIRST_TOKENS, MEMO_BYTES, PREFILL_TOKENS, LoraConfig, ModelShape, StudentModel
+from .disk import DiskPlan, disk_plan
 
 GIB = 1 << 30
 CONTEXT = 600 << 20  # CUDA's own: kernels, cuBLAS workspaces
@@ -169,6 +170,19 @@ class Forecast:
         states = 2.07 if self.config.train.in_eight_bits(self.cuda, self.quantised) else 2 * self.trained
         parts.append(Part("optimiser", f"two moments: {what} x {states:.3g} B", both * states, AFTER_LOAD))
         return parts
+
+    def disk(self, checkpoints: int) -> DiskPlan:
+        """What the run writes with so many checkpoints; `Run.disk` asks the loaded model instead."""
+        train, (policy, _) = self.config.train, self.trained_parameters
+        width = {"auto": self.width, "float32": 4, "bfloat16": 2}[train.merge_dtype] if self.lora else self.width
+        return disk_plan(
+            train,
+            checkpoints,
+            trained=policy * self.trained,
+            student=self.counts.whole * width,
+            layers=self.shape.layers,
+            lora=self.lora,
+        )
 
     # -- engines -----------------------------------------------------------------------------------------------------
 

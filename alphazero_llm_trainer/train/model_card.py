@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from ..files import write_whole
+
 EMBEDDED_LICENCE = "apache-2.0"  # of the student that the package ships; another base keeps its own
 
 
@@ -27,7 +29,7 @@ def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: b
     elif not Path(base).exists():
         front["base_model"] = base
     header = yaml.safe_dump(front, sort_keys=False).strip()
-    (folder / "README.md").write_text(f"---\n{header}\n---\n\n{body(run, base, adapter)}\n", encoding="utf-8")
+    write_whole(folder / "README.md", f"---\n{header}\n---\n\n{body(run, base, adapter)}\n")
 
 
 def tags(method: str) -> list[str]:

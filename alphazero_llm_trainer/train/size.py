@@ -71,6 +71,10 @@ class RunSize:
             train.num_examples * asked,
         )
 
+    def checkpoints_from(self, start: int) -> int:
+        """How many checkpoints come after `start` rounds."""
+        return math.ceil((self.rounds - start) / self.save_every_rounds)
+
     @property
     def questions(self) -> int:
         """Those of all rounds; the last one may have fewer."""
