@@ -201,7 +201,8 @@ class ServerEngine(CompletionEngine):
             finally:
                 server.busy -= 1
             server.served += 1
-            if said.get("model", model) != model:
+            # A base model may answer under another of its names, an adapter has one.
+            if model != self.base and said.get("model") != model:
                 raise EngineError(
                     f"the server at {server.url} answered with {said['model']} instead of {model}: versions of a policy may"
                     " not be mixed; is somebody else changing its adapters?"
