@@ -7,10 +7,13 @@ nothing here solves a problem). Every arm goes on from it and samples about the 
 
 - search: right responses that a tree under the rules finds (`train.groups: verified`), which ends at the first one;
 - sampling: right responses among eight samples, rejection-sampling fine-tuning, with as many updates and with half of them;
-- GRPO over eight samples.
+- GRPO over eight samples, and GRPO over trees without a rule.
 
 Then each last student is asked on test problems that no arm has seen: greedy, eight samples, and search under the rules at
-one budget. A finished run is kept, a stopped one goes on. Writes JSON with the curves over tokens.
+one budget. The primary comparisons, written down before the test problems were read: greedy accuracy of `search` less that
+of each other arm, over problems and seeds, held to 95% together (Bonferroni). All else is secondary.
+
+A finished run is kept, a stopped one goes on. Writes JSON with the curves over tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
 from alphazero_llm_trainer.eval.cells import Benchmark, run_cell  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, repeats, wilson  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import Interval, bootstrap_over_seeds, repeats, wilson  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
@@ -52,7 +55,9 @@ START = (
     " --set train.sft.validation_size=200 --set train.sft.steps=3000 --set train.sft.evaluate_every=1000"
 )
 ROUNDS = 4
+VALIDATION = 300  # problems that each checkpoint is measured on
 EXPERT = "--use-rft --set train.rft.updates_per_round={} --set train.demonstrations=2000"
+GRPO = "--use-grpo --set train.demonstrations=2000"
 CHAINS = "--set train.groups=chain --set train.chain_samples=8 --set train.requeue_limit=0"
 TREES = (
     "--set train.groups=verified --set search.budget_tokens=400 --set train.iterations=100"
@@ -60,10 +65,11 @@ TREES = (
 )
 # Name -> flags, and the questions of a run, so many that it samples about 2 M tokens.
 ARMS: dict[str, tuple[str, int]] = {
-    "search": (f"{EXPERT.format(300)} {TREES}", 6720),
+    "search": (f"{EXPERT.format(300)} {TREES}", 6240),
     "sampling": (f"{EXPERT.format(300)} {CHAINS}", 3840),
     "sampling, half the updates": (f"{EXPERT.format(150)} {CHAINS}", 3840),  # it finds fewer rows to train on
-    "grpo, samples": (f"--use-grpo --set train.demonstrations=2000 {CHAINS}", 3840),
+    "grpo, samples": (f"{GRPO} {CHAINS}", 3840),
+    "grpo, trees": (f"{GRPO} --set train.requeue_limit=0", 3120),
 }
 
 
@@ -115,12 +121,12 @@ def curve(run: Path) -> list[list[float]]:
     return points
 
 
-def measure(folder: Path, num: int, budget: int, seed: int) -> dict[str, str]:
+def measure(folder: Path, first: int, num: int, budget: int, seed: int) -> dict[str, str]:
     """Right or wrong on each test problem: greedy, one of eight samples, and search under the rules."""
     overrides = ["student=embedded", "problems.source=numbers", "problems.levels=[3]", f"seed={seed}"]
     config = load_config(overrides=overrides)
     source = open_source(config)
-    tasks = load_tasks(source, "test", num)
+    tasks = load_tasks(source, "test", num, start=first)
     student = load_student(config, path=folder, system_prompt=source.system_prompt)
     limit = config.search.max_tokens
     greedy = answer(student, tasks, max_tokens=limit).first
@@ -144,17 +150,13 @@ def measured(folder: Path, kept: Path, args: argparse.Namespace) -> dict[str, st
     """`measure` in a process of its own, kept in a file."""
     if not kept.exists():
         measure_only = ["--measure", str(folder), "--out", str(kept)]
-        command = [sys.executable, __file__, *measure_only, "--num", str(args.num), "--budget", str(args.budget)]
+        command = [sys.executable, __file__, *measure_only, "--first", str(args.first)]
+        command += ["--num", str(args.num), "--budget", str(args.budget)]
         subprocess.run(command, check=True, env=environment())
     found = json.loads(kept.read_text())
     if len(found["greedy"]) != args.num:
         raise SystemExit(f"{kept} holds {len(found['greedy'])} problems and --num is {args.num}: remove it")
     return found
-
-
-def over_seeds(outcomes: Sequence[str]) -> list[float]:
-    """Each problem's mean over the seeds."""
-    return [sum(map(int, one)) / len(one) for one in zip(*outcomes, strict=True)]
 
 
 def triple(found: Interval) -> list[float]:
@@ -165,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
     parser.add_argument("--arms", nargs="+", default=[*ARMS], choices=[*ARMS], metavar="ARM")
+    parser.add_argument("--first", type=int, default=1000, help="number of the first test problem")
     parser.add_argument("--num", type=int, default=1000, help="test problems")
     parser.add_argument("--budget", type=int, default=400, help="tokens a problem, of the students with search")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
@@ -174,7 +177,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.measure:
-        args.out.write_text(json.dumps(measure(args.measure, args.num, args.budget, 7)))
+        args.out.write_text(json.dumps(measure(args.measure, args.first, args.num, args.budget, 7)))
         return
     args.work = args.work.resolve()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -183,49 +186,53 @@ def main() -> None:
         program([*START.split(), "--out", str(start)], quiet=False)
 
     def one(job: tuple[str, int]) -> dict[str, Any]:
-        row = train(*job, args.work, ["--set", "train.validation_size=300"])
+        row = train(*job, args.work, ["--set", f"train.validation_size={VALIDATION}"])
         name = f"{job[0]} {job[1]}".replace(", ", "-").replace(" ", "-")
-        row |= measured(args.work / name / "run-001" / "student", args.work / f"{name}.json", args)
+        row |= measured(args.work / name / "run-001" / "student", args.work / f"{name}-{args.first}.json", args)
         right = wilson(row["greedy"].count("1"), args.num)
         print(f"seed {row['seed']}, {row['arm']:14} {right!s} after {row['sampled_tokens']:,} tokens", flush=True)
         return row
 
-    before = measured(start, args.work / "start.json", args)
+    before = measured(start, args.work / f"start-{args.first}.json", args)
     with ThreadPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(one, [(arm, seed) for seed in args.seeds for arm in args.arms]))
-    # A student's problems come back with every seed: intervals are over problems, each with its mean over the seeds.
-    of_arm = {arm: [row for row in rows if row["arm"] == arm] for arm in args.arms}
-    means = {
-        (arm, kind): over_seeds([row[kind] for row in found])
-        for arm, found in of_arm.items()
+    of_arm = {
+        (arm, kind): [[float(one) for one in row[kind]] for row in rows if row["arm"] == arm]
+        for arm in args.arms
         for kind in ("greedy", "pass_at_8", "search")
     }
     source = open_source(load_config(overrides=["student=embedded", "problems.source=numbers", "problems.levels=[3]"]))
-    groups = repeats(load_tasks(source, "test", args.num))
+    groups = repeats(load_tasks(source, "test", args.num, start=args.first))
+    together = 1 - 0.05 / max(len(args.arms) - 1, 1)
     summary = []
     for arm in args.arms:
-        row: dict[str, Any] = {"arm": arm, "tokens": sum(r["sampled_tokens"] for r in of_arm[arm]) // len(args.seeds)}
+        tokens = [row["sampled_tokens"] for row in rows if row["arm"] == arm]
+        row: dict[str, Any] = {"arm": arm, "tokens": sum(tokens) // len(tokens)}
         for kind in ("greedy", "pass_at_8", "search"):
-            row[kind] = sum(means[arm, kind]) / args.num
-            row[f"{kind}_by_seed"] = [r[kind].count("1") / args.num for r in of_arm[arm]]
-            if arm != "search" and "search" in of_arm:
-                difference = paired_bootstrap(means["search", kind], means[arm, kind], groups=groups)
-                row[f"search_minus_{kind}"] = triple(difference)
-        row["gain"] = triple(
-            paired_bootstrap(means[arm, "greedy"], [float(x) for x in before["greedy"]], groups=groups)
-        )
+            found = of_arm[arm, kind]
+            row[f"{kind}_by_seed"] = [sum(one) / args.num for one in found]
+            row[kind] = triple(bootstrap_over_seeds(found, [[0.0] * args.num], groups=groups))
+            if arm != "search" and "search" in args.arms:
+                ours = of_arm["search", kind]
+                row[f"search_minus_{kind}"] = triple(bootstrap_over_seeds(ours, found, groups=groups))
+        if arm != "search" and "search" in args.arms:
+            ours = of_arm["search", "greedy"]
+            primary = bootstrap_over_seeds(ours, of_arm[arm, "greedy"], confidence=together, groups=groups)
+            row["primary"] = triple(primary)
         summary.append(row)
     result = {
         "command": f"uv run python benchmarks/from_rules.py --seeds {' '.join(map(str, args.seeds))}"
-        f" --arms {shlex.join(args.arms)} --num {args.num} --budget {args.budget} --jobs {args.jobs}",
+        f" --arms {shlex.join(args.arms)} --first {args.first} --num {args.num} --budget {args.budget} --jobs {args.jobs}",
         "version": __version__,
         "start": {
             kind: triple(wilson(before[kind].count("1"), args.num)) for kind in ("greedy", "pass_at_8", "search")
         },
         "start_command": START,
         "seeds": args.seeds,
+        "first": args.first,
         "problems": args.num,
         "distinct": len(set(groups)),
+        "validation_problems": VALIDATION,
         "budget": args.budget,
         "summary": summary,
         "runs": rows,

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
+from alphazero_llm_trainer.report.charts import line_chart, standalone
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "benchmarks" / "results"
 PAGES = ROOT / "docs" / "results"
+FROM_RULES_CHART = PAGES / "from_rules.svg"
 README = ROOT / "README.md"
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student" / "manifest.json"
 BEGIN, END = "<!-- results: begin (scripts/results_pages.py) -->", "<!-- results: end -->"
@@ -539,24 +541,27 @@ def from_rules(data: Row) -> Page:
     rows = [{"arm": "start", "tokens": "", **{kind: share(data["start"][kind]) for kind in kinds}}]
     for row in data["summary"]:
         seeds = {kind: ", ".join(f"{value:.3f}" for value in row[f"{kind}_by_seed"]) for kind in kinds}
-        found = {kind: f"{row[kind]:.3f}<br>{seeds[kind]}" for kind in kinds}
+        found = {kind: f"{share(row[kind])}<br>{seeds[kind]}" for kind in kinds}
         rows.append({"arm": row["arm"], "tokens": f"{row['tokens']:,}", **found})
     others = [row for row in data["summary"] if row["arm"] != "search"]
-    body = [
-        *table(rows, {"arm": "{arm}", "sampled": "{tokens}", **{what: f"{{{kind}}}" for kind, what in kinds.items()}}),
-        "Under each mean are the seeds. Search less another arm, at the end:",
-        *table(
-            [{"arm": row["arm"], **{kind: judged(row[f"search_minus_{kind}"]) for kind in kinds}} for row in others],
-            {"against": "{arm}", **{what: f"{{{kind}}}" for kind, what in kinds.items()}},
-        ),
-        "Greedy accuracy on 300 validation problems after so many sampled tokens, the mean of the seeds:",
-        *learning_curves(data["runs"], data["start"]["greedy"]),
-    ]
-    ratios = listed(f"{first['tokens'] / row['tokens']:.2f} times those of `{row['arm']}`" for row in others)
-    leads = [
-        f"{gain(row['search_minus_greedy'])} over {row['arm']} ({verdict(row['search_minus_greedy'])})"
+    against = [
+        {"arm": row["arm"], "primary": judged(row["primary"])}
+        | {kind: judged(row[f"search_minus_{kind}"]) for kind in kinds}
         for row in others
     ]
+    shown = {"against": "{arm}", "greedy, all of them together": "{primary}"}
+    body = [
+        "",
+        f"![learning curves]({FROM_RULES_CHART.name})",
+        *table(rows, {"arm": "{arm}", "sampled": "{tokens}", **{what: f"{{{kind}}}" for kind, what in kinds.items()}}),
+        "Below each mean are the seeds. Search less another arm, at the end:",
+        *table(against, {**shown, **{what: f"{{{kind}}}" for kind, what in kinds.items()}}),
+        f"The first column was the comparison to be made, written down before these problems were read: {len(others)}"
+        " comparisons that hold at 95% together (Bonferroni). The others are single ones.",
+    ]
+    leads = [f"{gain(row['primary'])} over {row['arm']} ({verdict(row['primary'])})" for row in others]
+    ratios = listed(f"{first['tokens'] / row['tokens']:.2f} times those of `{row['arm']}`" for row in others)
+    end = data["first"] + data["problems"]
     return Page(
         "From the rules alone",
         f"numbers, five of them: training on what search finds, {'; '.join(leads)}",
@@ -564,7 +569,8 @@ def from_rules(data: Row) -> Page:
         " solver, is taught on what a tree under the rules finds, or on its samples. Every arm samples about the same number"
         " of tokens and makes its updates in the same way where it is supervised (`search`, `sampling`).",
         {
-            "Problems": f"{data['problems']:,} test problems with five numbers, {data['distinct']:,} of them distinct",
+            "Problems": f"test problems {data['first']:,} to {end - 1:,} with five numbers, {data['distinct']:,} of them"
+            " distinct, read by nothing before",
             "Seeds": listed(data["seeds"]) + " of training; one start",
             "Tokens": f"{first['tokens']:,} sampled by `search`: {ratios}",
             "Start": f"`{data['start_command']}`",
@@ -573,31 +579,33 @@ def from_rules(data: Row) -> Page:
         body,
         [
             TINY,
-            "Intervals are over problems, each with its mean over the seeds; few seeds say little about the seeds.",
+            "Intervals are over problems and over the seeds of training; three seeds are few.",
             "Search has the rule as a judge of every step and ends at the first right response, so that its tokens reach more"
             " questions; the samples are judged at their end. How much of the difference is the rule's and how much the tree's"
             " was not separated.",
-            "Rounds and updates were settled in trial runs of `search` and `sampling` with seed 7, which showed their accuracy"
-            " on the first 500 of these test problems too; the updates were doubled after that, for both. GRPO has the"
-            " package's defaults.",
+            "Rounds and updates were settled with seed 7, in trial runs of `search` and `sampling` on other problems. GRPO has"
+            " the package's defaults. PPO was not run.",
             *version_of(data),
         ],
     )
 
 
-def learning_curves(runs: Sequence[Row], start: Triple) -> list[str]:
-    """A table of each arm's checkpoints: tokens so far and accuracy, means over the seeds."""
-    arms: dict[str, list[Row]] = {}
-    for run in runs:
-        arms.setdefault(run["arm"], []).append(run["curve"])
-    rows = []
-    for arm, curves in arms.items():
-        points = [
-            f"{mean(tokens for tokens, _ in at) / 1e6:.2f} M: {mean(right for _, right in at):.3f}"
+def from_rules_chart(data: Row) -> str:
+    """The learning curves: greedy accuracy on validation problems over sampled tokens, means over the seeds."""
+    problems, series = data["validation_problems"], {}
+    for arm in (row["arm"] for row in data["summary"]):
+        curves = [run["curve"] for run in data["runs"] if run["arm"] == arm]
+        series[arm] = [
+            (
+                mean(tokens for tokens, _ in at) / 1e6,
+                wilson(round(sum(right for _, right in at) * problems), problems * len(at), distinct=problems),
+            )
             for at in zip(*curves, strict=True)
         ]
-        rows.append({"arm": arm, "points": ", ".join(points)})
-    return table(rows, {"arm": "{arm}", f"from {start[0]:.3f} on the test problems": "{points}"})
+    title = f"greedy accuracy on {problems} validation problems"
+    chart = line_chart(title, series, "million tokens sampled in training")
+    assert chart is not None
+    return standalone([chart])
 
 
 def search_budgets(data: Row) -> Page:
@@ -615,32 +623,32 @@ def search_budgets(data: Row) -> Page:
             fell = [f"x{factor}" for factor, found in step["gains"].items() if found[2] < 0]
             found = {f"x{factor}": share(cells[step["arm"], factor]["accuracy"]) for factor in factors}
             rows.append({"arm": step["arm"], **found, "fell": f"yes, to {listed(fell)}" if fell else "no"})
-        against = {arm: found[largest] for arm, found in task["gumbel_minus"].items()}
         last = {row["arm"]: row for row in task["rows"] if row["factor"] == factors[-1]}
+        against = [
+            {"arm": arm, "tokens": last[arm]["tokens"]}
+            | {f"x{factor}": judged(gains[str(factor)]) for factor in factors}
+            for arm, gains in task["gumbel_minus"].items()
+        ]
         settings = f", `{'`, `'.join(task['settings'])}`" if task["settings"] else ""
         body += [
             *("", f"## {task['name']}", ""),
             f"{task['problems']:,} test problems of levels {listed(task['levels'])}, {task['distinct']:,} of them distinct;"
             f" verifier `{task['verifier']}`{settings}; x1 is {task['tokens']} tokens.",
             *table(rows, columns),
-            f"At x{largest}, Gumbel search less another method:",
+            f"Gumbel search less another method, which spent so many tokens of x{largest} (Gumbel:"
+            f" {last['gumbel']['tokens']:.0f}):",
             *table(
-                (
-                    {"arm": arm, "gain": judged(found), "tokens": last[arm]["tokens"], "own": last["gumbel"]["tokens"]}
-                    for arm, found in against.items()
-                ),
-                {
-                    "against": "{arm}",
-                    "accuracy": "{gain}",
-                    "its tokens": "{tokens:.0f}",
-                    "Gumbel's tokens": "{own:.0f}",
-                },
+                against, {"against": "{arm}", "tokens": "{tokens:.0f}", **{f"x{one}": f"{{x{one}}}" for one in factors}}
             ),
         ]
-        leads.append(f"{task['name']} {gain(against['puct'])} ({verdict(against['puct'])})")
+        over = {
+            arm: listed(f"x{factor} {gain(gains[str(factor)])}" for factor in factors if gains[str(factor)][1] > 0)
+            for arm, gains in task["gumbel_minus"].items()
+        }
+        leads.append(f"{task['name']}: {over['puct']} over PUCT, {over['adaptive-best-of-n']} over adaptive best-of-n")
     return Page(
         "Search with a growing budget",
-        f"Gumbel less PUCT at x{largest}: {'; '.join(leads)}",
+        f"Gumbel search above at {'; '.join(leads)}",
         "Selection rules of tree search and simpler methods get the same budgets, verifier and seeds. A budget is sampled and"
         " scored tokens a problem. PUCT, UCB1 and Gumbel are the method `mcts` of `eval` with `search.select`; a method that"
         " finds an accepted response early spends less.",
@@ -1279,6 +1287,61 @@ def plan_rates(data: Row) -> Page:
     )
 
 
+def scaling(data: Row) -> Page:
+    rows = [
+        row
+        | {"waiting": row["parts"]["waiting for the last trees"] / row["parts"]["search"]}
+        | {name: row["parts"][name] for name in ("search", "training", "journal")}
+        for row in data["rounds"]
+    ]
+    columns = {
+        "cards": "{cards}",
+        "questions a round": "{questions:,}",
+        "way": "{way}",
+        "search, s": "{search:,.1f}",
+        "of it waiting": "{waiting:.0%}",
+        "journal, s": "{journal:,.2f}",
+        "training, s": "{training:,.1f}",
+        "a round, s": "{seconds:,.1f}",
+        "questions an hour": "{questions_an_hour:,.0f}",
+        "efficiency": "{efficiency:.2f}",
+    }
+    best = max(data["rounds"], key=lambda row: row["questions_an_hour"])
+    usual = next(row for row in data["rounds"] if row["cards"] == 8 and row["way"] == "together")
+    facts, decoded = data["measured"], data["decode_tokens_a_second"]
+    return Page(
+        "Scaling, on paper",
+        f"a simulation: {usual['questions']} questions a round use {usual['efficiency']:.0%} of 8 cards;"
+        f" {best['cards']} cards at {best['questions']:,} a round {best['efficiency']:.0%}",
+        "Where search and training stop scaling, by a simulation of rounds. Together: all cards search, then train. Apart: an"
+        " eighth of the cards trains the round before while the others search, with a lag of one round, which is not built.",
+        {
+            "Problems": f"{data['model']} on {data['card']}; trees of {data['iterations']} expansions of {data['samples']}"
+            f" samples, {data['tokens']} tokens each in the mean (assumed)",
+            "Seeds": str(data["seed"]),
+            "Tokens": f"spread of samples' lengths as measured on {facts['trees']} trees of the embedded student",
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            f"Reckoned: {decoded[str(data['rows'])]:,.0f} tokens a second a card with {data['rows']} rows,"
+            f" {decoded['1']:,.0f} with one; {data['trained_tokens_a_second']:,.0f} trained. Measured: the journal's"
+            f" writer takes {facts['bytes_a_second'] / 1e6:.0f} MB a CPU second, a tree here is"
+            f" {data['record_bytes'] / 1e3:.0f} kB. Assumed: {data['adapter_seconds']:g} s for a version's adapter, on all"
+            " engines at once.",
+            "",
+            "What it says: a round ends with its last tree, so that few questions a round leave most cards waiting, and more"
+            f" cards want more questions a round. No more than {data['batch_size']} cards can train, a row of a minibatch each."
+            " Overlap helps where training is a large part of a round.",
+        ],
+        [
+            "Nothing of this was run on a GPU or on two machines. Rates are those of `config/machines.yaml`.",
+            "No network, no failures, no loading, no evaluation; prompts are free, and every engine reads the same queue.",
+            *version_of(data),
+        ],
+    )
+
+
 def serve(data: Row) -> Page:
     rows = []
     for key, row in data["http"].items():
@@ -1729,6 +1792,7 @@ MACHINERY: dict[str, Callable[[Row], Page]] = {
     "memory": memory,
     "large_journal": large_journal,
     "plan_rates": plan_rates,
+    "scaling": scaling,
     "serve": serve,
     "crowds": crowds,
     "soak": soak,
@@ -1846,18 +1910,18 @@ def summary() -> str:
     ]
     rules = load("from_rules")
     found = {row["arm"]: row for row in rules["summary"]}
-    sampling = max(
-        (row for row in rules["summary"] if row["arm"].startswith("sampling")), key=lambda row: row["greedy"]
-    )
+    best = {
+        kind: max((row for arm, row in found.items() if arm.startswith(kind)), key=lambda row: row["greedy"][0])
+        for kind in ("sampling", "grpo")
+    }
+    over = "; ".join(f"over {row['arm']} {gain(row['primary'])}, {verdict(row['primary'])}" for row in best.values())
     rows.append(
         {
             "what": "[From the rules alone](docs/results/from_rules.md): training on what search finds",
-            "result": f"{rules['start']['greedy'][0]:.3f} -> {found['search']['greedy']:.3f}, over samples"
-            f" {judged(sampling['search_minus_greedy'])}",
+            "result": f"{rules['start']['greedy'][0]:.3f} -> {found['search']['greedy'][0]:.3f}; {over}",
             "on": f"{rules['problems']:,} games of five numbers, {len(rules['seeds'])} seeds,"
             f" {found['search']['tokens'] / 1e6:.1f} M tokens",
-            "not": "tasks whose steps no rule can check, nor the tree's part beside the rule's; search sampled"
-            f" {found['search']['tokens'] / sampling['tokens']:.2f} times the tokens",
+            "not": "tasks whose steps no rule can check, nor the tree's part beside the rule's",
         }
     )
     stages = load("real_ladder")["stages"]
@@ -1881,6 +1945,7 @@ def files() -> dict[Path, str]:
     pages = {stem: make(load(stem)) for stem, make in {**LEARNING, **MACHINERY}.items()}
     found = {PAGES / f"{stem}.md": text_of(stem, page) for stem, page in pages.items()}
     found[PAGES / "index.md"] = index(pages)
+    found[FROM_RULES_CHART] = from_rules_chart(load("from_rules"))
     head, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
