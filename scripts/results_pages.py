@@ -1309,6 +1309,9 @@ def scaling(data: Row) -> Page:
     best = max(data["rounds"], key=lambda row: row["questions_an_hour"])
     usual = next(row for row in data["rounds"] if row["cards"] == 8 and row["way"] == "together")
     facts, decoded = data["measured"], data["decode_tokens_a_second"]
+    slow = [row for row in data["rounds"] if row["parts"]["journal"] > row["parts"]["search"]]
+    bound = listed(dict.fromkeys(f"at {row['cards']} cards and {row['questions']:,} questions" for row in slow))
+    bound = bound if slow else "nowhere here"
     return Page(
         "Scaling, on paper",
         f"a simulation: {usual['questions']} questions a round use {usual['efficiency']:.0%} of 8 cards;"
@@ -1330,9 +1333,10 @@ def scaling(data: Row) -> Page:
             f" {data['record_bytes'] / 1e3:.0f} kB. Assumed: {data['adapter_seconds']:g} s for a version's adapter, on all"
             " engines at once.",
             "",
-            "What it says: a round ends with its last tree, so that few questions a round leave most cards waiting, and more"
-            f" cards want more questions a round. No more than {data['batch_size']} cards can train, a row of a minibatch each."
-            " Overlap helps where training is a large part of a round.",
+            "With few questions a round a card has few rows to decode, and a step of few rows takes about as long as one of"
+            " many: more cards want more questions a round. The one journal writer takes longer than the search"
+            f' {bound}. No more than {data["batch_size"]} cards can train, a row of a minibatch each. Of the search, "waiting" is'
+            " what the mean card does after its last tree.",
         ],
         [
             "Nothing of this was run on a GPU or on two machines. Rates are those of `config/machines.yaml`.",
