@@ -1335,8 +1335,8 @@ def scaling(data: Row) -> Page:
             "",
             "With few questions a round a card has few rows to decode, and a step of few rows takes about as long as one of"
             " many: more cards want more questions a round. The one journal writer takes longer than the search"
-            f" {bound}. No more than {data['batch_size']} cards can train, a row of a minibatch each. Waiting is what the mean card"
-            " does after its last tree.",
+            f" {bound}. No more than {data['batch_size']} cards can train, a row of a minibatch each. Waiting is what the mean"
+            " card does after its last tree.",
         ],
         [
             "Nothing of this was run on a GPU or on two machines. Rates are those of `config/machines.yaml`.",
