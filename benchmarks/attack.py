@@ -227,7 +227,7 @@ def small_files(rng: Random, folder: Path) -> Tries:
     goes on."""
     train, train_again = ("-q", "train", "--use-grpo", *SMALL), ("-q", "train", "--resume")
     for words, again, flag, most in (
-        (TREES[:-1], (*TREES[:-1], "--resume"), "--out", rng.choice((2_000, 9_000, 15_000))),
+        (TREES[:-1], (*TREES[:-1], "--resume"), "--out", rng.choice((1_000, 2_000, 3_000))),
         (train, train_again, "--checkpoint-dir", rng.choice((60_000, 1_000_000, 4_000_000))),
     ):
         place = str(folder / words[1])
@@ -284,10 +284,10 @@ def kills(rng: Random, folder: Path) -> Tries:
     while not done and tries < 40:
         child = forked(lambda: run_sample(job, out, resume=True))
         child.join(rng.uniform(0.05, 1.0 + 0.2 * tries))
-        done = child.exitcode == 0
         if child.exitcode is None:
             os.kill(child.pid, signal.SIGKILL)
             child.join()
+        done = child.exitcode == 0  # it may have ended just before the kill
         tries += 1
         if not done:
             yield None if child.exitcode == -signal.SIGKILL else f"a resumed run ended with exit code {child.exitcode}"

@@ -28,7 +28,7 @@ PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 
 # docs/design.md section 3. `train` is split: the trainers are layer 3, what drives them is layer 6.
 TRAINERS = {
-    "credit", "memory", "models", "grpo", "ppo", "expert", "head", "sft", "prm", "prm_trl", "value", "checkpoint",
+    "credit", "memory", "disk", "models", "grpo", "ppo", "expert", "head", "sft", "prm", "prm_trl", "value", "checkpoint",
     "rows", "packing",
 }  # fmt: skip
 LAYERS = {

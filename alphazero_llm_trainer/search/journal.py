@@ -136,7 +136,12 @@ def rewrite(path: Path, without: Collection[int]) -> None:
 
 
 def close(file: IO[bytes], path: Path) -> None:
-    """Close a journal's file once its bytes and its name are on the disk. What can't be written closes it all the same."""
+    """Close a journal's file once its bytes and its name are on the disk. What can't be written closes it all the same.
+
+    A file that is closed stays as it is: its failure was told when it was closed.
+    """
+    if file.closed:
+        return
     try:
         file.flush()
         os.fsync(file.fileno())
