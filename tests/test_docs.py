@@ -91,7 +91,7 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
     for folder in ("benchmarks/results", "docs/results"):
         (tmp_path / folder).mkdir(parents=True)
         for file in (ROOT / folder).iterdir():
-            if file.suffix in (".json", ".md"):
+            if file.suffix in (".json", ".md", ".svg"):
                 (tmp_path / folder / file.name).write_bytes(file.read_bytes())
     for name in ("README.md", "pyproject.toml", "scripts/results_pages.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
