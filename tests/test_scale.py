@@ -355,6 +355,7 @@ def cluster() -> Iterator[tuple[str, int]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_worker_niceness", "0")  # as nice as Ray makes them, actors starve where anything else runs
         child = forked(serve)
         assert ours.poll(120), "no cluster"
         yield ours.recv(), child.pid
