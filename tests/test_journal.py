@@ -170,3 +170,18 @@ def test_a_killed_process_loses_no_finished_record(tmp_path: Path) -> None:
     assert [json.loads(line)["key"] for line in path.read_bytes().splitlines()] == [
         str(i) for i in range(len(journal.records))
     ]
+
+
+def test_a_journal_that_could_not_be_closed_is_not_closed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+
+    def broken(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match="No space"):
+            journal.close()
+    journal.close()  # its failure was told: no second one about a closed file

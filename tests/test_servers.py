@@ -18,7 +18,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine import vllm_server
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.server_routes import BLOCK, SLACK, Routes
-from alphazero_llm_trainer.errors import EngineError
+from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 
@@ -160,6 +160,11 @@ def test_servers_that_do_not_belong_together_are_refused(servers: list[Completio
     assert "\n" not in str(caught.value)
     if what == "missing":
         other.start()
+
+
+def test_no_server_at_all_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.vllm\.base_url is \[\]: name a server"):
+        load_config(overrides=["engine.vllm.base_url=[]"])
 
 
 # -- training --------------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class VllmConfig(Section):
     eager: bool = False
     # YAML reads `on` and `off` as true and false.
     sleep: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
-    base_url: str | Annotated[list[str], Field(min_length=1)] = "http://127.0.0.1:8000/v1"
+    base_url: str | list[str] = "http://127.0.0.1:8000/v1"
     model: str | None = None
     key_variable: str | None = None
     timeout_seconds: PositiveFloat = 600.0
