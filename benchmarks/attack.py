@@ -59,7 +59,8 @@ RESULTS = Path(__file__).parent / "results" / "reliability.json"
 EXAMPLES = 5  # failures that are kept in words
 CODE = "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())"
 LIMITED = "import resource as r; r.setrlimit(r.{limit}, ({most}, {most})); " + CODE
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+# As nice as Ray makes its actors, they starve where anything else runs.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RAY_worker_niceness": "0"}
 FILES, SILENT = 300, 320  # descriptors of the server, and clients that say nothing to it
 NEVER = 10**9
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)

@@ -159,6 +159,33 @@ def measured(folder: Path, kept: Path, args: argparse.Namespace) -> dict[str, st
     return found
 
 
+def compared(
+    rows: Sequence[dict[str, Any]], arms: Sequence[str], kinds: Sequence[str], groups: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Each arm's accuracy over problems and seeds, and the arm `search` less it; `primary` holds at 95% for all together."""
+    found = {
+        (arm, kind): [[float(one) for one in row[kind]] for row in rows if row["arm"] == arm]
+        for arm in arms
+        for kind in kinds
+    }
+    together = 1 - 0.05 / max(len(arms) - 1, 1)
+    summary = []
+    for arm in arms:
+        mine = [row for row in rows if row["arm"] == arm]
+        row: dict[str, Any] = {"arm": arm, "tokens": sum(one["sampled_tokens"] for one in mine) // len(mine)}
+        for kind in kinds:
+            row[f"{kind}_by_seed"] = [sum(one) / len(one) for one in found[arm, kind]]
+            row[kind] = triple(bootstrap_over_seeds(found[arm, kind], [[0.0] * len(groups)], groups=groups))
+            if arm != "search" and "search" in arms:
+                over = bootstrap_over_seeds(found["search", kind], found[arm, kind], groups=groups)
+                row[f"search_minus_{kind}"] = triple(over)
+        if arm != "search" and "search" in arms:
+            both = found["search", "greedy"], found[arm, "greedy"]
+            row["primary"] = triple(bootstrap_over_seeds(*both, confidence=together, groups=groups))
+        summary.append(row)
+    return summary
+
+
 def triple(found: Interval) -> list[float]:
     return [found.value, found.low, found.high]
 
@@ -196,30 +223,8 @@ def main() -> None:
     before = measured(start, args.work / f"start-{args.first}.json", args)
     with ThreadPoolExecutor(args.jobs) as pool:
         rows = list(pool.map(one, [(arm, seed) for seed in args.seeds for arm in args.arms]))
-    of_arm = {
-        (arm, kind): [[float(one) for one in row[kind]] for row in rows if row["arm"] == arm]
-        for arm in args.arms
-        for kind in ("greedy", "pass_at_8", "search")
-    }
     source = open_source(load_config(overrides=["student=embedded", "problems.source=numbers", "problems.levels=[3]"]))
     groups = repeats(load_tasks(source, "test", args.num, start=args.first))
-    together = 1 - 0.05 / max(len(args.arms) - 1, 1)
-    summary = []
-    for arm in args.arms:
-        tokens = [row["sampled_tokens"] for row in rows if row["arm"] == arm]
-        row: dict[str, Any] = {"arm": arm, "tokens": sum(tokens) // len(tokens)}
-        for kind in ("greedy", "pass_at_8", "search"):
-            found = of_arm[arm, kind]
-            row[f"{kind}_by_seed"] = [sum(one) / args.num for one in found]
-            row[kind] = triple(bootstrap_over_seeds(found, [[0.0] * args.num], groups=groups))
-            if arm != "search" and "search" in args.arms:
-                ours = of_arm["search", kind]
-                row[f"search_minus_{kind}"] = triple(bootstrap_over_seeds(ours, found, groups=groups))
-        if arm != "search" and "search" in args.arms:
-            ours = of_arm["search", "greedy"]
-            primary = bootstrap_over_seeds(ours, of_arm[arm, "greedy"], confidence=together, groups=groups)
-            row["primary"] = triple(primary)
-        summary.append(row)
     result = {
         "command": f"uv run python benchmarks/from_rules.py --seeds {' '.join(map(str, args.seeds))}"
         f" --arms {shlex.join(args.arms)} --first {args.first} --num {args.num} --budget {args.budget} --jobs {args.jobs}",
@@ -234,7 +239,7 @@ def main() -> None:
         "distinct": len(set(groups)),
         "validation_problems": VALIDATION,
         "budget": args.budget,
-        "summary": summary,
+        "summary": compared(rows, args.arms, ("greedy", "pass_at_8", "search"), groups),
         "runs": rows,
     }
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

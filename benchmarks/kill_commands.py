@@ -55,7 +55,10 @@ LOOP = (
 # Each command's words, and those that it is started again with (None: the same).
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "train": (("train", "--use-grpo", *TRAIN, "--checkpoint-dir"), ("train", "--resume", "--checkpoint-dir")),
-    "train --use-rft": (("train", "--use-rft", *TRAIN, "--checkpoint-dir"), ("train", "--resume", "--checkpoint-dir")),
+    "train --use-rft": (
+        ("train", "--use-rft", "--set", "train.groups=verified", *TRAIN, "--checkpoint-dir"),
+        ("train", "--resume", "--checkpoint-dir"),
+    ),
     "ppo": (("train", "--use-ppo", *TRAIN, "--checkpoint-dir"), ("train", "--resume", "--checkpoint-dir")),
     "eval": (("eval", *EVAL, "--out"), ("eval", *EVAL, "--resume", "--out")),
     "value": (

@@ -159,6 +159,7 @@ def main() -> int:
         seconds = time.monotonic() - began
         if victim.process.returncode != 0:
             print((Path(scratch) / "log.txt").read_text()[-3000:])
+            return 1
         keys = Counter(record["key"] for record in read_shards(folder))
         aside = (folder / "set_aside.jsonl").read_text().count("\n")
         whole = all(path.read_bytes().endswith(b"\n") for path in folder.glob("shard-*.jsonl"))

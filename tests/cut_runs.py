@@ -200,7 +200,7 @@ def command(words: Sequence[str]) -> tuple[int, str]:
         torch.set_num_threads(threads)
 
 
-LETTING_GO = 2  # operations at a run's end that write nothing: the lock's
+LETTING_GO = 2  # operations at a run's end that hold no tree: a sync of the folder, and the log's last line
 
 
 def refused(words: Sequence[str], place: Path, first: int, error: int | None) -> tuple[int, str | None]:

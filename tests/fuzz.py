@@ -114,7 +114,9 @@ def record() -> dict[str, Any]:
         tree.simulated(leaf)
     problem = {"id": "p/0", "question": "1 and 2?", "source": "embedded"}
     return {"key": "p/0", "problem": problem, "ended_by": "iterations", "policy_version": 0, "prompt_ids": [1, 2],
-            "cost": {"sampled_tokens": 4}, "split": "train", "tree": tree.to_dict()}  # fmt: skip
+            "cost": {"sampled_tokens": 4}, "split": "train", "search": {"rule": "puct", "exploration": 2.0}, "chosen": 2,
+            "answer": "3", "why": "vote", "response": "1 + 2 = 3\n#### 3", "pieces": {"5": "1"},
+            "tree": tree.to_dict()}  # fmt: skip
 
 
 IDENTITY = {"config": {"seed": 1}, "source": "embedded", "split": "train", "start": 0, "seed": 1, "mode": "step"}
@@ -169,9 +171,9 @@ def read_journal(folder: Path, given: bytes) -> None:
         list(rows(found, Readers(least=1).of(kind)))
 
 
-def view_journal(folder: Path, given: bytes) -> None:
-    (folder / "journal.jsonl").write_bytes(given + b"\n")
-    source = find_source(folder)
+def view(folder: Path, given: bytes, name: str) -> None:
+    (folder / name).write_bytes(given + b"\n")
+    source = find_source(folder / name)
     run_page(map(TreeReader(source, None), source), title="t", limit=9)
 
 
@@ -267,7 +269,8 @@ TARGETS = {
     "configuration": Target(overrides, configure),
     "configuration file": Target(yaml_files, in_folder(configure_by_file)),
     "journal": Target(lambda: written(record()), in_folder(read_journal)),
-    "journal's page": Target(lambda: written(record()), in_folder(view_journal)),
+    "journal's page": Target(lambda: written(record()), in_folder(functools.partial(view, name="journal.jsonl"))),
+    "search's page": Target(lambda: written(record()), in_folder(functools.partial(view, name="search.json"))),
     "journal to resume": Target(lambda: spoiled(line_of(record())[:-1]), in_folder(resume_journal)),
     "manifest of sample": Target(lambda: written(MANIFEST), in_folder(resume_sample)),
     "run.json": Target(lambda: written(card()), in_folder(resume_run)),

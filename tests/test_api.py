@@ -124,6 +124,20 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
     assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]
 
 
+def test_train_without_a_method_learns_from_the_right_responses_of_verified_trees(tmp_path: Path) -> None:
+    small = {"train.validation_size": 4, "train.demonstrations": 8, "train.rft.updates_per_round": 1, "seed": 5}
+    run = az.train(num_examples=12, model="embedded", eval_size=4, out=tmp_path / "run", config=small, progress=False)
+    config = run.card["config"]["train"]
+    assert (run.card["method"], config["method"], config["groups"]) == ("rft", "rft", "verified")
+    trees = list(az.read_trees(run.folder))
+    right = [sum(path.right * path.samples for path in saved.paths) for saved in trees]
+    assert max(right) == 1, "a tree ends at its first right response"
+    [line] = [
+        line for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()) if "rows" in line
+    ]
+    assert line["rows"] == line["solved"] == sum(right) > 0
+
+
 def test_train_equals_the_command(tmp_path: Path) -> None:
     flags = ["--model", "embedded", "-n", "12", "--eval-size", "4", "--seed", "5", "--use-grpo"]
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]

@@ -12,7 +12,16 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from alphazero_llm_trainer.config.load import Config, load_config, merge, parse_override, read_yaml, shipped, validate
+from alphazero_llm_trainer.config.load import (
+    Config,
+    load_config,
+    load_training,
+    merge,
+    parse_override,
+    read_yaml,
+    shipped,
+    validate,
+)
 from alphazero_llm_trainer.config.sections import Section
 from alphazero_llm_trainer.errors import ConfigError
 
@@ -193,6 +202,30 @@ def test_overrides_are_yaml() -> None:
     assert parse_override("a=x=y") == {"a": "x=y"}
     assert parse_override("a=") == {"a": None}
     assert parse_override("a=false") == {"a": False}
+
+
+def test_training_is_expert_iteration_where_nothing_is_named(tmp_path: Path) -> None:
+    config = load_training()
+    assert (config.train.method, config.train.groups, config.search.data.enough_correct) == ("rft", "verified", 1)
+    (tmp_path / "own.yaml").write_text("train: {num_examples: 12}\nsearch: {data: {enough_correct: 3}}")
+    own = load_training(tmp_path / "own.yaml", ["train.samples=8"])
+    assert (own.train.method, own.train.num_examples, own.train.samples) == ("rft", 12, 8)
+    assert own.search.data.enough_correct == 3, "the recipe lies below what is given"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "train.method=rft", "train.groups=tree", "train.grpo.credit=step", "train.chain_samples=4",
+        "teachers.tier=embedded", "teachers.terminal_checker=true",
+        "search.value=folder", "search.mode=token", "rewards.custom=file.py:NAME", "rewards.hre_weight=0",
+    ],
+)  # fmt: skip
+def test_the_recipe_makes_room_for_what_it_does_not_fit(given: str, tmp_path: Path) -> None:
+    plain = load_config(overrides=[given])
+    assert load_training(overrides=[given]) == plain
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(parse_override(given)))
+    assert load_training(tmp_path / "own.yaml") == plain
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:

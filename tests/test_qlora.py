@@ -51,6 +51,7 @@ FLAGS = [
     "--student", "embedded", "--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora",
 ]  # fmt: skip
 SMALL = [
+    "--set", "train.method=grpo",
     *FLAGS, "--num-examples", "16", "--save-every", "8", "--eval-size", "8",
     "--set", "train.questions_per_round=8",
     "--set", "train.validation_size=8",

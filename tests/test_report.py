@@ -227,6 +227,20 @@ def test_a_run_of_flat_groups_says_that_nothing_was_learnt(runs: list[Path], tmp
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
 
 
+def test_supervised_rounds_learn_where_a_question_was_answered_rightly(runs: list[Path]) -> None:
+    card = json.loads((runs[0] / "run.json").read_text()) | {"method": "rft"}
+    lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
+    rounds = [line for line in lines if "mean_reward" in line]
+    for line in rounds:
+        line |= {"flat": line["questions"], "solved": 0}
+    said, kind = verdict(card, lines)
+    assert (
+        said.startswith("Nothing was learnt from search: none of 16 questions had a right response") and kind == "bad"
+    )
+    rounds[0]["solved"] = 1
+    assert verdict(card, lines)[0].startswith("Training ")
+
+
 def value_card(earned: bool, gain: list[float]) -> dict[str, Any]:
     test = {"sibling ranking": [0.7, 0.6, 0.8], "sibling ranking, log-probability": [0.6, 0.5, 0.7], "AUC": [0.7, 0.6, 0.8],
             "sibling ranking over log-probability": gain}  # fmt: skip

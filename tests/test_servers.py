@@ -130,6 +130,28 @@ def test_search_goes_on_with_the_rest_and_takes_the_lost_one_back(
     engine.close()
 
 
+def test_a_server_that_comes_back_with_another_model_is_not_taken_back_and_told_once(
+    servers: list[CompletionServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(vllm_server, "RETURN_SECONDS", 0.05)
+    student = student_of(*servers)
+    engine: Any = student.engine
+    expected = trees_of(student)
+    servers[1].die_after = sum(servers[1].answered.values()) + 9
+    with caplog.at_level("WARNING"):
+        assert trees_of(student) == expected
+        servers[1].name = "other"
+        servers[1].start()
+        began = time.monotonic()
+        while "not taken back" not in caplog.text and time.monotonic() - began < 20:
+            time.sleep(0.05)
+        time.sleep(0.5)  # it is asked again some times
+    told = [record.message for record in caplog.records if "the server at" in record.message]
+    assert len(told) == 2 and "is left out" in told[0] and "two models, student and other" in told[1]
+    assert not engine.routes.servers[1].up and trees_of(student) == expected
+    engine.close()
+
+
 def test_where_none_is_left_it_is_one_sentence(servers: list[CompletionServer]) -> None:
     student = student_of(*servers)
     for server in servers:

@@ -213,7 +213,16 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
 
 
 def test_lora_trains_adapters_and_leaves_the_base_alone(tmp_path):
-    flags = [*SMALL, "--set", "train.adapter=lora", "--num-examples", "8", "--checkpoint-dir", str(tmp_path)]
+    flags = [
+        *SMALL,
+        "--use-grpo",
+        "--set",
+        "train.adapter=lora",
+        "--num-examples",
+        "8",
+        "--checkpoint-dir",
+        str(tmp_path),
+    ]
     assert train_main(flags) == 0
     adapter = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
     assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in adapter.items())

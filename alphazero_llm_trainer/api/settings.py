@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 
 def configured(
-    model: str | Path, overrides: Sequence[Mapping[str, Any]], config: Mapping[str, Any] | Config | None
+    model: str | Path,
+    overrides: Sequence[Mapping[str, Any]],
+    config: Mapping[str, Any] | Config | None,
+    load: Callable[..., Config] = load_config,
 ) -> tuple[Config, Path | None]:
     """The configuration of a call, and the folder that `model` names, if it does.
 
@@ -36,6 +39,7 @@ def configured(
         model: a name of models.yaml, a folder, or a hub id.
         overrides: nested keys; they win over `config`.
         config: keys of training.yaml, nested or dotted (`{"train.grpo.credit": "step"}`), or a whole configuration.
+        load: what resolves them.
     """
     if not isinstance(model, str | Path):
         raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder or a hub id")
@@ -44,10 +48,10 @@ def configured(
     else:
         given = [nested(key, value) for key, value in (config or {}).items()]
     given += overrides
-    named, folder = find_model(str(model), load_config(overrides=given))
+    named, folder = find_model(str(model), load(overrides=given))
     if folder is not None:
         check_folder(folder)
-    return load_config(overrides=[*given, named]), folder
+    return load(overrides=[*given, named]), folder
 
 
 def address_of(problems: Problems) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config.load import Config
+from ..config.load import Config, load_training
 from ..errors import ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
@@ -78,7 +78,7 @@ def train(
     reward: Reward = None,
     *,
     model: str | Path = "auto",
-    method: Literal["grpo", "rft", "ppo", "legacy"] = "grpo",
+    method: Literal["grpo", "rft", "ppo", "legacy"] | None = None,
     num_examples: int | None = None,
     eval_size: int | None = None,
     out: str | Path | None = None,
@@ -94,7 +94,8 @@ def train(
         reward: your own, `fn(problem, response, task) -> float` in [0, 1], sync or async, or its address, `file.py:NAME`;
             `rewards.custom_weight` weighs it beside correctness (`rewards.hre_weight`) and perplexity.
         model: the student to start from; see `load`.
-        method: the trainer.
+        method: the trainer; None takes expert iteration (config/expert_iteration.yaml), and GRPO where that doesn't fit:
+            with a reward of your own, teachers, a value network or search over tokens.
         num_examples: training questions.
         eval_size: held-out test problems before and after.
         out: the run's folder; None takes the next `run-NNN` in `train.checkpoint_dir`.
@@ -114,7 +115,7 @@ def train(
         train__eval_size=eval_size,
         seed=seed,
     )
-    resolved, student = configured(model, given, config)
+    resolved, student = configured(model, given, config, load_training)
     if student is not None:
         resolved, _ = configured("auto", present(train__student=str(student)), resolved)
     named = None if out is None else Path(out)

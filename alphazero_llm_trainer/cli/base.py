@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -185,8 +185,10 @@ def given(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [nested(key, str(value) if isinstance(value, Path) else value) for key, value in found if value is not None]
 
 
-def resolve(args: argparse.Namespace, extra: dict[str, Any] | None = None) -> Config:
-    """The configuration of parsed arguments; flags win over `--set`, `--set` over `--config`.
+def resolve(
+    args: argparse.Namespace, extra: dict[str, Any] | None = None, load: Callable[..., Config] = load_config
+) -> Config:
+    """The configuration of parsed arguments, as `load` reads it; flags win over `--set`, `--set` over `--config`.
 
     `--model` is resolved on the way: a name goes into the configuration, a folder into `args.path`.
     """
@@ -194,14 +196,14 @@ def resolve(args: argparse.Namespace, extra: dict[str, Any] | None = None) -> Co
     if getattr(args, "student", None) is not None:
         overrides.append({"student": args.student})
     if "path_key" not in args:
-        return load_config(args.config, overrides)
+        return load(args.config, overrides)
     if args.model is not None:
-        overrides.append(named_model(args, load_config(args.config, overrides)))
+        overrides.append(named_model(args, load(args.config, overrides)))
     if args.path is not None:
         check_folder(args.path)
         if args.path_key is not None:
             overrides.append(nested(args.path_key, str(args.path)))
-    return load_config(args.config, overrides)
+    return load(args.config, overrides)
 
 
 def check_resumed(asked: Config, stored: Config, where: Path) -> None:

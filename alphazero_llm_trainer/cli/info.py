@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from ..config.load import Config
+from ..config.load import Config, load_config, load_training
 from ..engine.kernel_build import kernel_status
 from ..engine.precision import kernel_threads, product_unit, unit_name
 from ..errors import ConfigError
@@ -52,7 +52,7 @@ def add_info(commands: Any) -> None:
 def run_info(args: argparse.Namespace) -> int:
     """Print the facts, or the memory plan of a training run. Keys are reported as set or not set, never shown."""
     whole, args.config = args.config is not None, None if args.config is True else args.config
-    config = resolve(args)
+    config = resolve(args, load=load_training if args.plan else load_config)
     numbers = {"--memory": args.memory, "--prompt-tokens": args.prompt_tokens, "--dollars": args.dollars}
     for flag, value in (numbers | {"--machine": args.machine}).items():
         if value is not None and not args.plan:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, load_config, read_yaml, shipped
+from ..config.load import Config, load_config
 from ..errors import CheckpointError, ConfigError
 from ..eval.names import METHOD_NAMES
 from ..eval.verifiers import check_name
@@ -22,9 +23,8 @@ from .base import (
     check_least,
     check_out,
     check_resumed,
-    given,
-    named_model,
     print_json,
+    resolve,
 )
 
 RECIPE = "recipe.json"
@@ -106,7 +106,10 @@ def settled(args: argparse.Namespace) -> Config:
     check_out(args.out)
     if len(set(args.seeds)) < len(args.seeds):
         raise ConfigError(f"--seeds has {' '.join(map(str, args.seeds))}: name each once")
-    recipe, config = args.out / RECIPE, resolve(args)
+    recipe = args.out / RECIPE
+    config = resolve(args, load=partial(load_config, recipe="ladder.yaml"))
+    if args.path is not None:
+        raise ConfigError(f"--model {args.path} is a folder: the ladder trains its first student itself, so name one")
     if recipe.is_file() and not args.resume:
         raise ConfigError(
             f"--out {args.out} holds a ladder already: add --resume to go on with it, or name another folder"
@@ -121,19 +124,6 @@ def settled(args: argparse.Namespace) -> Config:
         config = stored
     check(config)
     return config
-
-
-def resolve(args: argparse.Namespace) -> Config:
-    """training.yaml, then ladder.yaml, then the user's."""
-    own = {} if args.config is None else read_yaml(args.config)
-    overrides = [read_yaml(shipped("ladder.yaml")), own, *args.overrides, *given(args)]
-    if args.student is not None:
-        overrides.append({"student": args.student})
-    if args.model is not None:
-        overrides.append(named_model(args, load_config(None, overrides)))
-    if args.path is not None:
-        raise ConfigError(f"--model {args.path} is a folder: the ladder trains its first student itself, so name one")
-    return load_config(None, overrides)
 
 
 def check(config: Config) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, load_training
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -33,7 +33,8 @@ METHODS = {
 }
 ABOUT = "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
 EPILOG = """\
-With nothing named it trains the embedded student on embedded word problems (minutes on 2 cores).
+With nothing named it trains the embedded student on embedded word problems (minutes on 2 cores), by expert iteration: on
+the first right response of each tree whose steps a calculator checks (config/expert_iteration.yaml).
 Real rows: --source gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config/training.yaml."""
 
 
@@ -113,7 +114,7 @@ def add_methods(commands: Any) -> None:
 
 def run_train(args: argparse.Namespace) -> int:
     check_least(1, workers=args.workers)
-    config = resolve(args)
+    config = resolve(args, load=load_training)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
     from ..train.run import find_run
     from .plan import check_start, dry_run
@@ -122,8 +123,11 @@ def run_train(args: argparse.Namespace) -> int:
     resume = args.resume is not None
     if resume:
         folder = find_run(directory, None if args.resume is True else Path(args.resume))
-        check_same(args, config, folder.config(), folder.card)
-        config = folder.config()
+        stored = folder.config()
+        if stored.train.method != config.train.method:
+            config = resolve(args)  # it was begun with --use-grpo, or before expert iteration was the default
+        check_same(args, config, stored, folder.card)
+        config = stored
     from ..api.train import execute
 
     over = resume and "after" in folder.read_card()

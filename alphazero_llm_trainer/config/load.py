@@ -192,12 +192,15 @@ def split_key(key: str) -> list[str]:
     return ["models", ".".join(parts[1:field]), *parts[field:]] if len(parts) > 1 else parts
 
 
-def load_config(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
+def load_config(
+    path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = (), recipe: str | None = None
+) -> Config:
     """The resolved configuration.
 
     Args:
         path: a YAML file with some of training.yaml's keys (also `models` and `teacher_tiers`), or None.
         overrides: `KEY=VALUE` texts or nested mappings, later ones win.
+        recipe: a shipped YAML file that lies between training.yaml and all that is given.
 
     Raises:
         ConfigError: one sentence naming the first wrong field, its value and the fix.
@@ -205,13 +208,36 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str | Mappin
     merged = read_yaml(shipped("training.yaml"))
     merged["models"] = read_yaml(shipped("models.yaml"))
     merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
-    if path is not None:
-        overrides = [read_yaml(Path(path)), *overrides]
-    for override in overrides:
-        given = modern(parse_override(override) if isinstance(override, str) else override)
-        check_sections(given)
-        merged = merge(merged, given)
+    layers = given_layers(path, overrides)
+    if recipe is not None:
+        layers.insert(0, read_yaml(shipped(recipe)))
+    for layer in layers:
+        check_sections(layer)
+        merged = merge(merged, layer)
     return validate(merged)
+
+
+def given_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """What a user gives on top of the shipped files, one nested mapping each, later ones win."""
+    first = [] if path is None else [read_yaml(Path(path))]
+    return [modern(parse_override(one) if isinstance(one, str) else one) for one in [*first, *overrides]]
+
+
+def load_training(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
+    """`load_config` for `train`, over the recipe of expert iteration where nothing that is given speaks against it.
+
+    What does: `train.method` or `train.groups`, a key of another method (`train.grpo.credit`), teachers, a value network,
+    search over tokens, a reward of the user's own, and correctness left out of the reward.
+    """
+    layers = given_layers(path, overrides)
+    config = load_config(None, layers)
+    others = {"method", "groups", "chain_samples", "grpo", "ppo", "legacy"}
+    named = any(others & layer.get("train", {}).keys() for layer in layers)
+    taught = config.teachers.tier != "none" or config.teachers.terminal_checker
+    graded = config.rewards.hre_weight > 0 and not config.rewards.own
+    if named or taught or not graded or config.search.value is not None or config.search.mode == "token":
+        return config
+    return load_config(None, layers, "expert_iteration.yaml")
 
 
 def validate(raw: Mapping[str, Any]) -> Config:

@@ -19,13 +19,15 @@ SLACK = 8  # requests that the best server may have under way beyond twice those
 
 @dataclass(slots=True)
 class Server:
-    """One address. `busy` counts its requests under way, `served` those it answered, `losses` how often it went away."""
+    """One address. `busy` counts its requests under way, `served` those it answered, `losses` how often it went away;
+    `refusal` is why it was not taken back when it answered again."""
 
     url: str
     up: bool = True
     busy: int = 0
     served: int = 0
     losses: int = 0
+    refusal: str = ""
 
 
 class Routes:

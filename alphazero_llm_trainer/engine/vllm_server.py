@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import weakref
 from collections.abc import Mapping
@@ -38,6 +39,9 @@ SAMPLE_TEXT = "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and
 NO_WEIGHTS = "a vLLM server takes adapters alone: set train.adapter=lora or engine.backend=vllm"
 RETURN_SECONDS = 2.0  # between two looks at whether a server that went away is back
 TOKEN = "token_id:"  # noqa: S105 - how the server writes a token where it is asked for ids
+
+
+log = logging.getLogger(__name__)
 
 
 class ServerLostError(EngineError):
@@ -216,6 +220,7 @@ class ServerEngine(CompletionEngine):
         if server.up:
             server.up = False
             server.losses += 1
+            log.warning("the server at %s is left out until it answers again: %s", server.url, error)
         if not any(one.up for one in self.routes.servers):
             raise EngineError(f"none of the {len(self.routes.servers)} vLLM servers is left; the last one: {error}")
         if self._watching is None or self._watching.done():
@@ -226,12 +231,19 @@ class ServerEngine(CompletionEngine):
         while lost := [server for server in self.routes.servers if not server.up]:
             await asyncio.sleep(RETURN_SECONDS)
             for server in lost:
-                with suppress(EngineError):  # not there yet, or not what it was
+                try:
                     async with self._changing:
                         self._alike(server.url, self.greeting, await self._greet(server.url))
                         if self.serving != self.base:
                             await self._load(server)
                         server.up = True
+                        log.warning("the server at %s is back", server.url)
+                except ServerLostError:  # not there yet
+                    continue
+                except EngineError as error:
+                    if server.refusal != str(error):  # once, however often it is asked again
+                        log.warning("the server at %s answers and is not taken back: %s", server.url, error)
+                    server.refusal = str(error)
 
     async def _push(self) -> None:
         if not has_adapter(self.model):

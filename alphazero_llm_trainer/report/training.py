@@ -34,9 +34,17 @@ Points = list[tuple[float, Interval]]
 
 
 def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
-    """What to change where no group of responses had a better and a worse one; None where any had. PPO needs none."""
+    """What to change where no group of responses had a better and a worse one; None where any had. PPO needs none, and
+    rejection-sampling fine-tuning a right response."""
     rounds = rounds_of(metrics)
     groups = sum(line["questions"] for line in rounds)
+    if card["method"] == "rft":
+        if not groups or any(line["solved"] for line in rounds):
+            return None
+        return (
+            f"Nothing was learnt from search: none of {groups:,} questions had a right response; try easier problems, or"
+            " `sft` first"
+        )
     if card["method"] == "ppo" or not groups or sum(line["flat"] for line in rounds) < groups:
         return None
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
@@ -160,12 +168,18 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
             title, {n.replace("_", " "): over(metrics, key, share) for n, key in names.items()}, X, include
         )
 
+    # Rejection-sampling fine-tuning learns from right responses, a policy gradient from better and worse ones.
+    taught = (
+        chart("Questions with a right response", (0.0, 1.0), True, right="solved")
+        if card["method"] == "rft"
+        else chart(
+            "Flat groups: nothing to learn from", (0.0, 1.0), True, at_first="flat_at_first", after_more_search="flat"
+        )
+    )
     learning = [
         line_chart("Greedy accuracy, validation", {"accuracy": validation(card, metrics)}, X, (0.0, 1.0)),
         chart("Mean reward of sampled responses", (0.0, 1.0), reward="mean_reward"),
-        chart(
-            "Flat groups: nothing to learn from", (0.0, 1.0), True, at_first="flat_at_first", after_more_search="flat"
-        ),
+        taught,
         chart("Entropy and KL (nats)", entropy="entropy", KL="kl"),
         chart("Loss", (), loss="loss", critic="critic_loss"),
         chart("Gradient norm", norm="grad_norm"),

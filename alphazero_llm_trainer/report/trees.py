@@ -12,7 +12,7 @@ from ..config.sections import SearchConfig
 from ..errors import ConfigError, DataError
 from ..files import parse_json, read_object
 from ..search.choose import Text, choose, most_visited
-from ..search.journal import read, read_shards, shard_paths
+from ..search.journal import check_record, read, read_shards, shard_paths
 from ..search.select import constant
 from ..search.tree import Tree
 from ..viewer.record import choice_of, pieces
@@ -74,7 +74,12 @@ def _one_search(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not readable JSON: write it with `search --json > {path.name}`") from error
     if not isinstance(raw, dict) or "tree" not in raw:
         raise DataError(f"{path} holds no tree: write it with `search --json > {path.name}`")
-    return {"key": path.stem, **raw}
+    record = {"key": path.stem, **raw}
+    try:
+        check_record(record)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    return record
 
 
 class TreeReader:

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from ..errors import DataError
 from ..files import parse_json, put_in_place, sync
-from .tree import check_columns, is_id
+from .tree import check_columns, is_id, is_number
 
 HASH = re.compile(rb',"sha256":"([0-9a-f]{64})"}\n?$')
 HASH_BYTES = 80  # of the end of a line: its hash is there or nowhere
@@ -220,6 +220,13 @@ def check_record(record: Mapping[str, Any]) -> None:
         raise DataError("its prompt_ids are no token ids: search it again")
     if not all(isinstance(record.get(name, {}) or {}, dict) for name in ("cost", "served", "search", "pieces")):
         raise DataError("its cost is no mapping: search it again")
+    counts, said = (record.get("cost") or {}).values(), [record.get(name) or {} for name in ("search", "pieces")]
+    if not all(map(is_number, counts)):
+        raise DataError("its cost holds something else than numbers: search it again")
+    if not all(isinstance(value, str) or is_number(value) for one in said for value in one.values()):
+        raise DataError("its search or pieces hold something else than texts and numbers: search it again")
+    if not isinstance(record.get("policy_version") or 0, str | int):
+        raise DataError("its policy_version is no number: search it again")
     if "tree" in record:
         check_columns(record["tree"])
 
