@@ -3,6 +3,7 @@
     uv run python benchmarks/serve.py              # about three minutes; benchmarks/results/serve.json
     uv run python benchmarks/serve.py --crowds 60  # 64 and 200 clients, so many seconds each; results/crowds.json
     uv run python benchmarks/serve.py --soak 30    # so many minutes; results/soak.json
+    uv run python benchmarks/serve.py --against ../old  # beside a checkout of an older version; results/serve_against.json
 
 Starts `alphazero-llm-trainer serve` in a process of its own, with the embedded student, and asks it as the openai client
 does (httpx, keep-alive). Each client asks one question after another; every question is new to the cache. Prints, for
@@ -16,6 +17,8 @@ Crowds: so many seconds of 64 clients and of 200, each with a connection of its 
 500 ms; errors, answers later than 100 ms after their deadline (by the server's clock, and by the client's), how long the
 machine itself left an idle process waiting meanwhile, how many cores other processes took, and the server's memory, live rows
 and traces before and after.
+
+Against an older version: both servers run, one of them is asked at a time, in turns; printed are the ratios of throughput.
 
 The soak is the crowd of 64 for minutes, while every second a client breaks its connection in the middle of a search and
 another sends a request that is wrong. Prints errors, what memory grew by in an hour (a line through its readings, the first
@@ -32,6 +35,7 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -46,6 +50,7 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from alphazero_llm_trainer import __version__  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 
 CLIENTS = (1, 4, 16, 64)
@@ -164,15 +169,14 @@ async def put(clients: int, seconds: float, ask: Ask, mixes: list[dict[str, Any]
 
 
 class Served:
-    """The server's process."""
+    """The server's process, of the package in `root`."""
 
-    def __init__(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    def __init__(self, root: Path = ROOT) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
         environment.pop("ALPHAZERO_API_KEY", None)
-        code = "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "serve", "--student", "embedded", "--port", "0", *SMALL],
-            env=environment, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--student", "embedded", "--port", "0", *SMALL],
+            env=environment, cwd=root, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split("answers at ")[1].split("/v1")[0]
@@ -315,6 +319,26 @@ async def soak(served: Served, seconds: float, questions: Questions) -> dict[str
     return found | disturbed | {"failed": disturbing.done() and not disturbing.cancelled()}
 
 
+async def against(servers: dict[str, Served], seconds: float, turns: int, questions: Questions) -> list[dict[str, Any]]:
+    """Each load on one server after the other, `turns` times in changing order; a row holds the throughput of each turn."""
+    rows = []
+    async with AsyncExitStack() as stack:
+        asks = {name: await stack.enter_async_context(one.asking(max(CLIENTS))) for name, one in servers.items()}
+        for mix_name, mix in MIXES.items():
+            for clients in CLIENTS:
+                found: dict[str, list[float]] = {name: [] for name in asks}
+                for turn in range(turns):
+                    for name in sorted(asks, reverse=bool(turn % 2)):
+                        load = await put(clients, seconds, asks[name], [mix], questions)
+                        if load.errors:
+                            raise SystemExit(f"{name}: {dict(load.errors)}")
+                        found[name].append(load.row()["requests_per_second"])
+                rows.append({"method": mix_name, "clients": clients, "requests_per_second": found})
+                middle = {name: quantile(values, 0.5) for name, values in found.items()}
+                print(f"{mix_name:24}{clients:4}  {middle}", flush=True)
+    return rows
+
+
 # -- the bare engine ---------------------------------------------------------------------------------------------------
 
 
@@ -372,14 +396,33 @@ def table(http: dict[str, Any], engine: dict[str, Any]) -> str:
     return "\n".join([*lines, "", "times in ms; late: after the deadline"])
 
 
+def compare_with(old: Path, args: argparse.Namespace) -> None:
+    servers = {"this": Served(), "old": Served(old)}
+    try:
+        rows = asyncio.run(against(servers, args.seconds, args.turns, Questions()))
+    finally:
+        for one in servers.values():
+            one.stop()
+    version = tomllib.loads((old / "pyproject.toml").read_text())["project"]["version"]
+    found = {"version": __version__, "old": version, "seconds": args.seconds, "turns": args.turns}
+    found |= {"cores": os.cpu_count(), "rows": rows}
+    out = args.out or ROOT / "benchmarks" / "results" / "serve_against.json"
+    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
     parser.add_argument("--crowds", type=float, help="the crowds alone: seconds of each")
     parser.add_argument("--soak", type=float, help="the soak alone: minutes")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/serve.json, crowds.json or soak.json")
+    parser.add_argument("--against", type=Path, help="a checkout of an older version to compare throughput with, alone")
+    parser.add_argument("--turns", type=int, default=3, help="of each server and row, with --against")
+    parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
     args = parser.parse_args()
     questions, alone = Questions(), args.crowds is not None or args.soak is not None
+    if args.against is not None:
+        compare_with(args.against.resolve(), args)
+        return
     found: dict[str, Any] = {} if alone else {"bare": asyncio.run(bare(args.seconds, questions))}
     served = Served()
     try:

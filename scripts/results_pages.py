@@ -527,8 +527,8 @@ def from_rules(data: Row) -> Page:
         "From the rules alone",
         f"numbers, five of them: training on what search finds, {'; '.join(leads)}",
         "AlphaZero's claim in small: a student that has seen random legal play of the game of numbers, and no solution of a"
-        " solver, is taught on what a tree under the rules finds, or on its samples. Every arm samples about the same number"
-        " of tokens and makes its updates in the same way where it is supervised (`search`, `sampling`).",
+        " solver, is taught on what a tree under the rules finds, on single chains under them, or on its samples. Every arm"
+        " samples about the same number of tokens, and makes as many updates where it is supervised.",
         {
             "Problems": f"test problems {data['first']:,} to {end - 1:,} with five numbers, {data['distinct']:,} of them"
             " distinct, read by nothing before",
@@ -541,11 +541,9 @@ def from_rules(data: Row) -> Page:
         [
             TINY,
             "Intervals are over problems and over the seeds of training; three seeds are few.",
-            "Search has the rule as a judge of every step and ends at the first right response, so that its tokens reach more"
-            " questions; the samples are judged at their end. How much of the difference is the rule's and how much the tree's"
-            " was not separated.",
-            "Rounds and updates were settled with seed 7, in trial runs of `search` and `sampling` on other problems. GRPO has"
-            " the package's defaults. PPO was not run.",
+            "Search and the rule on one chain have a judge of every step and end at the first right response, so that their"
+            " tokens reach more questions; the samples are judged at their end.",
+            "Rounds and updates were settled with seed 7, on other problems. PPO was not run.",
             *version_of(data),
         ],
     )
@@ -1340,6 +1338,44 @@ def serve(data: Row) -> Page:
     )
 
 
+def serve_against(data: Row) -> Page:
+    def paired(row: Row) -> Row:
+        this, old = (sorted(row["requests_per_second"][name]) for name in ("this", "old"))
+        middle = len(this) // 2
+        ratios = [new / before for new, before in zip(*row["requests_per_second"].values(), strict=True)]
+        return row | {"this": this[middle], "old": old[middle], "ratio": this[middle] / old[middle]} | {
+            "least": min(ratios), "most": max(ratios)
+        }  # fmt: skip
+
+    rows = [paired(row) for row in data["rows"]]
+    below = sum(row["ratio"] < 1 for row in rows)
+    columns = {
+        "method": "{method}",
+        "clients": "{clients}",
+        f"requests/s, {data['old']}": "{old:.0f}",
+        f"requests/s, {data['version']}": "{this:.0f}",
+        "ratio": "{ratio:.2f}",
+        "of single turns": "{least:.2f} to {most:.2f}",
+    }
+    return Page(
+        "The server beside an older one",
+        f"throughput {min(row['ratio'] for row in rows):.2f} to {max(row['ratio'] for row in rows):.2f} times that of"
+        f" version {data['old']}, below it in {below} of {len(rows)} rows",
+        "The server of this version and that of an older one, asked in turns by the same clients in one run. Medians over the"
+        " turns.",
+        {
+            "Problems": "embedded questions",
+            "Seeds": FIXED,
+            "Tokens": "not counted",
+            "Cores": str(data["cores"]),
+            "Turns": f"{data['turns']} of each server and row, {data['seconds']:g} s each",
+            "Command": command(data, "python benchmarks/serve.py --against FOLDER"),
+        },
+        table(rows, columns),
+        ["A tiny model on a CPU, clients on the same cores: this measures the servers, not a model.", RATIOS],
+    )
+
+
 def crowd_row(clients: str, row: Row) -> Row:
     refused = row["errors"].get("503", 0)
     return row | {"clients": clients, "refused": refused, "others": sum(row["errors"].values()) - refused}
@@ -1759,6 +1795,7 @@ MACHINERY: dict[str, Callable[[Row], Page]] = {
     "plan_rates": plan_rates,
     "scaling": scaling,
     "serve": serve,
+    "serve_against": serve_against,
     "crowds": crowds,
     "soak": soak,
     "reliability": reliability,
