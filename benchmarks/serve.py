@@ -75,6 +75,15 @@ MIXES: dict[str, dict[str, Any]] = {
     "beam, deadline 500 ms": {"model": "student@beam", "budget_tokens": 20_000, "deadline_ms": 500},
 }
 
+COMMAND = """
+import sys
+try:
+    from alphazero_llm_trainer.cli.main import main
+except ModuleNotFoundError:  # version 0.4
+    from alphazero_llm_trainer.cli import main
+sys.exit(main())
+"""
+
 Ask = Callable[
     [int, dict[str, Any]], Awaitable[dict[str, Any] | str]
 ]  # a client's number and a body; the answer, or what failed
@@ -175,7 +184,7 @@ class Served:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
         environment.pop("ALPHAZERO_API_KEY", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--student", "embedded", "--port", "0", *SMALL],
+            [sys.executable, "-c", COMMAND, "serve", "--student", "embedded", "--port", "0", *SMALL],
             env=environment, cwd=root, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
