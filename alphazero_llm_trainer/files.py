@@ -101,6 +101,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises OSError, or ValueError where the file holds anything else."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError("it is no regular file")  # a pipe may never end
     found = parse_json(path.read_bytes())
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, no object")
@@ -157,8 +159,9 @@ class FolderLock:
         try:
             self.made = make_folder(folder)
             self._file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise ConfigError(f"{flag} {folder} can't be written ({error.strerror}): name a writable folder") from error
+        except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{flag} {folder} can't be written ({why}): name a writable folder") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -221,6 +224,15 @@ def check_space(folder: Path, needed: int, what: str) -> None:
             f"{folder} has {free / 1e6:,.0f} MB free and {what} needs {(needed + SPARE_BYTES) / 1e6:,.0f} MB: free some"
             " space, then go on with --resume"
         )
+
+
+def refused(flag: str, path: Path, error: OSError, fix: str) -> ConfigError | StorageError:
+    """What to raise where `path`, which `flag` named, can't be written: the user's mistake, or the disk's refusal."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE):
+        return StorageError(
+            f"{flag} {path} can't be written ({error.strerror}): {FIXES[error.errno]}, then start again"
+        )
+    return ConfigError(f"{flag} {path} can't be written ({error.strerror}): {fix}")
 
 
 FIXES = {

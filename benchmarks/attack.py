@@ -39,7 +39,7 @@ from answers_fuzz import fuzz as fuzz_answers  # noqa: E402
 from cut_runs import SMALL, TREES, CutSample, CutTrain, product, refused, train_on, trees_of  # noqa: E402
 from cut_runs import command as command_line  # noqa: E402
 from faults import a_job, forked, keys_of, trees_in, wait_for, what_counts  # noqa: E402
-from fuzz import LONGEST_SECONDS, REFUSALS, TARGETS  # noqa: E402
+from fuzz import LONGEST_SECONDS, TARGETS, tried  # noqa: E402
 from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
 from kill_commands import COMMANDS  # noqa: E402
 from serve import BAD  # noqa: E402
@@ -100,10 +100,7 @@ def fuzzers(rng: Random, folder: Path) -> Tries:
         def once(drawn: Any) -> None:
             nonlocal tries
             tries += 1
-            began = time.perf_counter()
-            with contextlib.suppress(*REFUSALS):
-                target.run(drawn)
-            assert time.perf_counter() - began < LONGEST_SECONDS, "it took too long"
+            tried(target, drawn)
 
         try:
             once()

@@ -54,10 +54,11 @@ COMMON = (
 CHAINS = "--set train.groups=chain --set train.chain_samples=8 --set train.requeue_limit=0"
 RULE = "--use-rft --set train.groups=verified --set search.data.enough_correct=1"
 TREES = "--set search.budget_tokens=400 --set train.iterations=100 --set search.select=puct"
+ONCE = "--set train.iterations=1 --set train.samples=1 --set train.requeue_limit=0"
 # So many questions that a run samples about 1 M tokens, and each but GRPO's about 10,000 a round.
 ARMS = {
     "search": Arm(f"{RULE} {TREES}", 3200, 32),
-    "rule, one chain": Arm(f"{RULE} --set train.iterations=1 --set train.samples=1", 24000, 240),
+    "rule, one chain": Arm(f"{RULE} {ONCE}", 19200, 192),
     "sampling": Arm(f"--use-rft {CHAINS}", 2000, 20),
     "grpo, samples": Arm(f"--use-grpo {CHAINS}", 1920, 48),
     "grpo, trees": Arm("--use-grpo --set train.groups=tree --set train.requeue_limit=0", 1632, 48),

@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +24,14 @@ from alphazero_llm_trainer.cli.main import build_parser
 from alphazero_llm_trainer.config.load import load_config, read_yaml, shipped
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.errors import AlphaZeroError
+from alphazero_llm_trainer.eval.cells import Cell
+from alphazero_llm_trainer.eval.results import CELL, read_cell, summary
+from alphazero_llm_trainer.files import json_hash, read_object
+from alphazero_llm_trainer.policy.folders import check_folder
 from alphazero_llm_trainer.problems.files import from_rows, read_file
-from alphazero_llm_trainer.report.trees import TreeReader, find_source
+from alphazero_llm_trainer.report.compare import comparison_page, comparison_text, load_runs
+from alphazero_llm_trainer.report.folder import write_report
+from alphazero_llm_trainer.report.trees import EMBEDDED, TreeReader, find_source
 from alphazero_llm_trainer.scale.sample_folder import SampleFolder
 from alphazero_llm_trainer.search.journal import Journal, line_of, read
 from alphazero_llm_trainer.search.tree import Tree
@@ -45,7 +52,21 @@ numbers = st.one_of(
 )
 texts = st.one_of(
     st.text(max_size=30),
-    st.sampled_from(["", "null", "true", "2e-5", "~nobody-here/x", "a\0b", "[" * 2000, "9" * 5000, "../..", "é" * 300]),
+    st.sampled_from(
+        [
+            "",
+            "null",
+            "true",
+            "2e-5",
+            "~nobody-here/x",
+            "a\0b",
+            "[" * 2000,
+            "9" * 5000,
+            "0x" + "f" * 5000,
+            "../..",
+            "é" * 300,
+        ]
+    ),
 )
 plain = st.one_of(st.none(), st.booleans(), numbers, texts)
 anything = st.recursive(
@@ -78,8 +99,11 @@ def put(value: Any, path: tuple[Any, ...], new: Any, remove: bool) -> Any:
 
 
 def changed(value: Any) -> SearchStrategy[Any]:
-    """A JSON value with something else in one place."""
-    return st.builds(put, st.just(value), st.sampled_from(nodes(value)), anything, st.booleans())
+    """A JSON value with something else in one place, as often near its top as anywhere."""
+    places = nodes(value)
+    near = [path for path in places if len(path) <= 2]
+    paths = st.one_of(st.sampled_from(near), st.sampled_from(places))
+    return st.builds(put, st.just(value), paths, anything, st.booleans())
 
 
 def spoiled(text: bytes) -> SearchStrategy[bytes]:
@@ -126,7 +150,30 @@ CHAT = {"model": "student", "messages": [{"role": "user", "content": "1 and 2?"}
         "stop": ["\n"], "stream": True, "stream_options": {"include_usage": True}, "seed": 3}  # fmt: skip
 ANSWER = {"choices": [{"message": {"content": "3 + 4 = 7"}, "finish_reason": "stop"}],
           "usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 1}}}  # fmt: skip
+FINISHED: dict[str, Any] = {
+    "method": "grpo",
+    "student": "embedded",
+    "seed": 7,
+    "questions": 4,
+    "kept": "last",
+    "seconds": {"training": 1.0},
+    "search_cost": {"sampled_tokens": 5, "dollars": 0.0},
+    "config": {"problems": {"source": "embedded", "levels": None}, "dataset": {}, "train": {"validation_size": 0}},
+    "gain": {"value": 0.0, "low": 0.0, "high": 0.0},
+    **{
+        when: {
+            "accuracy": {"value": 0.5, "low": 0.1, "high": 0.9},
+            "correct": [True, False],
+            "problems": 2,
+            "tokens": 4,
+        }
+        for when in ("before", "after")
+    },
+}
 ROWS = {"question": "1 and 2?", "answer": "3", "solution": "1 + 2 = 3", "choices": ["1", "3"], "split": "train"}
+
+
+CELL_FIGURES = Cell("embedded", "greedy", 60, "10", {"correct": 1, "wrong": 1}, {"finished": 2}, [20, 27]).as_dict()
 
 
 @functools.cache
@@ -200,6 +247,32 @@ def resume_run(folder: Path, given: bytes) -> None:
     RunFolder(folder).config()
 
 
+def compare_runs(folder: Path, given: bytes) -> None:
+    for name, text in (("one", json.dumps(FINISHED).encode()), ("other", given)):
+        (folder / name).mkdir()
+        (folder / name / "run.json").write_bytes(text)
+    runs = load_runs([folder / "one", folder / "other"])
+    comparison_text(runs)
+    comparison_page(runs)
+
+
+def report_run(folder: Path, given: bytes) -> None:
+    (folder / "run.json").write_bytes(given)
+    write_report(folder)
+    (folder / "journal.jsonl").write_bytes(line_of(record()))
+    write_report(folder)
+
+
+def open_model(folder: Path, given: bytes) -> None:
+    (folder / "config.json").write_bytes(given)
+    check_folder(folder)
+
+
+def open_cell(folder: Path, given: bytes) -> None:
+    (folder / "cell.json").write_bytes(given)
+    summary(read_cell(folder / "cell.json", CELL))
+
+
 def read_metrics(folder: Path, given: bytes) -> None:
     (folder / "metrics.jsonl").write_bytes(given + b"\n")
     run = RunFolder(folder)
@@ -244,6 +317,16 @@ class Target(NamedTuple):
     run: Callable[[Any], None]
 
 
+def tried(target: Target, drawn: Any) -> None:
+    """Do with what was drawn what the target does. Fails for an error of another kind, and where it computes for too long;
+    the clock alone says little on a busy machine."""
+    began, worked = time.perf_counter(), time.thread_time()
+    with contextlib.suppress(*REFUSALS):
+        target.run(drawn)
+    assert time.thread_time() - worked < LONGEST_SECONDS, "it took too long"
+    assert time.perf_counter() - began < 12 * LONGEST_SECONDS, "it hung"
+
+
 def words() -> SearchStrategy[list[str]]:
     parser: Any = build_parser()
     word = st.one_of(st.sampled_from(flags()), st.sampled_from(sorted(parser.commands.choices)), texts)
@@ -274,6 +357,10 @@ TARGETS = {
     "journal to resume": Target(lambda: spoiled(line_of(record())[:-1]), in_folder(resume_journal)),
     "manifest of sample": Target(lambda: written(MANIFEST), in_folder(resume_sample)),
     "run.json": Target(lambda: written(card()), in_folder(resume_run)),
+    "finished runs": Target(lambda: written(FINISHED), in_folder(compare_runs)),
+    "a run's page": Target(lambda: written(FINISHED), in_folder(report_run)),
+    "model": Target(lambda: written(read_object(EMBEDDED / "config.json")), in_folder(open_model)),
+    "cell": Target(lambda: written({**CELL_FIGURES, "sha256": json_hash(CELL_FIGURES)}), in_folder(open_cell)),
     "metrics": Target(lambda: written({"round": 1, "loss": 0.5}), in_folder(read_metrics)),
     "checkpoint": Target(lambda: written({"rounds_done": 1, "files": {"weights.bin": {}}}), in_folder(open_checkpoint)),
     "rows": Target(lambda: written(ROWS), in_folder(open_rows)),

@@ -289,6 +289,7 @@ BROAD = {
     ("problems.load", "asked"),  # and loads
     ("environment.taskset_checks", "own_code"),  # so may somebody else's taskset
     ("problems.gym", "_grade"),  # a task's own grader reads a model's text
+    ("policy.student", "read_tokenizer"),  # the tokenizers library has no error of its own
     ("policy.student", "load_model"),  # hub, safetensors and JSON failures share no base class
 }
 

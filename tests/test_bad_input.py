@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faults import a_job
+from fuzz import FINISHED
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
@@ -38,6 +39,12 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 LINES: dict[str, tuple[list[str], str]] = {
     "digits": (["info", "--set", "seed=" + "9" * 5000], "seed"),
+    "hexadecimal digits": (["info", "--set", "seed=0x" + "f" * 5000], "seed is a number of thousands of digits"),
+    "digits for a section": (["info", "--set", "train=0x" + "f" * 5000], "train is a number of thousands of digits"),
+    "digits of an option": (["info", "--seed", "9" * 5000], "--seed"),
+    "more questions than there can be": (["train", "--dry-run", "-n", "1" + "0" * 25], "train.num_examples"),
+    "a long name of a value": (["search", "1?", "--set", "search.value=" + "v" * 5000], "vvv"),
+    "a folder as a data set of the hub": (["search", "--source", "hub:../.."], "hub:OWNER/NAME"),
     "brackets": (["info", "--set", "seed=" + "[" * 3000], "seed"),
     "a date that is none": (["info", "--set", "seed=2020-13-45"], "seed"),
     "a long value": (["info", "--set", "seed=" + "x" * 100_000], "seed"),
@@ -136,6 +143,43 @@ def test_a_tokenizer_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: 
     folder = student(tmp_path)
     (folder / "tokenizer.json").write_text('{"x":1}')
     assert "tokenizer" in refused(capsys, "search", "1 and 2?", "--path", str(folder))
+
+
+@pytest.mark.parametrize(
+    "path, value",
+    [(("model",), None), (("model", "vocab"), {"a": "b"}), (("model", "vocab"), {})],
+    ids=["no model", "texts as ids", "no words"],
+)
+def test_a_tokenizer_that_is_another(
+    path: tuple[str, ...], value: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = student(tmp_path)
+    given = json.loads((folder / "tokenizer.json").read_text())
+    put(*path, value=value)(given)
+    if not value:
+        given["added_tokens"] = []
+    (folder / "tokenizer.json").write_text(json.dumps(given))
+    assert "tokenizer" in refused(capsys, "search", "1 and 2?", "--path", str(folder))
+    (folder / "tokenizer.json").write_text(DEEP)
+    assert "tokenizer" in refused(capsys, "search", "1 and 2?", "--path", str(folder))
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", -1),
+        ("max_position_embeddings", 0),
+        ("hidden_size", "x"),
+        ("rms_norm_eps", "x"),
+        ("vocab_size", True),
+    ],
+)
+def test_a_model_of_impossible_sizes(name: str, value: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = student(tmp_path)
+    given = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**given, name: value}))
+    assert name in refused(capsys, "search", "1 and 2?", "--path", str(folder))
 
 
 def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -299,3 +343,49 @@ def test_a_run_s_file_that_is_none(name: str, text: bytes, tmp_path: Path, capsy
     assert "run" in said
     if name == "run.json":
         assert "run.json" in refused(capsys, "train", "--resume", str(run))
+
+
+@pytest.mark.parametrize("config", [5, None, [1], {"search": 5}, {"train": True}])
+def test_a_card_without_a_configuration(config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run-001"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"config": config, "method": "grpo"}))
+    (run / "journal.jsonl").write_text("")
+    refused(capsys, "train", "--resume", str(run))
+    refused(capsys, "view", str(run))
+
+
+@pytest.mark.parametrize("name", [*FINISHED, "teachers"])
+@pytest.mark.parametrize("value", [5, None, [1], "x"], ids=["number", "none", "list", "text"])
+def test_runs_that_cannot_be_compared(
+    name: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A card whose parts are of another type is one sentence, or is read where the type doesn't matter."""
+    for folder, card in (("one", FINISHED), ("other", {**FINISHED, name: value})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "run.json").write_text(json.dumps(card))
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    assert main(["compare", one, one]) == 0
+    capsys.readouterr()
+    try:
+        code: Any = main(["compare", one, other])
+    except SystemExit as stop:
+        code = stop.code
+    said = capsys.readouterr().err.strip()
+    assert code in (0, 2) and "\n" not in said
+    assert code == 0 or "other" in said
+    if name in ("after", "seconds", "search_cost", "gain"):
+        assert code == 2
+
+
+def test_a_run_with_fewer_outcomes_than_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, right in (("one", [True, False]), ("other", [])):
+        (tmp_path / folder).mkdir()
+        card = {**FINISHED, "after": {**FINISHED["after"], "correct": right}}
+        (tmp_path / folder / "run.json").write_text(json.dumps(card))
+    assert "0 outcomes of 2" in refused(capsys, "compare", str(tmp_path / "one"), str(tmp_path / "other"))
+
+
+def test_a_pipe_as_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "run.json")
+    assert "run.json" in refused(capsys, "report", str(tmp_path))

@@ -141,6 +141,21 @@ def test_silent_connections_keep_nobody_out() -> None:
     served(Slow(), test, most=20)
 
 
+def test_requests_whose_bodies_never_come_keep_nobody_out() -> None:
+    """Headers with a body that is still to come hold a place no more than silence does."""
+
+    async def test(connect: Any, server: Server, crowd: Crowd) -> None:
+        for number in range(40):
+            _, writer = await connect()
+            writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx")
+            await asyncio.sleep(0.01)
+            if number % 4 == 3:
+                assert b"200" in await answered(await connect())
+        assert len(server.server_state.connections) <= 20
+
+    served(Slow(), test, most=20)
+
+
 def test_busy_connections_are_kept_and_one_more_is_told_to_come_later() -> None:
     async def test(connect: Any, server: Server, crowd: Crowd) -> None:
         busy = [await connect() for _ in range(8)]

@@ -29,6 +29,7 @@ CONTRACT = (
 
 
 def script(name: str) -> ModuleType:
+    sys.path[:0] = [folder] if (folder := str(ROOT / "scripts")) not in sys.path else []
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -93,8 +94,9 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
         for file in (ROOT / folder).iterdir():
             if file.suffix in (".json", ".md", ".svg"):
                 (tmp_path / folder / file.name).write_bytes(file.read_bytes())
-    for name in ("README.md", "pyproject.toml", "scripts/results_pages.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    parts = [str(file.relative_to(ROOT)) for file in (ROOT / "scripts" / "pages").glob("*.py")]
+    for name in ("README.md", "pyproject.toml", "scripts/results_pages.py", *parts):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     manifest = tmp_path / pages.STUDENT.relative_to(ROOT)
     manifest.parent.mkdir(parents=True)

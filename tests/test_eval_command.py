@@ -126,3 +126,29 @@ def test_its_help_starts_without_torch() -> None:
         "assert not {'torch', 'transformers', 'openai'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("change", ["a digit", "a type", "no object", "an older version's of another type"])
+def test_a_cell_that_was_changed_is_named_and_measured_again_once_it_is_gone(change, tmp_path, capsys) -> None:
+    words = ["eval", "--num", "12", "--student", "embedded", "--budget-tokens", "60", "--methods", "greedy"]
+    words += ["--out", str(tmp_path / "out")]
+    assert main(words) == 0
+    [path] = (tmp_path / "out" / "cells").iterdir()
+    cell, whole = json.loads(path.read_text()), results(tmp_path / "out")
+    figures = {name: value for name, value in cell.items() if name != "sha256"}
+    flipped = {"0": "1", "1": "0"}[cell["outcomes"][0]] + cell["outcomes"][1:]
+    changed = {
+        "a digit": {**cell, "outcomes": flipped},
+        "a type": {**cell, "tokens": 5},
+        "no object": [cell],
+        "an older version's of another type": {**figures, "verdicts": ["correct"]},
+    }
+    path.write_text(json.dumps(changed[change]))
+    capsys.readouterr()
+    assert main([*words, "--resume"]) == 2
+    assert path.name in capsys.readouterr().err
+    path.unlink()
+    assert main([*words, "--resume"]) == 0
+    assert results(tmp_path / "out") == whole
+    path.write_text(json.dumps(figures))  # version 0.5.0 wrote no hash
+    assert main([*words, "--resume"]) == 0

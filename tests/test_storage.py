@@ -114,6 +114,26 @@ def test_files_that_may_not_grow(most: int, tmp_path: Path) -> None:
     assert {k: what_counts(v) for k, v in found.items()} == {k: what_counts(v) for k, v in whole.items()}
 
 
+NO_ROOM = """
+import resource, sys
+from alphazero_llm_trainer.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["view", "RUN"], ["export", "--kind", "sft", "--data", "RUN"]], ids=["view", "export"]
+)
+def test_a_file_that_the_disk_refuses_is_no_mistake_of_the_user(words: list[str], tmp_path: Path) -> None:
+    run_sample(a_job(2), tmp_path / "run")
+    out = tmp_path / "out.parquet"
+    given = [word.replace("RUN", str(tmp_path / "run")) for word in words]
+    command_line = [sys.executable, "-c", NO_ROOM, *given, "--out", str(out)]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert done.returncode == 1 and "ulimit -f" in the_sentence(done.stderr)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run."""

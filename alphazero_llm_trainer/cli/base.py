@@ -22,6 +22,7 @@ from ..files import storage_failure
 from ..policy.folders import check_folder, find_model
 
 EXIT_STOPPED = 130
+LONGEST = 900  # letters of a message
 MISNAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # no place at all: the user named another
 
 
@@ -96,8 +97,13 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(*old, **{**kwargs, **hidden})
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"error: {message}: see {self.prog} --help\n")
+        sys.stderr.write(f"error: {cut(message)}: see {self.prog} --help\n")
         raise SystemExit(EXIT_USER_ERROR)
+
+
+def cut(said: str) -> str:
+    """A sentence without the middle of what is too long to read."""
+    return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]}...{said[-LONGEST // 2 :]}"
 
 
 # -- what many commands take -------------------------------------------------------------------------------------------
@@ -250,7 +256,7 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     except AlphaZeroError as error:
         if args.verbose:
             traceback.print_exc()
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {cut(str(error))}\n")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")

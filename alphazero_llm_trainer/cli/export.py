@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, DataError
+from ..files import refused
 from .base import add_json, check_least, check_out, print_json
 from .rollouts import CREDITS, episodes, write_lines
 
@@ -197,7 +198,7 @@ def export(data: Path, kind: str, out: Path, readers: Readers, any_split: bool =
 
     Raises:
         DataError: `data` holds no trees, a broken one, or, without `any_split`, one of another split than train.
-        ConfigError: `out` can't be written.
+        ConfigError, StorageError: `out` can't be written.
     """
     trees = records(data, any_split)
     partial = out.with_name(out.name + ".part")
@@ -210,7 +211,7 @@ def export(data: Path, kind: str, out: Path, readers: Readers, any_split: bool =
             count = write_parquet(rows(trees, readers.of(kind)), kind, partial)
         partial.replace(out)
     except OSError as error:
-        raise ConfigError(f"--out {out} can't be written ({error.strerror}): name a writable file") from error
+        raise refused("--out", out, error, "name a writable file") from error
     finally:
         partial.unlink(missing_ok=True)
     return count

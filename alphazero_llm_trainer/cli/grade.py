@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError, DataError
+from ..files import refused
 from ..problems.load import load_tasks
 from ..problems.source import SPLITS, WITH_PUBLIC_ROWS, open_source
 from .base import add_config_arguments, add_json, check_least, check_out, print_json, resolve
@@ -85,7 +86,7 @@ def run_grade(args: argparse.Namespace, config: Config) -> int:
                 json.dumps({"command": command, **results}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
             )
         except OSError as error:
-            raise ConfigError(f"--out {args.out} can't be written ({error.strerror}): name another file") from error
+            raise refused("--out", args.out, error, "name another file") from error
         say(f"counts and examples are in {args.out}")
     if args.json:
         print_json(results)

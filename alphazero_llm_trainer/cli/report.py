@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, DataError
-from ..files import write_whole
+from ..errors import DataError
+from ..files import refused, write_whole
 from .base import add_json, check_out, print_json
 
 
@@ -36,9 +36,7 @@ def run_report(args: argparse.Namespace) -> int:
     try:
         print(write_report(args.folder, args.out))
     except OSError as error:
-        raise ConfigError(
-            f"--out {args.out or args.folder} can't be written ({error.strerror}): name another folder"
-        ) from error
+        raise refused("--out", args.out or args.folder, error, "name another folder") from error
     return 0
 
 
@@ -55,7 +53,7 @@ def run_compare(args: argparse.Namespace) -> int:
         try:
             write_whole(args.out, comparison_page(runs))
         except OSError as error:
-            raise ConfigError(f"--out {args.out} can't be written ({error.strerror}): name another file") from error
+            raise refused("--out", args.out, error, "name another file") from error
         if not args.json:
             print(args.out)
     return 0

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
+from ..files import refused
 from ..report.trees import Source, TreeReader, chosen_records, find_source
 from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
 from .base import check_least, check_out
@@ -68,7 +69,7 @@ def run_view(args: argparse.Namespace) -> int:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--out {out} can't be written ({error.strerror}): name a writable file") from error
+        raise refused("--out", out, error, "name a writable file") from error
     print(f"{what} in {out} ({len(text) / 1e6:.1f} MB)")
     if args.open:
         webbrowser.open(out.resolve().as_uri())

@@ -126,7 +126,10 @@ def shown(value: Any) -> str:
     """A value for a message, cut where it is long or deep."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 200
-    return short.repr(value)
+    try:
+        return short.repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return "a number of thousands of digits"
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,6 +245,8 @@ def load_training(path: str | Path | None = None, overrides: Iterable[str | Mapp
 
 def validate(raw: Mapping[str, Any]) -> Config:
     """`raw` as a Config, or ConfigError for the first field that is wrong."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"the configuration is {shown(raw)}, which is no mapping: write its keys")
     try:
         config = Config.model_validate(modern(raw))
     except ValidationError as error:

@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from ..config.load import flat
 from ..errors import ConfigError, DataError
-from ..files import read_object, write_json
+from ..files import json_hash, read_object, refused, unsealed, write_json
 from ..problems.grading import Verdict
 from .cells import NO_ANSWER, TOO_LONG, Cell, Samples
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
@@ -21,6 +23,8 @@ BASELINES = ("greedy", "majority", "best-of-n")
 CONTROLS = ("adaptive-best-of-n", "early-abort")  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
+C = TypeVar("C", Cell, Samples)
+CELL, SAMPLES = TypeAdapter(Cell), TypeAdapter(Samples)
 CARD, RESULTS, TABLES = "run.json", "results.json", "results.md"
 
 
@@ -57,11 +61,13 @@ class EvalFolder:
             self.cells.mkdir(parents=True, exist_ok=True)
             write_json(card, self.facts)
         except OSError as error:
-            raise ConfigError(f"--out {path} can't be written ({error.strerror}): name a writable folder") from error
+            raise refused("--out", path, error, "name a writable folder") from error
 
     def _same(self, stored: Mapping[str, Any], identity: Mapping[str, Any], data: Mapping[str, str]) -> None:
         if stored.get("format") != FORMAT:
             raise DataError(f"{self.path / CARD} is not an evaluation of format {FORMAT}: name another folder")
+        if not isinstance(stored.get("identity"), dict) or not isinstance(stored.get("data"), dict):
+            raise DataError(f"{self.path / CARD} has no identity or data: name another folder")
         had, asked = dict(flat(stored["identity"])), dict(flat(identity))
         for key in had | asked:
             if had.get(key) != asked.get(key):
@@ -82,16 +88,17 @@ class EvalFolder:
     def read(self, benchmark: str, method: str, budget: int) -> Cell | None:
         """The finished cell, or None."""
         file = self.file(benchmark, method, budget)
-        return Cell(**read_json(file)) if file.exists() else None
+        return read_cell(file, CELL) if file.exists() else None
 
     def read_samples(self, benchmark: str, samples: int) -> Samples | None:
         file = self.file(benchmark, "samples", samples)
-        return Samples(**read_json(file)) if file.exists() else None
+        return read_cell(file, SAMPLES) if file.exists() else None
 
     def write(self, cell: Cell | Samples) -> None:
         """Keep a finished cell: whole, or not at all."""
         key = ("samples", cell.samples) if isinstance(cell, Samples) else (cell.method, cell.budget)
-        write_json(self.file(cell.benchmark, *key), cell.as_dict())
+        figures = cell.as_dict()
+        write_json(self.file(cell.benchmark, *key), {**figures, "sha256": json_hash(figures)})
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -100,6 +107,19 @@ def read_json(file: Path) -> dict[str, Any]:
         return read_object(file)
     except (OSError, ValueError) as error:
         raise DataError(f"{file} is not a readable JSON object: remove it, or name another folder") from error
+
+
+def read_cell(file: Path, kind: TypeAdapter[C]) -> C:
+    """A cell, or DataError where it was changed since it was measured. One of version 0.5.0 or before has no hash."""
+    try:
+        found: C = kind.validate_json(
+            json.dumps(unsealed(file)), strict=True
+        )  # a mapping is no dataclass to strict Python
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{file} is not a cell as it was measured: remove it, and --resume measures it again"
+        ) from error
+    return found
 
 
 def next_folder(directory: Path) -> Path:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cache import cache_folder
-from ..config.load import Config
+from ..config.load import Config, shown
 from ..config.objects import at_home
 from ..config.sections import StudentModel
 from ..errors import CheckpointError, ConfigError
+from ..files import read_object
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
 SMALL = ("package", "scratch")  # paths of students that `sft` trains from scratch
@@ -18,6 +19,18 @@ LARGE = "llama-3.2-3b"  # what `auto` is where there is a GPU
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-]")
 GGUF = ".gguf"
 INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"
+# Numbers of config.json that are 1 or more where they are there.
+COUNTS = (
+    *(
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+    ),
+    *("vocab_size", "max_position_embeddings"),
+)
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
@@ -74,6 +87,23 @@ def weights_of(spec: StudentModel) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise CheckpointError for a folder with neither a model nor an adapter."""
+    """Raise CheckpointError for a folder with neither a model nor an adapter, and for a model of impossible sizes."""
     if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         raise CheckpointError(f"student folder {folder} has no config.json: name a folder that `train` or `sft` wrote")
+    if not (folder / "config.json").is_file():
+        return
+    try:
+        given = read_object(folder / "config.json")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"student folder {folder} has a broken config.json ({error}): restore it") from error
+    for name in COUNTS:
+        count = given.get(name, 1)
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise CheckpointError(
+                f"student folder {folder} has {name} {shown(count)} in config.json: restore that file"
+            )
+    epsilon = given.get("rms_norm_eps", 1e-6)
+    if not isinstance(epsilon, float | int) or not 0 <= epsilon < 1:
+        raise CheckpointError(
+            f"student folder {folder} has rms_norm_eps {shown(epsilon)} in config.json: restore that file"
+        )

@@ -157,11 +157,15 @@ def load_tokenizer(source: str) -> Any:
 
 
 def read_tokenizer(kind: Any, source: str) -> Any:
+    folder, options = place(source)
     try:
-        folder, options = place(source)
-        return kind.from_pretrained(folder, **options)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        tokenizer = kind.from_pretrained(folder, **options)
+        own = getattr(tokenizer, "backend_tokenizer", None)
+        if own is not None and not own.get_vocab(with_added_tokens=False):
+            raise ValueError("its vocabulary is empty")
+    except Exception as error:
         raise CheckpointError(f"student {source} has no readable tokenizer: copy its tokenizer files there") from error
+    return tokenizer
 
 
 def place(source: str) -> tuple[str, dict[str, str]]:

@@ -65,7 +65,7 @@ class HubRows(TaskList):
     def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
         """See `Source.open`: `rest` names the data set."""
         parts = rest.split("/")
-        if len(parts) not in (2, 3) or not all(parts):
+        if len(parts) not in (2, 3) or not all(parts) or any(part.startswith(".") for part in parts):
             raise ConfigError(
                 f"problems.source is {problems.source!r}: write hub:OWNER/NAME or hub:OWNER/NAME/CONFIGURATION"
             )

@@ -52,10 +52,20 @@ def load_runs(folders: Sequence[Path]) -> list[Finished]:
         card = load(folder / RUN)
         if card is None or "method" not in card:
             raise DataError(f"{folder} has no run.json of a training run: name a folder such as checkpoints/run-001")
-        if card.get("after", {}).get("accuracy") is None:
+        after = card.get("after")
+        if not isinstance(after, dict) or after.get("accuracy") is None:
             raise DataError(f"{folder} has no test result: resume it to its end, or train with --eval-size above 0")
         name = folder.name if len({each.name for each in folders}) > 1 else str(folder)
-        found.append(Finished(name, card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)))
+        run = Finished(name, card, read_lines(folder / METRICS), read_lines(folder / ANSWERS))
+        try:
+            if len(after["correct"]) != after["problems"]:
+                raise ValueError(f"it has {len(after['correct'])} outcomes of {after['problems']} problems")
+            comparison_page([run, run])
+        except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError, OverflowError) as error:
+            raise DataError(
+                f"{folder} is not what this version's `train` writes ({error!r}): name another one"
+            ) from error
+        found.append(run)
     return found
 
 

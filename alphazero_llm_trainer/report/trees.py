@@ -133,12 +133,24 @@ def _card(home: Path) -> dict[str, Any]:
     for file in (home / "run.json", home / "manifest.json"):
         if file.is_file():
             try:
-                return read_object(file)
+                return checked(read_object(file))
             except (OSError, ValueError) as error:
                 raise DataError(
                     f"{file} is not a run's card ({error}): restore it, or copy the journal elsewhere"
                 ) from error
     return {}
+
+
+def checked(card: dict[str, Any]) -> dict[str, Any]:
+    """The card. Raises ValueError where a part that is read here is no mapping."""
+    config = card.get("config") or {}
+    parts = {"config": config, "policy": card.get("policy") or {}}
+    if isinstance(config, dict):
+        parts |= {f"config.{name}": config.get(name) or {} for name in ("search", "train")}
+    wrong = next((name for name, part in parts.items() if not isinstance(part, dict)), None)
+    if wrong is not None:
+        raise ValueError(f"its {wrong} is no mapping")
+    return card
 
 
 def _search_settings(stored: Mapping[str, Any], home: Path) -> SearchConfig | None:

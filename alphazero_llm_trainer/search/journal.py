@@ -225,7 +225,8 @@ def check_record(record: Mapping[str, Any]) -> None:
         raise DataError("its cost holds something else than numbers: search it again")
     if not all(isinstance(value, str) or is_number(value) for one in said for value in one.values()):
         raise DataError("its search or pieces hold something else than texts and numbers: search it again")
-    if not isinstance(record.get("policy_version") or 0, str | int):
+    version = record.get("policy_version")
+    if isinstance(version, bool) or not isinstance(version or 0, str | int):
         raise DataError("its policy_version is no number: search it again")
     if "tree" in record:
         check_columns(record["tree"])

@@ -50,7 +50,8 @@ def budget(asked: int) -> int:
 
 
 class Crowd:
-    """All connections of a server: at most `most`. Those in `idle` have no request under way, the longest idle first."""
+    """All connections of a server: at most `most`. Those in `idle` have no whole request under way, the oldest first: they
+    are silent, or their request's body is still to come."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -170,8 +171,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def look(self) -> None:
         """Keep `Crowd.idle` and the headers' time as `busy` says."""
         if self.busy:
-            self.crowd.idle.pop(self, None)
             self.stop("headers")
+        if self.busy and not self.cycle.more_body:
+            self.crowd.idle.pop(self, None)
         elif not self.transport.is_closing():
             self.crowd.idle.setdefault(self, None)
 

@@ -15,7 +15,7 @@ from datasets import Dataset
 from trl import SFTConfig
 
 from ..config.train import ExpertConfig
-from .models import Economy, keep_precision, learning_rate, quiet_arguments, restore_adapter, trained_state
+from .models import Economy, keep_precision, restore_adapter, round_arguments, trained_state
 from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer
 
@@ -78,31 +78,14 @@ def make_expert_trainer(
     count = rounds * updates * settings.batch_size
     arguments = SFTConfig(
         output_dir=str(output_dir),
-        max_steps=rounds * updates,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=parts,
-        learning_rate=learning_rate(settings, model),
-        lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr_rate": 0.05},
-        warmup_steps=min(settings.warmup_rounds, max(rounds // 4, 0)) * updates,
-        adam_beta2=0.98,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-        seed=seed,
-        data_seed=seed,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
-        **economy.arguments(),
-        **quiet_arguments(),
         # The loader only counts: a resumed run has nothing to skip.
         ignore_data_skip=True,
-        ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=False,  # they are constants, and ranks need not make equally many forwards
-        save_strategy="steps",
-        save_steps=save_every_rounds * updates,
-        logging_strategy="steps",
-        logging_steps=updates,
+        **economy.arguments(),
+        **round_arguments(settings, model, rounds, updates, save_every_rounds, seed),
     )
     trainer = RoundSFTTrainer(
         updates_per_round=updates,

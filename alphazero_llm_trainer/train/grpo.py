@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from ..config.train import GrpoConfig
 from .head import project_labels_only
-from .models import Economy, bare, keep_precision, learning_rate, quiet_arguments, restore_adapter, trained_state
+from .models import Economy, bare, keep_precision, restore_adapter, round_arguments, trained_state
 from .packing import PackingPlan, Work, plan, spread, tensors, together
 from .rows import RowsOfRound
 
@@ -223,7 +223,6 @@ def make_grpo_trainer(
 
     arguments = GRPOConfig(
         output_dir=str(output_dir),
-        max_steps=rounds * updates,
         per_device_train_batch_size=size,
         gradient_accumulation_steps=parts,
         steps_per_generation=rows_per_round // (size * ranks),
@@ -239,24 +238,8 @@ def make_grpo_trainer(
         loss_type="bnpo",
         scale_rewards="none",
         top_entropy_quantile=settings.loss_share if settings.loss_tokens == "entropy" else 1.0,
-        learning_rate=learning_rate(settings, model),
-        lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr_rate": 0.05},
-        warmup_steps=min(settings.warmup_rounds * updates, rounds * updates // 4),
-        adam_beta2=0.98,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
-        seed=seed,
-        data_seed=seed,
         **economy.arguments(),
-        remove_unused_columns=False,
-        ddp_find_unused_parameters=False,
-        ddp_broadcast_buffers=False,  # they are constants, and ranks need not make equally many forwards
-        save_strategy="steps",
-        save_steps=save_every_rounds * updates,
-        logging_strategy="steps",
-        logging_steps=updates,
-        **quiet_arguments(),
+        **round_arguments(settings, model, rounds, updates, save_every_rounds, seed),
     )
     before = trained_state(model) if hasattr(model, "peft_config") else {}
     trainer = trainer_class(

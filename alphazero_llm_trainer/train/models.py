@@ -115,6 +115,32 @@ def quiet_arguments() -> dict[str, Any]:
     }
 
 
+def round_arguments(
+    settings: RoundsConfig, model: torch.nn.Module, rounds: int, updates: int, save_every_rounds: int, seed: int
+) -> dict[str, Any]:
+    """The training arguments of a method that trains in rounds of `updates`: its schedule, its optimiser, its checkpoints."""
+    return {
+        "max_steps": rounds * updates,
+        "learning_rate": learning_rate(settings, model),
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": 0.05},
+        "warmup_steps": min(settings.warmup_rounds * updates, rounds * updates // 4),
+        "adam_beta2": 0.98,
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
+        "seed": seed,
+        "data_seed": seed,
+        "remove_unused_columns": False,
+        "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,  # they are constants, and ranks need not make equally many forwards
+        "save_strategy": "steps",
+        "save_steps": save_every_rounds * updates,
+        "logging_strategy": "steps",
+        "logging_steps": updates,
+        **quiet_arguments(),
+    }
+
+
 def learning_rate(settings: RoundsConfig, model: torch.nn.Module) -> float:
     """A method's learning rate for a model made trainable (`make_trainable`)."""
     return settings.rate(
