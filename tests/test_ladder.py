@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,12 @@ def test_the_recipe_is_for_problems_of_4_to_6_steps_and_a_budget_that_is_compare
     assert {"mcts", "greedy", "majority", "best-of-n", "adaptive-best-of-n", "early-abort"} <= {*config.ladder.methods}
 
 
+@pytest.mark.parametrize("key", ["train.prm.collect.questions", "train.prm.questions"])
+def test_what_is_set_goes_over_the_recipe_by_its_name_of_today_and_of_before(key: str) -> None:
+    assert load_config(recipe="ladder.yaml").train.prm.collect.questions == 1000
+    assert load_config(None, [f"{key}=48"], "ladder.yaml").train.prm.collect.questions == 48
+
+
 def test_a_stage_runs_once_and_leaves_its_log(tmp_path: Path) -> None:
     said: list[str] = []
     seed = a_seed(tmp_path, 7, recipe(), said)
@@ -49,6 +59,41 @@ def test_a_stage_runs_once_and_leaves_its_log(tmp_path: Path) -> None:
     done.write_text("{}")
     seed.stage("finished", ["no such command"], done)
     assert said == ["seed 7: broken"]
+
+
+def children(parent: int) -> list[int]:
+    """The processes that `parent` has started."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended just now
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_ladder_that_is_killed_takes_its_stage_along(tmp_path: Path) -> None:
+    words = ["ladder", "--out", str(tmp_path / "ladder"), "--seeds", "7", "--jobs", "1"]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "alphazero_llm_trainer", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 120
+    while not (stages := children(driver.pid)) and driver.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    assert stages
+    time.sleep(3)  # it asks for the signal as one of the first things it does
+    driver.kill()
+    driver.wait()
+    while any(map(alive, stages)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(alive, stages))
 
 
 def test_a_stop_runs_nothing_more_and_a_failure_stops_the_other_seeds(tmp_path: Path) -> None:

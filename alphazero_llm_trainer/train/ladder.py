@@ -6,7 +6,9 @@ is not run again, so a ladder that was killed goes on where it was. The evaluati
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +25,14 @@ from ..files import read_object, write_json
 from .checkpoint import read_lines
 
 RUNGS = ("Base", "SFT", "+PPO", "+GRPO (PRM)", "+GRPO (PRM) +MCTS")
-COMMAND = (sys.executable, "-c", "from alphazero_llm_trainer.cli.main import main; raise SystemExit(main())")
+STAGE = """
+import sys
+from alphazero_llm_trainer.train.ladder import die_with
+die_with(int(sys.argv.pop(1)))
+from alphazero_llm_trainer.cli.main import main
+raise SystemExit(main())
+"""
+SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 TIMES = "times.json"  # seconds of each stage of a seed
 
 
@@ -182,7 +191,11 @@ class Seed:
         with log.open("ab") as output:
             # Ctrl-C reaches the command too: it ends at its next safe place.
             code = subprocess.run(
-                [*COMMAND, *arguments], stdout=output, stderr=output, env=environment, check=False
+                [sys.executable, "-c", STAGE, str(os.getpid()), *arguments],
+                stdout=output,
+                stderr=output,
+                env=environment,
+                check=False,
             ).returncode
         if self.stop():
             raise LadderStopped
@@ -197,6 +210,15 @@ class Seed:
         times[name] = round(times.get(name, 0.0) + seconds, 1)
         write_json(self.path / TIMES, times)
         self.say(f"seed {self.seed}: {name} took {seconds:.0f} s")
+
+
+def die_with(parent: int) -> None:
+    """Have Linux kill this process when its `parent` dies: a stage that outlived a killed ladder would hold its folder."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def read(path: Path) -> dict[str, Any]:
