@@ -6,8 +6,7 @@
 Each command runs with the embedded student and tiny sizes: once undisturbed, then in a process that is killed again and again
 at random moments, loading included, and started again as its user would. Prints for each command the kills, how many files
 came of it, and how many of them differ from the undisturbed run's: weights by the byte, tables but for seconds and for what was
-cached. Of `ladder` the driver is killed: its stages go with it. `sample` is killed by `attack.py`, and under Ray by
-`kill_test.py`.
+cached. `sample` is killed by `attack.py`, and under Ray by `kill_test.py`.
 """
 
 from __future__ import annotations
@@ -53,14 +52,6 @@ LOOP = (
     "--set", "train.demonstrations=20", "--set", "train.first_question=3000", "--set", "train.grpo.batch_size=5",
     "--set", "train.grpo.epochs=1", "--set", "train.value.epochs=1", "--set", "train.prm.epochs=1",
 )  # fmt: skip
-LADDER = (
-    "--seeds", "7", "--jobs", "1", "--num", "8", *TRAIN[8:], *PRM,
-    "--set", "train.save_every=8", "--set", "ladder.base_steps=4", "--set", "ladder.questions=16",
-    "--set", "ladder.budgets=[60]", "--set", "ladder.budget_tokens=60",
-    "--set", "ladder.methods=[greedy,mcts]", "--set", "ladder.verifiers=[calculator]", "--set", "ladder.ppo_overrides=[]",
-    "--set", "train.prm.collect.questions=96", "--set", "train.sft.steps=200", "--set", "train.sft.evaluate_every=100",
-    "--set", "train.sft.validation_size=8", "--set", "train.demonstrations=400", "--set", "problems.levels=[1]",
-)  # fmt: skip
 # Each command's words, and those that it is started again with (None: the same).
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
     "train": (("train", "--use-grpo", *TRAIN, "--checkpoint-dir"), ("train", "--resume", "--checkpoint-dir")),
@@ -79,7 +70,6 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...] | None]] = {
         None,
     ),
     "loop": (("loop", *LOOP, "--out"), ("loop", "--resume", "--out")),
-    "ladder": (("ladder", *LADDER, "--out"), ("ladder", "--seeds", "7", "--jobs", "1", "--resume", "--out")),
 }  # fmt: skip
 
 
@@ -124,7 +114,7 @@ def products(folder: Path) -> dict[str, str]:
         )  # a run that was killed at once has a number too
         if path.suffix == ".safetensors":
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        elif path.name in ("results.json", "ladder.json"):
+        elif path.name == "results.json":
             found[name] = hashlib.sha256(json.dumps(timeless(json.loads(path.read_text()))).encode()).hexdigest()
     return found
 
@@ -150,7 +140,7 @@ def attacked(name: str, kills: int, rng: Random, scratch: Path) -> dict[str, Any
     out, killed, failures = scratch / f"{name}-killed", 0, 0
     while True:
         # `--resume` finds a run once there is one; before, the command is started anew.
-        there = any(any(out.rglob(name)) for name in ("run.json", "loop.json", "recipe.json"))
+        there = any(out.rglob("run.json")) or any(out.rglob("loop.json"))
         pid = started(again if again is not None and there else first, out, log)
         code = ended(pid, rng.uniform(0.0, 0.2 * seconds * (1 + killed / 6)) if killed < kills else 3600)
         if code is None:
@@ -187,9 +177,6 @@ def main() -> int:
 
     torch.set_num_threads(1)
     rng, rows = Random(args.seed), {}
-    words = f"python benchmarks/kill_commands.py --kills {args.kills} --seed {args.seed}"
-    if args.only != list(COMMANDS) and args.out.exists():  # the other commands' rows stay
-        rows = json.loads(args.out.read_text())["commands"]
     with tempfile.TemporaryDirectory(prefix="kill-commands-") as scratch:
         for name in args.only:
             rows[name] = found = attacked(name, args.kills, rng, Path(scratch))
@@ -198,6 +185,7 @@ def main() -> int:
                 f" {len(found['differ']):3} differ {found['seconds']:6.0f} s",
                 flush=True,
             )
+            words = f"python benchmarks/kill_commands.py --kills {args.kills} --seed {args.seed}"
             args.out.write_text(json.dumps({"command": words, "seed": args.seed, "commands": rows}, indent=2) + "\n")
     return int(any(row["failures"] or row["differ"] for row in rows.values()))
 

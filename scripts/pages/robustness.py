@@ -252,7 +252,7 @@ def kill_commands(data: Row) -> Page:
         table(rows, columns),
         [
             "Compared are weights, by the byte, and tables of results, but for seconds and for what was cached.",
-            "Tiny sizes on one machine with two cores. `sft` starts anew.",
+            "Tiny sizes on one machine with two cores. `sft` starts anew, and `ladder` is made of these commands.",
         ],
     )
 
