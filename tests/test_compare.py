@@ -179,7 +179,7 @@ def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path) -> No
     with pytest.raises(ConfigError, match="found no"):
         EvalFolder(tmp_path / "none", identity, {}, resume=True)
     folder.file("embedded", "greedy", 100).write_text("{")
-    with pytest.raises(DataError, match="not a readable JSON object"):
+    with pytest.raises(DataError, match="not a cell as it was measured"):
         folder.read("embedded", "greedy", 100)
 
 
