@@ -16,6 +16,7 @@ from fuzz import FINISHED
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.policy.folders import check_folder
 from alphazero_llm_trainer.scale.sample import run_sample
 
 DEEP = "[" * 100_000
@@ -180,6 +181,13 @@ def test_a_model_of_impossible_sizes(name: str, value: Any, capsys: pytest.Captu
     given = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**given, name: value}))
     assert name in refused(capsys, "search", "1 and 2?", "--path", str(folder))
+
+
+def test_sizes_that_some_architectures_have(tmp_path: Path) -> None:
+    """Not each has every number, and some have one a layer."""
+    sizes = {"intermediate_size": [256, 512], "head_dim": None, "rms_norm_eps": None, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    check_folder(tmp_path)
 
 
 def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

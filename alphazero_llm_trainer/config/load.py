@@ -213,7 +213,7 @@ def load_config(
     merged["teacher_tiers"] = read_yaml(shipped("teacher_models.yaml"))
     layers = given_layers(path, overrides)
     if recipe is not None:
-        layers.insert(0, modern(read_yaml(shipped(recipe))))
+        layers.insert(0, read_yaml(shipped(recipe)))
     for layer in layers:
         check_sections(layer)
         merged = merge(merged, layer)

@@ -110,11 +110,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_cell(file: Path, kind: TypeAdapter[C]) -> C:
-    """A cell, or DataError where it was changed since it was measured. One of version 0.5.0 or before has no hash."""
+    """A cell, or DataError where it was changed since it was measured. Cells of version 0.4 have no hash."""
     try:
-        found: C = kind.validate_json(
-            json.dumps(unsealed(file)), strict=True
-        )  # a mapping is no dataclass to strict Python
+        # As JSON: read strictly, a mapping in Python is no dataclass.
+        found: C = kind.validate_json(json.dumps(unsealed(file)), strict=True)
     except (OSError, ValueError) as error:
         raise DataError(
             f"{file} is not a cell as it was measured: remove it, and --resume measures it again"

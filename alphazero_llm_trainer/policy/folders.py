@@ -21,15 +21,14 @@ GGUF = ".gguf"
 INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"
 # Numbers of config.json that are 1 or more where they are there.
 COUNTS = (
-    *(
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "intermediate_size",
-    ),
-    *("vocab_size", "max_position_embeddings"),
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
 )
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -97,13 +96,15 @@ def check_folder(folder: Path) -> None:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"student folder {folder} has a broken config.json ({error}): restore it") from error
     for name in COUNTS:
-        count = given.get(name, 1)
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        count = given.get(name)
+        if count is None or isinstance(count, list):  # some architectures have one a layer
+            continue
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise CheckpointError(
                 f"student folder {folder} has {name} {shown(count)} in config.json: restore that file"
             )
-    epsilon = given.get("rms_norm_eps", 1e-6)
-    if not isinstance(epsilon, float | int) or not 0 <= epsilon < 1:
+    epsilon = given.get("rms_norm_eps")
+    if epsilon is not None and not (isinstance(epsilon, float | int) and 0 <= epsilon < 1):
         raise CheckpointError(
             f"student folder {folder} has rms_norm_eps {shown(epsilon)} in config.json: restore that file"
         )

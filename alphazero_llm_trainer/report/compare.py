@@ -60,7 +60,7 @@ def load_runs(folders: Sequence[Path]) -> list[Finished]:
         try:
             if len(after["correct"]) != after["problems"]:
                 raise ValueError(f"it has {len(after['correct'])} outcomes of {after['problems']} problems")
-            comparison_page([run, run])
+            comparison_page([run, run])  # it reads all that a comparison reads
         except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise DataError(
                 f"{folder} is not what this version's `train` writes ({error!r}): name another one"

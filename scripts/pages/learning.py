@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -399,22 +400,28 @@ def from_rules(data: Row) -> Page:
     body, leads = compared_arms(data, kinds, FROM_RULES_CHART)
     end, large = data["first"] + data["problems"], load("from_rules_large_rounds")
     body += [
-        *("", "## In four large rounds, on twice the tokens", ""),
-        f"Measured before, with {large['summary'][0]['tokens'] / 1e6:.1f} M tokens an arm, four rounds of 300 updates for"
-        f" `search` and `sampling`, on test problems {large['first']:,} to {large['first'] + large['problems'] - 1:,} and from"
-        " a start of its own. Each run's command is in"
+        *("", "## In fewer, larger rounds", ""),
+        f"Measured before, with {large['summary'][0]['tokens'] / 1e6:.1f} M tokens an arm and {rounds_of(large, 'search')} for"
+        f" `search` (above: {rounds_of(data, 'search')}), on test problems {large['first']:,} to"
+        f" {large['first'] + large['problems'] - 1:,} and from a start of its own. Each run's command is in"
         f" [its JSON]({REPOSITORY}/blob/main/benchmarks/results/from_rules_large_rounds.json).",
         *compared_arms(large, kinds)[0],
     ]
     best = max(row["search"][0] for row in data["summary"])
     fell = (
         [
-            f"With search the start ({data['start']['search'][0]:.3f}) is above every student trained in small rounds"
+            f"With search the start ({data['start']['search'][0]:.3f}) is above the mean of every arm in small rounds"
             f" ({best:.3f} at most). Why was not looked into."
         ]
         if best < data["start"]["search"][0]
         else []
     )
+    kept = Counter(run["arm"] for run in data["runs"] if run["kept"].startswith("the student as it was"))
+    kept_start = [
+        f"Of {len(data['seeds'])} runs of `{arm}` {count} kept the start, because no checkpoint beat it on validation problems:"
+        " the arm's figures have the start in them."
+        for arm, count in kept.items()
+    ]
     return Page(
         "From the rules alone",
         f"numbers, five of them: training on what search finds, {'; '.join(leads)}",
@@ -438,9 +445,18 @@ def from_rules(data: Row) -> Page:
             "Small rounds were taken from what training from the shipped student showed, and not tuned on this game. PPO was"
             " not run.",
             *fell,
+            *kept_start,
             *version_of(data),
         ],
     )
+
+
+def rounds_of(data: Row, arm: str) -> str:
+    """The rounds of an arm's runs, as their command says."""
+    words = next(run["command"] for run in data["runs"] if run["arm"] == arm).split()
+    of_round = next(word for word in words if word.startswith("train.questions_per_round=")).partition("=")[2]
+    questions, each = int(words[words.index("-n") + 1]), int(of_round)
+    return f"{-(-questions // each):,} rounds of {each:,} questions"
 
 
 def learning_curves(data: Row) -> str:
