@@ -133,7 +133,7 @@ def test_silent_connections_keep_nobody_out() -> None:
         for number in range(40):
             silent.append(await connect())
             if number % 4 == 0:
-                assert b"200" in await answered(await connect())
+                assert b"200" in await asyncio.wait_for(answered(await connect()), 5)
         assert len(server.server_state.connections) <= 20
         closed = [reader for reader, _ in silent[:20] if reader.at_eof() or reader.exception() is not None]
         assert len(closed) >= 15  # the longest idle ones
@@ -145,13 +145,18 @@ def test_requests_whose_bodies_never_come_keep_nobody_out() -> None:
     """Headers with a body that is still to come hold a place no more than silence does."""
 
     async def test(connect: Any, server: Server, crowd: Crowd) -> None:
-        for number in range(40):
-            _, writer = await connect()
-            writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx")
-            await asyncio.sleep(0.01)
-            if number % 4 == 3:
-                assert b"200" in await answered(await connect())
-        assert len(server.server_state.connections) <= 20
+        held: list[Client] = []  # or they would be closed at once
+        try:
+            for number in range(40):
+                held.append(await connect())
+                held[-1][1].write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx")
+                await asyncio.sleep(0.01)
+                if number % 4 == 3:
+                    assert b"200" in await answered(await connect())
+            assert len(server.server_state.connections) <= 20
+        finally:
+            for _, writer in held:
+                writer.close()
 
     async def reading(scope: Any, receive: Any, send: Any) -> None:
         """It answers once the whole body is there."""
