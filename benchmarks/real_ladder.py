@@ -5,7 +5,9 @@
 
 Each stage is a command of the package, in a folder of its own; what is finished is kept, so the same line goes on after a
 stop. Embedded problems of levels 1 to 3: training questions and test problems never meet. From the supervised student: its own
-right samples (`rft`), GRPO with chains and with trees, all over the same questions, and more supervision as a control.
+right samples (`rft`), expert iteration (`train` as it comes), GRPO with chains and with trees, all over the same questions, and
+more supervision as a control. Then each student's answers to the same test problems and to real GSM8K rows, which none of them
+was taught on. A result file of the same sizes keeps the stages that this line doesn't name.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ GRPO = ["--use-grpo", "--set", "train.grpo.batch_size=16", "--set", "train.grpo.
 GRPO += ["--set", RATE.format("grpo", 1e-5), "--set", "train.grpo.warmup_rounds=1", "--set", "train.rows_per_round=88"]
 ARMS = {
     "rft": ["--use-rft", *CHAINS, "--set", RATE.format("rft", 5e-5)],
+    "expert": ["--set", RATE.format("rft", 5e-5)],
     "grpo": [*GRPO, *CHAINS],
     "grpo-trees": GRPO,
 }
@@ -63,6 +66,23 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
     # The control: as many updates as the arms make, on worked solutions that the SFT student hasn't seen as well.
     more = ["sft", "--model", str(sft), "-n", str(args.rows + 16 * updates), "--out", str(args.out / "more-sft")]
     found["more-sft"] = ([*more, "--set", f"train.sft.steps={updates}", *warm], "manifest.json", "test_greedy")
+    students = {"base": args.model, "sft": sft, "more-sft": args.out / "more-sft"}
+    students |= {name: args.out / name / "run-001" / "student" for name in ARMS}
+    for source, prefix in (("embedded", "answers"), ("gsm8k", "gsm8k")):
+        for name, folder in students.items():
+            command = [
+                "eval",
+                "--model",
+                str(folder),
+                "--methods",
+                "greedy",
+                "--source",
+                source,
+                "--num",
+                str(args.problems),
+            ]
+            command += ["--budget-tokens", "200", "--out", str(args.out / f"{prefix}-{name}"), *EVERY]
+            found[f"{prefix}-{name}"] = (command, "results.json", "rows")
     methods = ["greedy", "majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
     for name, folder in (("sft", sft), ("rft", args.out / "rft" / "run-001" / "student")):
         command = ["eval", "--model", str(folder), "--methods", *methods, "--verifier", "calculator"]

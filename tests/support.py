@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Any
 
@@ -71,6 +71,7 @@ class ScriptedPolicy:
         seed: int,
         limits: Limits,
         temperature: float | None = None,  # a script has none
+        without: Collection[tuple[int, ...]] = (),  # and repeats itself
     ) -> tuple[list[Continuation], Cost]:
         self.calls += 1
         await asyncio.sleep(0)

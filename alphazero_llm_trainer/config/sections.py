@@ -136,6 +136,7 @@ class VerifyConfig(Section):
     patience: Positive = 4
     accept_above: Share = 0.0
     first_temperature: Temperature = 0.0
+    repeat: bool = False
     reserve: NonNegative = 40
 
 

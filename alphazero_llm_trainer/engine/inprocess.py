@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 
 from ..config.sections import MEMO_BYTES, EngineConfig
@@ -96,7 +95,13 @@ class InProcessEngine:
             device=weight.device,
         )
         self.capabilities = Capabilities(
-            scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True
+            scores=True,
+            topk=True,
+            trainable=True,
+            max_context=context,
+            values=True,
+            streams=True,
+            redraws=self.tree.next_logprobs is not None,
         )
         self.max_batch = settings.rows(token_bytes * context)
         self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
@@ -220,13 +225,7 @@ class InProcessEngine:
         if request.max_steps is not None or request.max_step_tokens is not None:
             ends |= self.step_ends.tokens
         call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
-        looked_at = min(limit, request.max_step_tokens or limit)
-        riders = [
-            Rider(
-                call, i, np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist(), looked_at
-            )
-            for i in range(request.n)
-        ]
+        riders = [Rider(call, i, limit) for i in range(request.n)]
         if watch is not None:
             watch.samples += riders
         call.cached = self.queue.place(path, riders)

@@ -23,6 +23,7 @@ class Capabilities:
     max_context: int  # prompt and response together, tokens
     values: bool = False  # `set_value` takes a value head, `values` evaluates sequences
     streams: bool = False  # `generate` takes a `Watch` beside the requests
+    redraws: bool = False  # `GenerateRequest.without` is heeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class GenerateRequest:
     draws of each of the n sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or
     MIN_TEMPERATURE and more.
     `top_k` > 0 returns that many log-probabilities for each step.
+
+    A sample is none of the sequences `without` where `capabilities.redraws`: one that is drawn all the same is drawn again,
+    out of distributions that are kept, so that no token of it is computed again and none is charged. After MOST_REDRAWS of
+    them it stays. What is left is the policy's distribution without these sequences.
     """
 
     prompt_ids: tuple[int, ...]
@@ -46,6 +51,7 @@ class GenerateRequest:
     max_steps: int | None = None
     max_step_tokens: int | None = None
     top_k: int = 0
+    without: frozenset[tuple[int, ...]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

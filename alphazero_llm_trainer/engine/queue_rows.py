@@ -27,18 +27,33 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Rider:
-    """One of a request's samples; `draws` are its uniform numbers, one for each token that it may take.
+    """One of a request's samples, of `most` tokens; `draws` are its uniform numbers, one for each of them.
 
     With `limit` tokens it is at the latest looked at whether it ends: with its last one, or with its step's last one.
+    `turn` says how often it was begun again (`GenerateRequest.without`).
     """
 
     call: Call
     index: int
-    draws: list[float]
-    limit: int
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    most: int
+    draws: list[float] = field(init=False)
+    limit: int = field(init=False)
+    turn: int = -1
+    tokens: list[int] = field(init=False)
+    logprobs: list[float] = field(init=False)
+    top: list[tuple[tuple[int, float], ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Draw it from its first token on, with numbers of its own for each turn."""
+        self.turn += 1
+        request = self.call.request
+        stream = np.random.Philox(key=[request.seed, self.index + (self.turn << 32)])
+        self.draws = np.random.Generator(stream).random(self.most).tolist()
+        self.limit = min(self.most, request.max_step_tokens or self.most)
+        self.tokens, self.logprobs, self.top = [], [], []
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,8 @@ from .sampling import Pairs, Sampler
 from .step_ends import StepEnds
 
 Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
+# Of a sample that should be none of its request's `without`: a hundred find little more and take twice as long.
+MOST_REDRAWS = 20
 
 
 class _Drawn(NamedTuple):
@@ -47,6 +49,7 @@ class Schedule:
         self.pending: dict[int, DecodingRow] = {}
         self.walkers: list[tuple[int, list[Rider]]] = []
         self.drawing: list[list[Rider]] = []  # riders of the step under way: a failure must find every caller
+        self.unwanted: list[Rider] = []  # of them, see `GenerateRequest.without`
 
     def __bool__(self) -> bool:
         """True while anything waits or is live."""
@@ -57,7 +60,7 @@ class Schedule:
         futures = [future for row in (*self.live, *self.waiting) for future in row.futures()]
         futures += [rider.call.future for _, group in self.walkers for rider in group]
         futures += [rider.call.future for group in self.drawing for rider in group]
-        self.live, self.walkers, self.drawing = [], [], []
+        self.live, self.walkers, self.drawing, self.unwanted = [], [], [], []
         self.waiting.clear()
         self.pending.clear()
         return futures
@@ -203,7 +206,7 @@ class Schedule:
                     if token in call.ends or len(tokens) == rider.limit:
                         finish = self._finish(rider, token)
                         if finish is not None:
-                            self._emit(rider, finish)
+                            self._end(rider, finish)
                             continue
                     if token in groups:
                         groups[token].append(rider)
@@ -225,7 +228,18 @@ class Schedule:
                         onward += self._onward(child, group)
                 tree.unlock(node)
             frontier, table = onward, None
+        if self.unwanted:
+            self._begin_again()
         return kept
+
+    def _begin_again(self) -> None:
+        """Let the unwanted samples be drawn again, once no node of the step under way can be dropped for theirs."""
+        unwanted, self.unwanted = self.unwanted, []
+        for rider in unwanted:
+            rider.begin()
+            prompt = rider.call.request.prompt_ids
+            self.reserve(len(prompt))
+            self.place(self.tree.walk(prompt), [rider])
 
     def _onward(self, node: int, riders: list[Rider]) -> Frontier:
         """Riders that can draw at once from what is known of `node`; the others wait for a row."""
@@ -302,8 +316,18 @@ class Schedule:
             rider.limit = min(begun + most, len(rider.draws))
         return "length" if count == rider.limit else None
 
-    def _emit(self, rider: Rider, finish: str) -> None:
+    def _end(self, rider: Rider, finish: str) -> None:
+        """A sample is finished, or unwanted where the distributions to draw it again are kept: that needs no forward."""
         call = rider.call
+        without = call.request.without
+        if (
+            without
+            and self.tree.next_logprobs is not None
+            and rider.turn < MOST_REDRAWS
+            and tuple(rider.tokens) in without
+        ):
+            self.unwanted.append(rider)
+            return
         top = tuple(rider.top) if call.request.top_k else None
         call.done[rider.index] = Generated(tuple(rider.tokens), tuple(rider.logprobs), finish, top, call.cached)
         call.missing -= 1

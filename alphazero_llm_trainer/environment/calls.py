@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import aiohttp
@@ -88,6 +88,7 @@ class ChatSteps:
         seed: int,
         limits: Limits,
         temperature: float | None = None,
+        without: Collection[tuple[int, ...]] = (),  # a server's model may repeat itself
     ) -> tuple[list[Continuation], Cost]:
         """`n` continuations of `steps` to the end of the response or its limits, sampled side by side.
 

@@ -101,6 +101,7 @@ class Attempt:
         self.settings, self.verify = sampler.settings, sampler.settings.verify
         self.prompt = sampler.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
+        self.drawn: dict[tuple[tuple[int, ...], bool], set[tuple[int, ...]]] = {}  # after which steps, whether a line
         self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
         self.judge = Judge(sampler.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
@@ -130,19 +131,29 @@ class Attempt:
         line: bool = False,
         kept: int = 0,
         judged: bool = True,
+        counts: bool = False,
     ) -> Chain:
         """`steps` and what comes next: to the response's end, or one `line`. There has to be `room`.
 
-        greedy: at `search.verify.first_temperature` instead of `search.temperature`; judged: by the verifier.
+        greedy: at `search.verify.first_temperature` instead of `search.temperature`; judged: by the verifier. What was
+        drawn after these steps is not drawn again (`search.verify.repeat`), but where it `counts` how often it is.
         """
         seed = derive_seed(self.seed, self.draws)
         self.draws += 1
         lines = 1 if line else self.settings.max_depth - len(steps)
         limits = Limits(lines, self.room(steps, kept, judged))
+        drawn = self.drawn.setdefault((ids_of(steps), line), set())
         [found], spent = await self.sampler.policy.continuations(
-            self.problem, steps, 1, seed, limits, self.verify.first_temperature if greedy else None
+            self.problem,
+            steps,
+            1,
+            seed,
+            limits,
+            self.verify.first_temperature if greedy else None,
+            () if counts or self.verify.repeat else drawn,
         )
         self.cost.add(spent)
+        drawn.add(ids_of(found.steps))
         chain = chain_of((*steps, *found.steps), found.ended, found.cut)
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)
@@ -177,6 +188,11 @@ class Attempt:
     def best(self, chains: Sequence[Chain]) -> Chain | None:
         """The one with the largest total, those with an answer first; the first one on ties, None of nothing."""
         return max(chains, key=lambda chain: (self.states(chain), chain.total), default=None)
+
+
+def ids_of(steps: Sequence[Step]) -> tuple[int, ...]:
+    """The token ids of `steps`."""
+    return tuple(token for step in steps for token in step.token_ids)
 
 
 def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:

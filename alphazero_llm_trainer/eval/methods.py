@@ -14,7 +14,7 @@ from ..problems.calculator import exact_result
 from ..problems.source import source_of
 from ..search.driver import Search
 from ..types import Problem, Step
-from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of
+from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of, ids_of
 
 Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
@@ -43,14 +43,14 @@ async def greedy(attempt: Attempt) -> tuple[str | None, str]:
     return _response(attempt, await attempt.draw(greedy=True, judged=False)), "finished"
 
 
-async def samples(attempt: Attempt, judged: bool) -> list[Chain]:
+async def samples(attempt: Attempt, judged: bool, counts: bool) -> list[Chain]:
     """As many responses as the budget pays for; those that a limit cut before they stated an answer are left out.
 
-    Nothing is drawn when less is left than the shortest whole response took.
+    Nothing is drawn when less is left than the shortest whole response took. counts: one may be drawn more than once.
     """
     found: list[Chain] = []
     while attempt.room(judged=judged) >= attempt.shortest:
-        chain = await attempt.draw(judged=judged)
+        chain = await attempt.draw(judged=judged, counts=counts)
         if attempt.usable(chain):
             found.append(chain)
     return found
@@ -58,18 +58,18 @@ async def samples(attempt: Attempt, judged: bool) -> list[Chain]:
 
 async def majority(attempt: Attempt) -> tuple[str | None, str]:
     """The answer that most samples give (self-consistency, Wang et al. 2023); the first one on ties."""
-    return _voted(attempt, await samples(attempt, judged=False), lambda chain: 1.0), "tokens"
+    return _voted(attempt, await samples(attempt, judged=False, counts=True), lambda chain: 1.0), "tokens"
 
 
 async def weighted_majority(attempt: Attempt) -> tuple[str | None, str]:
     """The answer whose samples have the largest sum of the verifier's totals (Li et al. 2023, DiVeRSe)."""
-    found = await samples(attempt, judged=True)
+    found = await samples(attempt, judged=True, counts=True)
     return (_voted(attempt, found, lambda chain: chain.total) or await _last_resort(attempt, ())), "tokens"
 
 
 async def best_of_n(attempt: Attempt) -> tuple[str | None, str]:
     """The sample with the largest total by the verifier (Cobbe et al. 2021); the first one on ties."""
-    best = attempt.best(await samples(attempt, judged=True))
+    best = attempt.best(await samples(attempt, judged=True, counts=False))
     return (await _last_resort(attempt, ()) if best is None else best.text), "tokens"
 
 
@@ -157,14 +157,14 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
     width = min(attempt.sampler.config.eval.beam_width, proposals)
     beams = [Chain()]
     while live := [one for one in beams if not one.whole]:
-        found = {ids_of(one): one for one in beams if one.whole}
+        found = {ids_of(one.steps): one for one in beams if one.whole}
         kept = 0 if proposals == 1 else attempt.kept
         for at, one in enumerate(live):
             for turn in range(proposals // len(live) + (at < proposals % len(live))):
                 if attempt.room(one.steps, kept) > 0:
                     longer = await attempt.draw(one.steps, greedy=turn == 0, line=True, kept=kept)
                     if not longer.cut and longer.judged is not None:
-                        found.setdefault(ids_of(longer), longer)
+                        found.setdefault(ids_of(longer.steps), longer)
         if all(one.whole for one in found.values()):
             beams = [*found.values(), *(live if not found else ())]
             break
@@ -277,11 +277,6 @@ METHODS: dict[str, Method] = {
     "mcts": mcts,
     "calculator-tool": calculator_tool,
 }
-
-
-def ids_of(chain: Chain) -> tuple[int, ...]:
-    """The token ids of a chain."""
-    return tuple(token for step in chain.steps for token in step.token_ids)
 
 
 def _response(attempt: Attempt, chain: Chain) -> str | None:

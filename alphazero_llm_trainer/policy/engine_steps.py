@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ..answers import is_final
@@ -34,8 +34,12 @@ class EngineSteps(Prompts):
         seed: int,
         limits: Limits,
         temperature: float | None = None,
+        without: Collection[tuple[int, ...]] = (),
     ) -> tuple[list[Continuation], Cost]:
-        """`n` continuations of `steps` to the end of the response, each cut into steps; None: at the own temperature."""
+        """`n` continuations of `steps` to the end of the response, each cut into steps; None: at the own temperature.
+
+        None of them is one of the token sequences `without`, where the engine can see to that.
+        """
         prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
         request = GenerateRequest(
             prompt_ids=prefix,
@@ -45,6 +49,7 @@ class EngineSteps(Prompts):
             seed=seed,
             max_steps=limits.steps,
             max_step_tokens=self.step_tokens,
+            without=frozenset(without),
         )
         [generated] = await self.student.engine.generate([request])
         cached = generated[0].cached_tokens

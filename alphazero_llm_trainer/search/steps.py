@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -30,6 +30,7 @@ class StepPolicy(Protocol):
         seed: int,
         limits: Limits,
         temperature: float | None = None,
+        without: Collection[tuple[int, ...]] = (),
     ) -> tuple[list[Continuation], Cost]: ...
 
     async def adopt(

@@ -107,7 +107,8 @@ class VerifiedExpansion:
                 break
             if allowed <= 0:
                 return self.unfinished(steps[start:], scores)
-            found, spent = await self.draw(steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh)
+            known = () if fresh else [self.tree.token_ids[child] for child in self.tree.children[leaf.node]]
+            found, spent = await self.draw(steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known)
             room -= spent
             left = None if left is None else left - spent
             if found.ended or (found.steps and is_final(found.steps[-1].text)):
@@ -157,10 +158,18 @@ class VerifiedExpansion:
         """What the budget left of a chain: its steps stay open, for the chain that `close` draws."""
         return Evaluation([Playout(Continuation(tuple(steps), False), None, None)], scores=scores)
 
-    async def draw(self, steps: list[Step], seed: int, limits: Limits, fresh: bool) -> tuple[Continuation, int]:
-        """The next step (or with more lines the rest of the response) after `steps`, and its sampled tokens."""
+    async def draw(
+        self, steps: list[Step], seed: int, limits: Limits, fresh: bool, known: Sequence[tuple[int, ...]] = ()
+    ) -> tuple[Continuation, int]:
+        """The next step (or with more lines the rest of the response) after `steps`, and its sampled tokens.
+
+        `known` are the steps that were drawn there: they are not drawn again, see `search.verify.repeat`.
+        """
         temperature = self.settings.verify.first_temperature if fresh else self.settings.temperature
-        [found], spent = await self.policy.continuations(self.problem, steps, 1, seed, limits, temperature=temperature)
+        without = () if self.settings.verify.repeat else known
+        [found], spent = await self.policy.continuations(
+            self.problem, steps, 1, seed, limits, temperature=temperature, without=without
+        )
         self.cost.add(spent)
         return found, spent.sampled_tokens
 
