@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
-from alphazero_llm_trainer.engine.protocol import Generated, Limits, TeacherProposal
+from alphazero_llm_trainer.engine.protocol import Drawn, Generated, Limits, TeacherProposal
 from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
@@ -71,7 +71,7 @@ class ScriptedPolicy:
         seed: int,
         limits: Limits,
         temperature: float | None = None,  # a script has none
-        without: Collection[tuple[int, ...]] = (),  # and repeats itself
+        without: Drawn = (),  # and repeats itself
     ) -> tuple[list[Continuation], Cost]:
         self.calls += 1
         await asyncio.sleep(0)

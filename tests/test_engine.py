@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -27,7 +28,8 @@ from alphazero_llm_trainer.engine.forward import FusedLlama
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.native import NativeLlama, library
-from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.engine.protocol import Drawn, Engine, Generated, GenerateRequest
+from alphazero_llm_trainer.engine.without import Taken
 from alphazero_llm_trainer.errors import EngineError
 
 MODEL = tiny_llama()
@@ -636,6 +638,73 @@ def test_a_broken_forward_reaches_every_caller_and_the_engine_recovers(
     assert_idle(small)
     assert sequences(generate(small, *requests)) == expected
     assert_idle(small)
+
+
+# -- samples that are none of `without` --------------------------------------------------------------------------------
+
+
+def without(engine: InProcessEngine, *taken: tuple[int, ...]) -> Drawn:
+    """These continuations of PROMPT as `GenerateRequest.without` has them."""
+    scores = score(engine, *((PROMPT, ids) for ids in taken))
+    return tuple((ids, tuple(logprobs)) for ids, logprobs in zip(taken, scores, strict=True))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+def test_without_draws_from_what_the_policy_leaves(engine: InProcessEngine, temperature: float) -> None:
+    """Pairs of tokens: frequencies over seeds are the policy's, renormalised, exactly at temperature 1."""
+    first = library_logprobs(MODEL, PROMPT)[-1].double().topk(3).indices.tolist()
+    taken = [(a, b) for a in first for b in library_logprobs(MODEL, (*PROMPT, a))[-1].topk(20).indices.tolist()]
+    given, count = without(engine, *taken), 3000
+    asked = GenerateRequest(PROMPT, max_new_tokens=2, temperature=temperature, without=given)
+    drawn = generate(engine, *(dataclasses.replace(asked, seed=seed) for seed in range(count)))
+    pairs = [found.token_ids for [found] in drawn]
+    assert not set(pairs) & set(taken)
+    for a in first:
+        mass = sum(math.exp(sum(logprobs)) for ids, logprobs in given if ids[0] == a)
+        left = math.exp(float(library_logprobs(MODEL, PROMPT)[-1][a])) - mass
+        expected = left / (1 - sum(math.exp(sum(logprobs)) for _, logprobs in given))
+        share = sum(pair[0] == a for pair in pairs) / count
+        assert abs(share - expected) < (0.02 if temperature == 1.0 else 0.2)
+    assert engine.cost.sampled_tokens == sum(map(len, pairs))
+    assert_idle(engine)
+
+
+def test_without_repetition_every_sequence_comes_up_once(engine: InProcessEngine) -> None:
+    """Drawn one after the other, each request without what came before, until nothing to speak of is left."""
+    assert engine.capabilities.excludes
+    seen: dict[tuple[int, ...], tuple[float, ...]] = {}
+    for seed in range(60):
+        request = GenerateRequest(PROMPT, max_new_tokens=2, temperature=0.7, seed=seed, without=tuple(seen.items()))
+        [[found]] = generate(engine, request)
+        assert found.token_ids not in seen
+        assert found.logprobs == pytest.approx(score(engine, (PROMPT, found.token_ids))[0], abs=CLOSE)
+        seen[found.token_ids] = found.logprobs
+    assert_idle(engine)
+
+
+def test_without_changes_nobody_else_and_greedy_samples_not_at_all(engine: InProcessEngine) -> None:
+    request = GenerateRequest(PROMPT, max_new_tokens=6, temperature=0.0)
+    [[likeliest]] = generate(engine, request)
+    again = dataclasses.replace(request, without=((likeliest.token_ids, likeliest.logprobs),))
+    assert generate(engine, again)[0][0].token_ids == likeliest.token_ids
+    other = GenerateRequest(PROMPT, n=4, max_new_tokens=6, seed=3)
+    [plain] = generate(engine, other)
+    some = dataclasses.replace(other, without=((plain[1].token_ids, plain[1].logprobs),))
+    alone = sequences(generate(engine, some))
+    company = generate(engine, *random_requests(4, 12), some, *random_requests(5, 12))
+    assert sequences(company)[12] == alone[0]
+    assert plain[1].token_ids not in [ids for ids, _ in alone[0]]
+    assert sequences(generate(engine, other)) == sequences([plain])
+
+
+def test_where_nothing_is_left_samples_repeat() -> None:
+    certain = ((7, 8), (math.log(0.5), 0.0)), ((9,), (math.log(0.4995),))
+    assert Taken.of(certain) is None and Taken.of(()) is None
+    found = Taken.of(certain[:1])
+    assert found is not None and found.share == pytest.approx(0.5) and found.after[7].share == 1.0
+    table = np.full(12, -np.inf, dtype=np.float32)
+    table[7] = 0.0
+    assert found.draw(table, 1.0, 0.5) is None
 
 
 PLACES = {

@@ -19,7 +19,7 @@ from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
-from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, OverBudgetError, chain_of
+from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, OverBudgetError, chain_of, ids_of
 from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product, ValueVerifier
 from alphazero_llm_trainer.policy.prm_verifier import EnginePrm
@@ -172,6 +172,46 @@ def test_repairing_a_step_costs_less_than_starting_anew(student: Student, config
         for method in ("adaptive-best-of-n", "step-rejection", "best-of-n")
     }
     assert spent["step-rejection"] < spent["adaptive-best-of-n"] < spent["best-of-n"]
+
+
+def repeated(student: Student, config: Config, method: str, repeat: bool) -> tuple[int, int]:
+    """(draws at the search's temperature, those of them that gave what was drawn there before) over some problems."""
+    # No response is good enough, so that the budget ends it.
+    changes = ["search.verify.accept_above=1.0", f"search.verify.repeat={str(repeat).lower()}"]
+    changed = load_config(overrides=["student=embedded", *changes])
+    sampler = MethodContext(student, LogProbability(), changed)
+    draw, counts = sampler.policy.continuations, [0, 0]
+    seen: dict[Any, set[tuple[int, ...]]] = {}
+
+    async def watched(
+        problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Any, *more: Any, **named: Any
+    ):
+        found, cost = await draw(problem, steps, n, seed, limits, *more, **named)
+        before = seen.setdefault((problem.id, ids_of(steps), limits.steps == 1), set())
+        ids = ids_of(found[0].steps)
+        if (more[0] if more else named["temperature"]) != 0.0:
+            counts[0] += 1
+            counts[1] += ids in before
+        before.add(ids)
+        return found, cost
+
+    sampler.policy.continuations = watched  # type: ignore[method-assign]
+    for task in TASKS[:8]:
+        run(lambda task=task: answered(method, sampler, task.problem, 3, 600))
+    return counts[0], counts[1]
+
+
+@pytest.mark.parametrize("method", ["best-of-n", "adaptive-best-of-n", "step-rejection", "beam", "mcts"])
+def test_no_step_is_drawn_twice_after_the_same_ones(student: Student, config: Config, method: str) -> None:
+    """But where less than LEAST is left, as after many steps of this student. With `repeat` they are drawn as they come."""
+    draws, repeats = repeated(student, config, method, repeat=True)
+    assert repeats > draws / 5
+    draws, fewer = repeated(student, config, method, repeat=False)
+    assert draws > 20 and fewer < 0.8 * repeats
+
+
+def test_votes_count_responses_as_often_as_they_come(student: Student, config: Config) -> None:
+    assert repeated(student, config, "majority", repeat=True) == repeated(student, config, "majority", repeat=False)
 
 
 def test_dvts_goes_on_with_the_best_of_its_proposals(

@@ -110,9 +110,10 @@ class Recorded(Attempt):
         line: bool = False,
         kept: int = 0,
         judged: bool = True,
+        counts: bool = False,
     ) -> Chain:
         """See `Attempt.draw`."""
-        chain = await super().draw(steps, greedy=greedy, line=line, kept=kept, judged=judged)
+        chain = await super().draw(steps, greedy=greedy, line=line, kept=kept, judged=judged, counts=counts)
         node = self.record(chain)
         if self.usable(chain):
             best = self.best([*self.found, chain])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from ..config.sections import MEMO_BYTES, EngineConfig
@@ -29,6 +30,7 @@ from .queue_rows import Call, Computed, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 from .step_ends import StepEnds
+from .without import Taken
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,13 +97,7 @@ class InProcessEngine:
             device=weight.device,
         )
         self.capabilities = Capabilities(
-            scores=True,
-            topk=True,
-            trainable=True,
-            max_context=context,
-            values=True,
-            streams=True,
-            redraws=self.tree.next_logprobs is not None,
+            scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True, excludes=True
         )
         self.max_batch = settings.rows(token_bytes * context)
         self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
@@ -225,7 +221,18 @@ class InProcessEngine:
         if request.max_steps is not None or request.max_step_tokens is not None:
             ends |= self.step_ends.tokens
         call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
-        riders = [Rider(call, i, limit) for i in range(request.n)]
+        looked_at = min(limit, request.max_step_tokens or limit)
+        taken = Taken.of(request.without) if request.without and request.temperature > 0 else None
+        riders = [
+            Rider(
+                call,
+                i,
+                np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist(),
+                looked_at,
+                taken,
+            )
+            for i in range(request.n)
+        ]
         if watch is not None:
             watch.samples += riders
         call.cached = self.queue.place(path, riders)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import torch
 
 
+Drawn = tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]  # (token ids, log-probabilities) of sequences
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What an engine offers; asking for more raises `EngineError`."""
@@ -23,7 +26,7 @@ class Capabilities:
     max_context: int  # prompt and response together, tokens
     values: bool = False  # `set_value` takes a value head, `values` evaluates sequences
     streams: bool = False  # `generate` takes a `Watch` beside the requests
-    redraws: bool = False  # `GenerateRequest.without` is heeded
+    excludes: bool = False  # `GenerateRequest.without` is heeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,8 @@ class GenerateRequest:
     MIN_TEMPERATURE and more.
     `top_k` > 0 returns that many log-probabilities for each step.
 
-    A sample is none of the sequences `without` where `capabilities.redraws`: one that is drawn all the same is drawn again,
-    out of distributions that are kept, so that no token of it is computed again and none is charged. After MOST_REDRAWS of
-    them it stays. What is left is the policy's distribution without these sequences.
+    `without` are sequences that were drawn after the prompt, with their log-probabilities (nats, temperature 1): where
+    `capabilities.excludes`, a sample at a temperature above 0 is none of them, see `without.Taken`.
     """
 
     prompt_ids: tuple[int, ...]
@@ -51,7 +53,7 @@ class GenerateRequest:
     max_steps: int | None = None
     max_step_tokens: int | None = None
     top_k: int = 0
-    without: frozenset[tuple[int, ...]] = frozenset()
+    without: Drawn = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from .protocol import Generated, GenerateRequest
+from .without import Taken
 
 
 @dataclass(slots=True, eq=False)
@@ -27,33 +28,20 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Rider:
-    """One of a request's samples, of `most` tokens; `draws` are its uniform numbers, one for each of them.
+    """One of a request's samples; `draws` are its uniform numbers, one for each token that it may take.
 
     With `limit` tokens it is at the latest looked at whether it ends: with its last one, or with its step's last one.
-    `turn` says how often it was begun again (`GenerateRequest.without`).
+    `taken` are the request's `without` that go on from its tokens, None where there are none.
     """
 
     call: Call
     index: int
-    most: int
-    draws: list[float] = field(init=False)
-    limit: int = field(init=False)
-    turn: int = -1
-    tokens: list[int] = field(init=False)
-    logprobs: list[float] = field(init=False)
-    top: list[tuple[tuple[int, float], ...]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Draw it from its first token on, with numbers of its own for each turn."""
-        self.turn += 1
-        request = self.call.request
-        stream = np.random.Philox(key=[request.seed, self.index + (self.turn << 32)])
-        self.draws = np.random.Generator(stream).random(self.most).tolist()
-        self.limit = min(self.most, request.max_step_tokens or self.most)
-        self.tokens, self.logprobs, self.top = [], [], []
+    draws: list[float]
+    limit: int
+    taken: Taken | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

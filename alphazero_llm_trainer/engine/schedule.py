@@ -20,10 +20,9 @@ from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
 from .sampling import Pairs, Sampler
 from .step_ends import StepEnds
+from .without import Taken
 
 Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
-# Of a sample that should be none of its request's `without`: a hundred find little more and take twice as long.
-MOST_REDRAWS = 20
 
 
 class _Drawn(NamedTuple):
@@ -49,7 +48,6 @@ class Schedule:
         self.pending: dict[int, DecodingRow] = {}
         self.walkers: list[tuple[int, list[Rider]]] = []
         self.drawing: list[list[Rider]] = []  # riders of the step under way: a failure must find every caller
-        self.unwanted: list[Rider] = []  # of them, see `GenerateRequest.without`
 
     def __bool__(self) -> bool:
         """True while anything waits or is live."""
@@ -60,7 +58,7 @@ class Schedule:
         futures = [future for row in (*self.live, *self.waiting) for future in row.futures()]
         futures += [rider.call.future for _, group in self.walkers for rider in group]
         futures += [rider.call.future for group in self.drawing for rider in group]
-        self.live, self.walkers, self.drawing, self.unwanted = [], [], [], []
+        self.live, self.walkers, self.drawing = [], [], []
         self.waiting.clear()
         self.pending.clear()
         return futures
@@ -206,7 +204,7 @@ class Schedule:
                     if token in call.ends or len(tokens) == rider.limit:
                         finish = self._finish(rider, token)
                         if finish is not None:
-                            self._end(rider, finish)
+                            self._emit(rider, finish)
                             continue
                     if token in groups:
                         groups[token].append(rider)
@@ -228,18 +226,7 @@ class Schedule:
                         onward += self._onward(child, group)
                 tree.unlock(node)
             frontier, table = onward, None
-        if self.unwanted:
-            self._begin_again()
         return kept
-
-    def _begin_again(self) -> None:
-        """Let the unwanted samples be drawn again, once no node of the step under way can be dropped for theirs."""
-        unwanted, self.unwanted = self.unwanted, []
-        for rider in unwanted:
-            rider.begin()
-            prompt = rider.call.request.prompt_ids
-            self.reserve(len(prompt))
-            self.place(self.tree.walk(prompt), [rider])
 
     def _onward(self, node: int, riders: list[Rider]) -> Frontier:
         """Riders that can draw at once from what is known of `node`; the others wait for a row."""
@@ -267,6 +254,7 @@ class Schedule:
         rows: list[int] = []
         temperatures: list[float] = []
         uniforms: list[float] = []
+        excluding: list[tuple[int, Rider, Taken]] = []  # draws of riders that may become what they should not be
         wanted: dict[int, list[int]] = {}  # k -> draws that want the k likeliest tokens
         for (_, riders, _), place in zip(frontier, index, strict=True):
             for rider in riders:
@@ -276,6 +264,8 @@ class Schedule:
                 request = call.request
                 if request.top_k:
                     wanted.setdefault(request.top_k, []).append(len(rows))
+                if rider.taken is not None:
+                    excluding.append((len(rows), rider, rider.taken))
                 rows.append(place)
                 temperatures.append(request.temperature)
                 uniforms.append(rider.draws[len(rider.tokens)])
@@ -284,7 +274,13 @@ class Schedule:
         tops: dict[int, Pairs] = {}
         for k, draws in wanted.items():
             tops.update(zip(draws, self.sampler.top(table, [rows[i] for i in draws], k), strict=True))
-        return _Drawn(*self.sampler.draw(table, rows, temperatures, uniforms), tops)
+        tokens, logprobs = self.sampler.draw(table, rows, temperatures, uniforms)
+        for i, rider, taken in excluding:
+            left = taken.draw(table[rows[i]], temperatures[i], uniforms[i])
+            if left is not None:
+                tokens[i], logprobs[i] = left, float(table[rows[i], left])
+            rider.taken = taken.after.get(tokens[i])
+        return _Drawn(tokens, logprobs, tops)
 
     def _likeliest(self, frontier: Frontier) -> _Drawn:
         """`_draw` for greedy riders, of nodes whose likeliest tokens alone are kept."""
@@ -316,18 +312,8 @@ class Schedule:
             rider.limit = min(begun + most, len(rider.draws))
         return "length" if count == rider.limit else None
 
-    def _end(self, rider: Rider, finish: str) -> None:
-        """A sample is finished, or unwanted where the distributions to draw it again are kept: that needs no forward."""
+    def _emit(self, rider: Rider, finish: str) -> None:
         call = rider.call
-        without = call.request.without
-        if (
-            without
-            and self.tree.next_logprobs is not None
-            and rider.turn < MOST_REDRAWS
-            and tuple(rider.tokens) in without
-        ):
-            self.unwanted.append(rider)
-            return
         top = tuple(rider.top) if call.request.top_k else None
         call.done[rider.index] = Generated(tuple(rider.tokens), tuple(rider.logprobs), finish, top, call.cached)
         call.missing -= 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
 from ..answers import is_final
-from ..engine.protocol import Limits
+from ..engine.protocol import Drawn, Limits
 from ..search.driver import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step
 from .frozen import EMBEDDED_MODEL, FrozenStudent
@@ -88,7 +88,7 @@ class ChatSteps:
         seed: int,
         limits: Limits,
         temperature: float | None = None,
-        without: Collection[tuple[int, ...]] = (),  # a server's model may repeat itself
+        without: Drawn = (),  # a server's model may repeat itself
     ) -> tuple[list[Continuation], Cost]:
         """`n` continuations of `steps` to the end of the response or its limits, sampled side by side.
 

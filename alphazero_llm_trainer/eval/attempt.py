@@ -101,7 +101,8 @@ class Attempt:
         self.settings, self.verify = sampler.settings, sampler.settings.verify
         self.prompt = sampler.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
-        self.drawn: dict[tuple[tuple[int, ...], bool], set[tuple[int, ...]]] = {}  # after which steps, whether a line
+        # By the steps before them, and whether they are one line: see `draw`.
+        self.drawn: dict[tuple[tuple[int, ...], bool], dict[tuple[int, ...], tuple[float, ...]]] = {}
         self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
         self.judge = Judge(sampler.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
@@ -142,7 +143,7 @@ class Attempt:
         self.draws += 1
         lines = 1 if line else self.settings.max_depth - len(steps)
         limits = Limits(lines, self.room(steps, kept, judged))
-        drawn = self.drawn.setdefault((ids_of(steps), line), set())
+        drawn = self.drawn.setdefault((ids_of(steps), line), {})
         [found], spent = await self.sampler.policy.continuations(
             self.problem,
             steps,
@@ -150,10 +151,10 @@ class Attempt:
             seed,
             limits,
             self.verify.first_temperature if greedy else None,
-            () if counts or self.verify.repeat else drawn,
+            () if counts or self.verify.repeat else tuple(drawn.items()),
         )
         self.cost.add(spent)
-        drawn.add(ids_of(found.steps))
+        drawn[ids_of(found.steps)] = tuple(value for step in found.steps for value in step.logprobs)
         chain = chain_of((*steps, *found.steps), found.ended, found.cut)
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)

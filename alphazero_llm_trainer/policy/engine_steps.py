@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..answers import is_final
-from ..engine.protocol import Generated, GenerateRequest, Limits
+from ..engine.protocol import Drawn, Generated, GenerateRequest, Limits
 from ..types import Continuation, Cost, Direction, Problem, Step
 from .chat import Prompts
 
@@ -34,11 +34,11 @@ class EngineSteps(Prompts):
         seed: int,
         limits: Limits,
         temperature: float | None = None,
-        without: Collection[tuple[int, ...]] = (),
+        without: Drawn = (),
     ) -> tuple[list[Continuation], Cost]:
         """`n` continuations of `steps` to the end of the response, each cut into steps; None: at the own temperature.
 
-        None of them is one of the token sequences `without`, where the engine can see to that.
+        None of them is one of `without`, see `GenerateRequest`, where the engine can see to that.
         """
         prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
         request = GenerateRequest(
@@ -49,7 +49,7 @@ class EngineSteps(Prompts):
             seed=seed,
             max_steps=limits.steps,
             max_step_tokens=self.step_tokens,
-            without=frozenset(without),
+            without=without,
         )
         [generated] = await self.student.engine.generate([request])
         cached = generated[0].cached_tokens

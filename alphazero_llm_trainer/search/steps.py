@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from ..answers import extract, is_final, normalize
 from ..config.sections import SearchConfig
-from ..engine.protocol import Limits, TeacherProposal
+from ..engine.protocol import Drawn, Limits, TeacherProposal
 from ..errors import RequestError
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, Playout
@@ -30,7 +30,7 @@ class StepPolicy(Protocol):
         seed: int,
         limits: Limits,
         temperature: float | None = None,
-        without: Collection[tuple[int, ...]] = (),
+        without: Drawn = (),
     ) -> tuple[list[Continuation], Cost]: ...
 
     async def adopt(

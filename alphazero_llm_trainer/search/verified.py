@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..answers import extract, is_final
 from ..config.sections import SearchConfig
-from ..engine.protocol import Judgement, Limits, Verifier
+from ..engine.protocol import Drawn, Judgement, Limits, Verifier
 from ..types import Continuation, Cost, Problem, RewardParts, Step
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
@@ -107,7 +107,7 @@ class VerifiedExpansion:
                 break
             if allowed <= 0:
                 return self.unfinished(steps[start:], scores)
-            known = () if fresh else [self.tree.token_ids[child] for child in self.tree.children[leaf.node]]
+            known = () if fresh else self.drawn(leaf.node)
             found, spent = await self.draw(steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known)
             room -= spent
             left = None if left is None else left - spent
@@ -158,8 +158,13 @@ class VerifiedExpansion:
         """What the budget left of a chain: its steps stay open, for the chain that `close` draws."""
         return Evaluation([Playout(Continuation(tuple(steps), False), None, None)], scores=scores)
 
+    def drawn(self, node: int) -> Drawn:
+        """The steps after `node`, as `GenerateRequest.without` has them."""
+        tree = self.tree
+        return tuple((tree.token_ids[child], tree.logprobs[child]) for child in tree.children[node])
+
     async def draw(
-        self, steps: list[Step], seed: int, limits: Limits, fresh: bool, known: Sequence[tuple[int, ...]] = ()
+        self, steps: list[Step], seed: int, limits: Limits, fresh: bool, known: Drawn = ()
     ) -> tuple[Continuation, int]:
         """The next step (or with more lines the rest of the response) after `steps`, and its sampled tokens.
 

@@ -1,0 +1,59 @@
+"""Sampling without replacement: draws from the policy's distribution without the sequences that were drawn before.
+
+A sequence that was drawn takes its probability with it: at each token of a new draw, a token weighs its probability less
+that of the drawn sequences which go on with it (Shi et al. 2020, "Incremental sampling without replacement for sequence
+models", algorithm 1). One draw costs what any other does, and is never one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+LEAST = (
+    1e-3  # probability that has to be left; a draw out of less would be one of steps that the policy all but excludes
+)
+
+
+@dataclass(slots=True)
+class Taken:
+    """The drawn sequences that go on from one prefix: `share` of the probability there is theirs, by next token `after`."""
+
+    chance: float = 1.0  # of this prefix's last token after the others, at temperature 1
+    share: float = 0.0
+    after: dict[int, Taken] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sequences: Iterable[tuple[tuple[int, ...], tuple[float, ...]]]) -> Taken | None:
+        """The tree of (token ids `[T]`, log-probabilities at temperature 1 `[T]`); None where nothing is taken or left."""
+        root = cls()
+        made = [root]
+        for ids, logprobs in sequences:
+            at = root
+            for token, logprob in zip(ids, logprobs, strict=True):
+                if token not in at.after:
+                    at.after[token] = cls(math.exp(min(0.0, logprob)))
+                    made.append(at.after[token])
+                at = at.after[token]
+            at.share = 1.0
+        for node in reversed(made):  # children before their parents
+            if node.share < 1.0:
+                node.share = min(1.0, math.fsum(child.chance * child.share for child in node.after.values()))
+        return root if root.after and 1.0 - root.share >= LEAST else None
+
+    def draw(self, logprobs: np.ndarray, temperature: float, uniform: float) -> int | None:
+        """The token where `uniform` falls in what is left of `logprobs` `[V]` (nats) at `temperature`; None of nothing.
+
+        What is taken below each token is exact at temperature 1. At others it is taken for what it is there, so that
+        frequencies are near the policy's, and no sequence comes again all the same.
+        """
+        weights = np.exp((logprobs - logprobs.max()).astype(np.float64) / temperature)
+        for token, child in self.after.items():
+            weights[token] *= 1.0 - child.share
+        sums = weights.cumsum()
+        if sums[-1] <= 0.0:
+            return None
+        return min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1)
