@@ -6,11 +6,11 @@ Tasks: the game of numbers (four and five of them) under its rules, where the fi
 the work, once with nothing else to go by and once with the student's log-probability; embedded problems of 4 to 6 steps under
 calculator and log-probability, where no response is accepted before the budget ends. Each method gets the same budget of
 sampled and scored tokens, the same verifier and the same seeds. PUCT, UCB1 and Gumbel are the method `mcts` with
-`search.select`.
+`search.select`. All draw without replacement, `steps repeat` with it (`search.verify.repeat`).
 
 The students are trained first, into --work. A cell (task, method, budget) is kept as soon as it is finished, and the same
 command goes on from there. Writes JSON with 95% intervals over distinct problems, for each method whether more tokens ever
-hurt, and the gain of Gumbel over PUCT and the others.
+hurt, and the gain of PUCT, the default, over the others. The primary comparison is the one with adaptive best-of-n.
 """
 
 from __future__ import annotations
@@ -48,14 +48,16 @@ from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 WORK = Path("checkpoints") / "search_budgets"
 RESULTS = ROOT / "benchmarks" / "results" / "search_budgets.json"
 FACTORS = (1, 2, 4, 8, 16, 32)
-# Name -> the method of `eval`, and the selection rule of a tree search.
-ARMS: dict[str, tuple[str, str | None]] = {
-    "gumbel": ("mcts", "gumbel"),
-    "puct": ("mcts", "puct"),
-    "ucb1": ("mcts", "ucb1"),
-    "dvts": ("dvts", None),
-    "step-rejection": ("step-rejection", None),
-    "adaptive-best-of-n": ("adaptive-best-of-n", None),
+BASE = "puct"  # the default, which the others are compared with
+# Name -> the method of `eval`, and settings.
+ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    BASE: ("mcts", ("search.select=puct",)),
+    "puct, steps repeat": ("mcts", ("search.select=puct", "search.verify.repeat=true")),
+    "gumbel": ("mcts", ("search.select=gumbel",)),
+    "ucb1": ("mcts", ("search.select=ucb1",)),
+    "dvts": ("dvts", ()),
+    "step-rejection": ("step-rejection", ()),
+    "adaptive-best-of-n": ("adaptive-best-of-n", ()),
 }
 
 
@@ -105,8 +107,8 @@ def measured(setting: Setting, work: Path, num: int, start: int, seed: int, fact
     identity = [__version__, policy_fingerprint(student.model), benchmark.data_hash, seed, *base]
     rows, cells = [], {}
     for factor in factors:
-        for arm, (method, select) in ARMS.items():
-            config = load_config(overrides=base if select is None else [*base, f"search.select={select}"])
+        for arm, (method, own) in ARMS.items():
+            config = load_config(overrides=[*base, *own])
             sampler = MethodContext(student, judge, config)
             budget = factor * setting.tokens
             cell = kept(
@@ -130,13 +132,13 @@ def measured(setting: Setting, work: Path, num: int, start: int, seed: int, fact
         "tokens": setting.tokens,
         "problems": num,
         "start": start,
-        "distinct": len(set(cells["puct", factors[0]].groups)),
+        "distinct": len(set(cells[BASE, factors[0]].groups)),
         "rows": rows,
         "steps": [growth(arm, cells, factors) for arm in ARMS],
-        "gumbel_minus": {
-            arm: {str(factor): triple(gain(cells["gumbel", factor], cells[arm, factor])) for factor in factors}
+        "minus": {
+            arm: {str(factor): triple(gain(cells[BASE, factor], cells[arm, factor])) for factor in factors}
             for arm in ARMS
-            if arm != "gumbel"
+            if arm != BASE
         },
     }
 
@@ -190,7 +192,7 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "alphazero_llm_trainer", *commands[name]], cwd=ROOT, check=True)
     tasks = [measured(setting, args.work, args.num, args.start, args.seed, factors) for setting in settings]
     result = {
-        "command": f"uv run python benchmarks/search_budgets.py --num {args.num}"
+        "command": f"uv run python benchmarks/search_budgets.py --num {args.num} --start {args.start}"
         f" --factors {' '.join(map(str, factors))} --tasks {shlex.join(args.tasks)}",
         "version": __version__,
         "seed": args.seed,
@@ -207,8 +209,8 @@ def main() -> None:
     for task in tasks:
         for step in task["steps"]:
             print(f"{task['name']}: {step['arm']} is {'' if step['monotone'] else 'not '}monotone")
-        value, low, high = task["gumbel_minus"]["puct"][str(factors[-1])]
-        print(f"{task['name']}: gumbel - puct at x{factors[-1]}: {value:+.3f} [{low:+.3f}, {high:+.3f}]")
+        value, low, high = task["minus"]["adaptive-best-of-n"][str(factors[-1])]
+        print(f"{task['name']}: {BASE} - adaptive-best-of-n at x{factors[-1]}: {value:+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
 if __name__ == "__main__":

@@ -567,7 +567,8 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
             assert outcome.cost.scored_tokens > len(prompt)
             tree = outcome.tree
             assert tree is not None
-            leaf = next(leaf for leaf in tree.leaves() if tree.verdict[leaf] != "rejected")
+            # One that the budget's end left unjudged has the reward 0.
+            leaf = next(leaf for leaf in tree.leaves() if tree.verdict[leaf] != "rejected" and tree.reward[leaf])
             steps = tree.steps(leaf)
             logits = await prm.logits(prompt, [step.token_ids for step in steps])
             likely = [max(sum(step.logprobs), -16.0) for step in steps]

@@ -496,7 +496,7 @@ def search_budgets(data: Row) -> Page:
         against = [
             {"arm": arm, "tokens": last[arm]["tokens"]}
             | {f"x{factor}": judged(gains[str(factor)]) for factor in factors}
-            for arm, gains in task["gumbel_minus"].items()
+            for arm, gains in task["minus"].items()
         ]
         settings = f", `{'`, `'.join(task['settings'])}`" if task["settings"] else ""
         body += [
@@ -504,23 +504,29 @@ def search_budgets(data: Row) -> Page:
             f"{task['problems']:,} test problems of levels {listed(task['levels'])}, {task['distinct']:,} of them distinct;"
             f" verifier `{task['verifier']}`{settings}; x1 is {task['tokens']} tokens.",
             *table(rows, columns),
-            f"Gumbel search less another method, which spent so many tokens of x{largest} (Gumbel:"
-            f" {last['gumbel']['tokens']:.0f}):",
+            f"PUCT, the default, less another method, which spent so many tokens of x{largest} (PUCT:"
+            f" {last['puct']['tokens']:.0f}):",
             *table(
                 against, {"against": "{arm}", "tokens": "{tokens:.0f}", **{f"x{one}": f"{{x{one}}}" for one in factors}}
             ),
         ]
         over = {
-            arm: listed(f"x{factor} {gain(gains[str(factor)])}" for factor in factors if gains[str(factor)][1] > 0)
-            for arm, gains in task["gumbel_minus"].items()
+            arm: listed(
+                f"{gain(gains[str(factor)])} at x{factor}" for factor in factors[2:] if gains[str(factor)][1] > 0
+            )
+            for arm, gains in task["minus"].items()
         }
-        leads.append(f"{task['name']}: {over['puct']} over PUCT, {over['adaptive-best-of-n']} over adaptive best-of-n")
+        leads.append(
+            f"{task['name']}: {over['adaptive-best-of-n']} over adaptive best-of-n,"
+            f" {over['puct, steps repeat']} over drawing steps again"
+        )
     return Page(
         "Search with a growing budget",
-        f"Gumbel search above at {'; '.join(leads)}",
+        f"PUCT at {'; '.join(leads)}",
         "Selection rules of tree search and simpler methods get the same budgets, verifier and seeds. A budget is sampled and"
         " scored tokens a problem. PUCT, UCB1 and Gumbel are the method `mcts` of `eval` with `search.select`; a method that"
-        " finds an accepted response early spends less.",
+        " finds an accepted response early spends less. All draw without replacement; `steps repeat` is PUCT with"
+        " `search.verify.repeat=true`, as all searches were before.",
         {
             "Problems": listed(f"{task['name']} ({task['problems']:,})" for task in data["tasks"]),
             "Seeds": str(data["seed"]),
