@@ -150,10 +150,12 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
 async def beam(attempt: Attempt) -> tuple[str | None, str]:
     """Step-level beam search (AlphaMath, Chen et al. 2024): the best `eval.beam_width` of the proposed steps go on.
 
-    There are as many proposals a depth as the budget has chains (of `search.verify.reserve` tokens). A finished response
-    keeps its place in the beam by its total. A beam that the budget ends is finished by what is kept back.
+    There are as many proposals a depth as the budget has chains (of `search.verify.reserve` tokens, and as many again where
+    a model reads them). A finished response keeps its place in the beam by its total. A beam that the budget ends is
+    finished by what is kept back.
     """
-    proposals = max(1, attempt.budget // max(attempt.verify.reserve, 1))
+    chain = max(attempt.verify.reserve, 1) * (2 if attempt.sampler.verifier.computes else 1)
+    proposals = max(1, attempt.budget // chain)
     width = min(attempt.sampler.config.eval.beam_width, proposals)
     beams = [Chain()]
     while live := [one for one in beams if not one.whole]:
