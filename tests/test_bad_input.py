@@ -62,6 +62,8 @@ LINES: dict[str, tuple[list[str], str]] = {
     "no such home of a model": (["search", "--model", "~nobody-here/x"], "~nobody-here"),
     "no such home of a file": (["search", "--source", "~nobody-here/x.jsonl"], "~nobody-here"),
     "an empty question": (["search", ""], "empty"),
+    "a question that nobody sees": (["search", "\u200b"], "no letter that can be seen"),
+    "more trees than memory holds": (["sample", "-n", "10" * 6, "--out", "nowhere"], "10,000,000 at most"),
     "a lone surrogate": (["search", "what is \udc81?"], "Unicode"),
     "a long name": (["train", "--dry-run", "--set", "train.checkpoint_dir=" + "c" * 300], "can't be written"),
     "a long name to resume": (["train", "--resume", "r" * 300], "rrr"),

@@ -306,3 +306,25 @@ def test_a_run_s_folder_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     with FolderLock(tmp_path):
         assert main(["-q", "train", "--resume", str(tmp_path)]) == 2
     assert f"written by process {os.getpid()}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["train", "sample"])
+def test_nothing_is_written_outside_of_the_run_s_folder_and_the_cache(what: str, tmp_path: Path) -> None:
+    """Home, working folder and temporary folder are empty afterwards; the cache holds the kernels and nothing else."""
+    home, cache, temporary, here, out = places = [tmp_path / name for name in ("home", "cache", "tmp", "here", "out")]
+    for place in places[:-1]:
+        place.mkdir()
+    moved = {"HOME": home, "XDG_CACHE_HOME": cache, "TMPDIR": temporary}
+    given = [*(TRAIN if what == "train" else TREES), str(out)]
+    subprocess.run(
+        [sys.executable, "-m", "alphazero_llm_trainer", *given],
+        cwd=here,
+        env={**ENVIRONMENT, **{name: str(place) for name, place in moved.items()}},
+        check=True,
+        timeout=300,
+    )
+    assert [*out.rglob("journal*"), *out.rglob("shard-*")], "the run wrote its trees"
+    assert [path for place in (home, temporary, here) for path in place.rglob("*")] == []
+    assert {path.relative_to(cache).parts[:2] for path in cache.rglob("*") if path.is_file()} <= {
+        ("alphazero-llm-trainer", "kernels")
+    }

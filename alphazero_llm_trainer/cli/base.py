@@ -23,6 +23,8 @@ from ..policy.folders import check_folder, find_model
 
 EXIT_STOPPED = 130
 LONGEST = 900  # letters of a message
+# Libraries that tell their makers of their use, at import already: not unless the user says so.
+SILENT = ("MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")
 MISNAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # no place at all: the user named another
 
 
@@ -251,6 +253,8 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     args = parser.parse_args(argv)
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)
+    for name in SILENT:
+        os.environ.setdefault(name, "1")
     try:
         return args.run(args)
     except AlphaZeroError as error:

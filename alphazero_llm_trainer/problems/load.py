@@ -12,6 +12,8 @@ from ..errors import AlphaZeroError, ConfigError, DataError
 from ..types import Task
 from .source import SHOWN, SPLITS, Source, TaskList, check_tasks, open_problems, open_source, own, source_of
 
+MOST_TASKS = 10_000_000  # of one call; about ten GB of them
+
 
 def load_tasks(
     source: Source | str,
@@ -41,6 +43,10 @@ def load_tasks(
         raise ConfigError(f"split is {split!r}: choose one of {', '.join(SPLITS)}")
     if count < 1 or start < 0:
         raise ConfigError(f"{count} tasks from number {start} on can't be loaded: ask for 1 or more, from 0 or later")
+    if count > MOST_TASKS:
+        raise ConfigError(
+            f"{count:,} tasks don't fit into memory: ask for {MOST_TASKS:,} at most, each run from where the last ended"
+        )
     if isinstance(source, str):
         source = open_problems(ProblemsConfig.model_validate({"source": source, **options}), path)
     tasks = asked(source, split, count, start)

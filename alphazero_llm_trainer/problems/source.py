@@ -242,13 +242,17 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
 
 
 def check_text(text: str, where: str) -> str:
-    """The text. Raises DataError where half of a character stands in it (a lone surrogate): no tokenizer reads that."""
+    """The text. Raises DataError where nothing of it can be seen, or where half of a character stands in it (a lone
+    surrogate): no tokenizer reads that.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where} has a text that is no valid Unicode at letter {error.start}: mend it or remove it"
         ) from error
+    if not any(letter.isprintable() and not letter.isspace() for letter in text):
+        raise DataError(f"{where} has no letter that can be seen: write its text or remove it")
     return text
 
 
