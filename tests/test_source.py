@@ -271,7 +271,7 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
 
 def test_a_verified_tree_ends_at_its_budget_or_at_enough_right_responses(tmp_path: Path) -> None:
     source, _ = searched(
-        tmp_path, *VERIFIED, "train.iterations=50", "search.budget_tokens=120", "search.data.enough_correct=1"
+        tmp_path, *VERIFIED, "train.iterations=1000", "search.budget_tokens=120", "search.data.enough_correct=1"
     )
     ended = {}
     for found in source.restored(0):
