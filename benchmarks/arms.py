@@ -77,6 +77,9 @@ def run(study: Study) -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes side by side, one thread each")
     parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / name)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the arms of --out that are not named, of the same problems"
+    )
     parser.add_argument("--train-only", action="store_true", help="train, and leave the test problems unread")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -108,7 +111,16 @@ def run(study: Study) -> None:
         if args.train_only:
             return
         rows = list(pool.map(tested, rows))
-    report(study, rows, measured(study, start, args), args)
+    report(study, [*rows, *(kept(study, args) if args.add else ())], measured(study, start, args), args)
+
+
+def kept(study: Study, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs in --out of arms that are not named, where seeds and test problems are these ones."""
+    found = json.loads(args.out.read_text())
+    asked = {"seeds": args.seeds, "first": args.first, "problems": args.num}
+    if any(found[name] != value for name, value in asked.items()):
+        raise SystemExit(f"{args.out} is of other seeds or problems than {asked}: leave out --add")
+    return [row for row in found["runs"] if row["arm"] in study.arms and row["arm"] not in args.arms]
 
 
 def train(study: Study, name: str, seed: int, work: Path, start: Path | None) -> dict[str, Any]:
@@ -170,14 +182,15 @@ def measured(study: Study, folder: Path | None, args: argparse.Namespace) -> dic
 def report(study: Study, rows: list[dict[str, Any]], before: Mapping[str, str], args: argparse.Namespace) -> None:
     """The table, and everything as JSON."""
     groups = repeats(study.tasks(args.num, args.first))
-    summary = compared(rows, args.arms, study.kinds, groups)
+    arms = [arm for arm in study.arms if any(row["arm"] == arm for row in rows)]
+    summary = compared(rows, arms, study.kinds, groups)
     for row in summary:
         figures = " ".join(f"{kind} {row[kind][0]:.3f}" for kind in study.kinds)
         print(f"{row['arm']:17} {figures} {row.get('primary', '')}", flush=True)
     own = [f"--{option} {getattr(args, option)}" for option, _, _ in study.options]
     result = {
         "command": f"uv run python {study.script} --seeds {' '.join(map(str, args.seeds))} --arms {shlex.join(args.arms)}"
-        f" --first {args.first} --num {args.num} {' '.join([*own, f'--jobs {args.jobs}'])}",
+        f" --first {args.first} --num {args.num} {' '.join([*own, f'--jobs {args.jobs}', *(['--add'] if args.add else [])])}",
         "version": __version__,
         "start": {kind: triple(wilson(before[kind].count("1"), args.num)) for kind in study.kinds},
         "seeds": args.seeds,

@@ -7,7 +7,7 @@ Each stage is a command of the package, in a folder of its own; what is finished
 stop. Embedded problems of levels 1 to 3: training questions and test problems never meet. From the supervised student: its own
 right samples (`rft`), expert iteration (`train` as it comes), GRPO with chains and with trees, all over the same questions, and
 more supervision as a control. Then each student's answers to the same test problems and to real GSM8K rows, which none of them
-was taught on. A result file of the same sizes keeps the stages that this line doesn't name.
+was taught on.
 """
 
 from __future__ import annotations
