@@ -14,6 +14,7 @@ from .page import (
     FROM_RULES_CHART,
     HARDER,
     IMPROVEMENT_CHART,
+    REPEATED,
     REPOSITORY,
     TINY,
     Page,
@@ -196,6 +197,7 @@ def ladder(data: Row) -> Page:
             "`calculator-tool` writes results into the response itself. Its token count is of the model's own tokens alone;"
             " the results that were inserted are left out.",
             "The PRM's tokens count as scored, its prompt included.",
+            REPEATED,
             *note_of(data),
         ],
     )
@@ -306,7 +308,7 @@ def loop(data: Row) -> Page:
             ),
             f"Generations in which the trained value or PRM was chosen beside the calculator: {listed(helped)}.",
         ],
-        [TINY, twins(), "One seed."],
+        [TINY, twins(), "One seed.", REPEATED],
     )
 
 
@@ -668,6 +670,7 @@ def value(data: Row) -> Page:
             f"{len(data['rows'])} methods were measured and the intervals are not corrected for so many looks. All of them,"
             " those with the head included, are in the JSON file.",
             "The search arms were measured on these problems a second time, after a review made them keep to their budget.",
+            REPEATED,
         ],
     )
 
@@ -765,6 +768,7 @@ def real_ladder(data: Row) -> Page:
         [
             f"One seed and one learning rate an arm. The first two lines are of {sft['test_greedy']['problems']} problems.",
             "Embedded problems of known structures: no real rows, no held-out structures.",
+            REPEATED,
         ],
     )
 

@@ -25,6 +25,8 @@ EMBEDDED = "embedded test problems, levels 1 and 2 (2 and 3 steps)"
 HARDER = "embedded test problems, levels 3 and 4 (4 to 6 steps)"
 FIXED = "fixed in the benchmark"
 TINY = "The student has 0.66 million parameters and the problems come from a generator. It says nothing about larger models."
+# Of results that are older than draws without replacement.
+REPEATED = "A step could be drawn again after the same prefix, as with `search.verify.repeat=true` now."
 RATIOS = "Ratios carry over to another machine, absolute times do not."
 Triple = Sequence[float]  # a value with its 95% interval: value, low, high
 Row = Mapping[str, Any]
