@@ -405,7 +405,7 @@ def from_rules(data: Row) -> Page:
         *("", "## In fewer, larger rounds", ""),
         f"Measured before, with {large['summary'][0]['tokens'] / 1e6:.1f} M tokens an arm and {rounds_of(large, 'search')} for"
         f" `search` (above: {rounds_of(data, 'search')}), on test problems {large['first']:,} to"
-        f" {large['first'] + large['problems'] - 1:,} and from a start of its own. Each run's command is in"
+        f" {large['first'] + large['problems'] - 1:,} and from a start of its own. {REPEATED} Each run's command is in"
         f" [its JSON]({REPOSITORY}/blob/main/benchmarks/results/from_rules_large_rounds.json).",
         *compared_arms(large, kinds)[0],
     ]
