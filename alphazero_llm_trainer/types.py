@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -49,6 +50,16 @@ class Step:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
+
+
+def ids_of(steps: Iterable[Step]) -> tuple[int, ...]:
+    """The token ids of `steps`, one after the other `[T]`."""
+    return tuple(token for step in steps for token in step.token_ids)
+
+
+def logprobs_of(steps: Iterable[Step]) -> tuple[float, ...]:
+    """The log-probabilities of `steps`, one after the other `[T]`."""
+    return tuple(value for step in steps for value in step.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

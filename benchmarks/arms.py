@@ -94,6 +94,8 @@ def run(study: Study) -> None:
     if start is not None and not (start / "manifest.json").exists():
         program([*shlex.split(study.start or ""), "--out", str(start)], quiet=False)
 
+    earlier = kept(study, args) if args.add else []
+
     def trained(job: tuple[str, int]) -> dict[str, Any]:
         row = train(study, *job, args.work, start)
         print(
@@ -111,15 +113,16 @@ def run(study: Study) -> None:
         if args.train_only:
             return
         rows = list(pool.map(tested, rows))
-    report(study, [*rows, *(kept(study, args) if args.add else ())], measured(study, start, args), args)
+    report(study, [*rows, *earlier], measured(study, start, args), args)
 
 
 def kept(study: Study, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The runs in --out of arms that are not named, where seeds and test problems are these ones."""
     found = json.loads(args.out.read_text())
     asked = {"seeds": args.seeds, "first": args.first, "problems": args.num}
+    asked |= {option: getattr(args, option) for option, _, _ in study.options}
     if any(found[name] != value for name, value in asked.items()):
-        raise SystemExit(f"{args.out} is of other seeds or problems than {asked}: leave out --add")
+        raise SystemExit(f"{args.out} was measured in another way than {asked}: leave out --add")
     return [row for row in found["runs"] if row["arm"] in study.arms and row["arm"] not in args.arms]
 
 

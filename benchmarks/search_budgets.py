@@ -112,7 +112,12 @@ def measured(setting: Setting, work: Path, num: int, start: int, seed: int, fact
             sampler = MethodContext(student, judge, config)
             budget = factor * setting.tokens
             cell = kept(
-                work / "cells" / f"{setting.name} {arm} {budget}.json", identity, sampler, benchmark, method, budget
+                work / "cells" / f"{setting.name} {arm} {budget}.json",
+                [*identity, *own],
+                sampler,
+                benchmark,
+                method,
+                budget,
             )
             cells[arm, factor] = cell
             accuracy = wilson(cell.outcomes.count("1"), len(cell.outcomes), cell.distinct)

@@ -17,9 +17,10 @@ from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.without import Taken
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
-from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, OverBudgetError, chain_of, ids_of
+from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, OverBudgetError, chain_of
 from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product, ValueVerifier
 from alphazero_llm_trainer.policy.prm_verifier import EnginePrm
@@ -28,7 +29,7 @@ from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.calculator import consistent
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.types import Problem, Step
+from alphazero_llm_trainer.types import Problem, Step, ids_of, logprobs_of
 
 TASKS = load_tasks("embedded", "test", 40)
 
@@ -181,18 +182,20 @@ def repeated(student: Student, config: Config, method: str, repeat: bool) -> tup
     changed = load_config(overrides=["student=embedded", *changes])
     sampler = MethodContext(student, LogProbability(), changed)
     draw, counts = sampler.policy.continuations, [0, 0]
-    seen: dict[Any, set[tuple[int, ...]]] = {}
+    seen: dict[Any, dict[tuple[int, ...], tuple[float, ...]]] = {}
 
     async def watched(
         problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Any, *more: Any, **named: Any
     ):
         found, cost = await draw(problem, steps, n, seed, limits, *more, **named)
-        before = seen.setdefault((problem.id, ids_of(steps), limits.steps == 1), set())
+        before = seen.setdefault((problem.id, ids_of(steps), limits.steps == 1), {})
         ids = ids_of(found[0].steps)
         if (more[0] if more else named["temperature"]) != 0.0:
             counts[0] += 1
             counts[1] += ids in before
-        before.add(ids)
+            left = Taken.of(before.items()) is not None
+            assert repeat or method == "majority" or not left or ids not in before
+        before[ids] = logprobs_of(found[0].steps)
         return found, cost
 
     sampler.policy.continuations = watched  # type: ignore[method-assign]

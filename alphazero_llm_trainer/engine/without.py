@@ -50,7 +50,14 @@ class Taken:
         What is taken below each token is exact at temperature 1. At others it is taken for what it is there, so that
         frequencies are near the policy's, and no sequence comes again all the same.
         """
-        weights = np.exp((logprobs - logprobs.max()).astype(np.float64) / temperature)
+        left = logprobs.astype(np.float64)
+        for token, child in self.after.items():
+            if child.share >= 1.0:
+                left[token] = -math.inf  # before the maximum: beside it little of the others would be left
+        highest = left.max()
+        if highest == -math.inf:
+            return None
+        weights = np.exp((left - highest) / temperature)
         for token, child in self.after.items():
             weights[token] *= 1.0 - child.share
         sums = weights.cumsum()

@@ -16,7 +16,7 @@ from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
 from ..search.driver import derive_seed
 from ..search.verified import Judge
-from ..types import Cost, Problem, Step
+from ..types import Cost, Problem, Step, ids_of, logprobs_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -154,7 +154,7 @@ class Attempt:
             () if counts or self.verify.repeat else tuple(drawn.items()),
         )
         self.cost.add(spent)
-        drawn[ids_of(found.steps)] = tuple(value for step in found.steps for value in step.logprobs)
+        drawn[ids_of(found.steps)] = logprobs_of(found.steps)
         chain = chain_of((*steps, *found.steps), found.ended, found.cut)
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)
@@ -189,11 +189,6 @@ class Attempt:
     def best(self, chains: Sequence[Chain]) -> Chain | None:
         """The one with the largest total, those with an answer first; the first one on ties, None of nothing."""
         return max(chains, key=lambda chain: (self.states(chain), chain.total), default=None)
-
-
-def ids_of(steps: Sequence[Step]) -> tuple[int, ...]:
-    """The token ids of `steps`."""
-    return tuple(token for step in steps for token in step.token_ids)
 
 
 def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:

@@ -13,8 +13,8 @@ from ..engine.protocol import GenerateRequest
 from ..problems.calculator import exact_result
 from ..problems.source import source_of
 from ..search.driver import Search
-from ..types import Problem, Step
-from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of, ids_of
+from ..types import Problem, Step, ids_of
+from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of
 
 Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
@@ -100,7 +100,8 @@ async def early_abort(attempt: Attempt) -> tuple[str | None, str]:
     while attempt.room(kept=attempt.kept) > 0:
         chain = Chain()
         while attempt.room(chain.steps, attempt.kept) > 0:
-            longer = await attempt.draw(chain.steps, greedy=first, line=True, kept=attempt.kept)
+            # A step comes again where the chain that failed after it was another one.
+            longer = await attempt.draw(chain.steps, greedy=first, line=True, kept=attempt.kept, counts=True)
             if attempt.accepts(longer):
                 return longer.text, "accepted"
             if attempt.usable(longer):
@@ -181,8 +182,9 @@ async def dvts(attempt: Attempt) -> tuple[str | None, str]:
     """Diverse verifier tree search (Beeching et al. 2024, "Scaling test-time compute with open models"): independent
     chains, each of which goes on with the best of `eval.beam_width` proposed steps; the best finished chain by its total.
 
-    There are as many chains as the budget pays for, one after the other. Where all proposals are rejected a chain is given
-    up; the first chain's first proposals are greedy ones, so that a small budget is worth a greedy answer.
+    There are as many chains as the budget pays for, one after the other, each with another first step. Where all proposals
+    are rejected a chain is given up; the first chain's first proposals are greedy ones, so that a small budget is worth a
+    greedy answer.
     """
     found: list[Chain] = []
     path: tuple[Step, ...] = ()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..answers import extract, is_final
 from ..config.sections import SearchConfig
 from ..engine.protocol import Drawn, Judgement, Limits, Verifier
-from ..types import Continuation, Cost, Problem, RewardParts, Step
+from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, logprobs_of
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
 from .steps import Evaluate, StepPolicy, verdict
@@ -81,6 +81,8 @@ class VerifiedExpansion:
     ) -> None:
         self.policy, self.settings, self.problem, self.tree = policy, settings, problem, tree
         self.seed, self.judge, self.cost, self.evaluate = seed, judge, judge.cost, evaluate
+        # By node: what was drawn there. The tree merges siblings of one text and has no steps that a limit cut.
+        self.seen: dict[int, dict[tuple[int, ...], tuple[float, ...]]] = {}
 
     def least(self, node: int) -> int:
         """See `driver.Expansion`: one token of the next step; what judging takes shows as it is drawn."""
@@ -109,6 +111,8 @@ class VerifiedExpansion:
                 return self.unfinished(steps[start:], scores)
             known = () if fresh else self.drawn(leaf.node)
             found, spent = await self.draw(steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known)
+            if len(steps) == start:
+                self.seen.setdefault(leaf.node, {})[ids_of(found.steps)] = logprobs_of(found.steps)
             room -= spent
             left = None if left is None else left - spent
             if found.ended or (found.steps and is_final(found.steps[-1].text)):
@@ -159,9 +163,10 @@ class VerifiedExpansion:
         return Evaluation([Playout(Continuation(tuple(steps), False), None, None)], scores=scores)
 
     def drawn(self, node: int) -> Drawn:
-        """The steps after `node`, as `GenerateRequest.without` has them."""
+        """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""
         tree = self.tree
-        return tuple((tree.token_ids[child], tree.logprobs[child]) for child in tree.children[node])
+        known = {tree.token_ids[child]: tree.logprobs[child] for child in tree.children[node]}
+        return tuple((known | self.seen.get(node, {})).items())
 
     async def draw(
         self, steps: list[Step], seed: int, limits: Limits, fresh: bool, known: Drawn = ()
@@ -196,8 +201,7 @@ class VerifiedExpansion:
             return node
         last, _ = await self.draw(steps, derive_seed(self.seed, "final"), limits, not tree.children[node])
         # A rollout and no nodes: it may pass through a step that was rejected.
-        ids = tuple(token for step in last.steps for token in step.token_ids)
-        logprobs = tuple(value for step in last.steps for value in step.logprobs)
+        ids, logprobs = ids_of(last.steps), logprobs_of(last.steps)
         text = "".join(step.text for step in last.steps)
         tree.rollouts.append(Rollout(node, ids, logprobs, text, verdict(last, limits), 0.0, None, None))
         return node

@@ -514,7 +514,9 @@ def search_budgets(data: Row) -> Page:
         ]
         over = {
             arm: listed(
-                f"{gain(gains[str(factor)])} at x{factor}" for factor in factors[2:] if gains[str(factor)][1] > 0
+                f"{gain(gains[str(factor)])} at x{factor}"
+                for factor in factors
+                if gains[str(factor)][1] > 0 or gains[str(factor)][2] < 0
             )
             for arm, gains in task["minus"].items()
         }
