@@ -709,6 +709,7 @@ def overlap(data: Row) -> Page:
 
 ARMS_OF_REAL = {
     "rft": "its own right samples (`rft`)",
+    "expert": "expert iteration (`train` as it comes)",
     "grpo": "GRPO, chains",
     "grpo-trees": "GRPO, trees",
     "more-sft": "more SFT, as many updates",
@@ -748,6 +749,11 @@ def real_ladder(data: Row) -> Page:
     ]
     for name in (found for found in stages if found.startswith("eval-")):
         body += searched_table(name.removeprefix("eval-"), stages[name])
+    for prefix, what in (("answers", "The same embedded test problems"), ("gsm8k", "Test rows of GSM8K")):
+        asked = {name.removeprefix(f"{prefix}-"): stages[name] for name in stages if name.startswith(f"{prefix}-")}
+        rows = [{"student": name, "accuracy": share(one["rows"][0]["accuracy"])} for name, one in asked.items()]
+        if rows:
+            body += ["", f"### {what}, greedy", "", *table(rows, {"student": "{student}", "accuracy": "{accuracy}"})]
     numerics = sampling["engine"].get("numerics", {})
     if numerics:
         gap = f"{numerics['sampled_mean']:.3f} nats in the mean"
@@ -778,7 +784,8 @@ def real_ladder(data: Row) -> Page:
 def best_arm(stages: Row) -> str:
     """The arm that taught most from the student's own samples."""
     return max(
-        (name for name in ("rft", "grpo", "grpo-trees") if name in stages), key=lambda n: stages[n]["gain"]["value"]
+        (name for name in ("rft", "expert", "grpo", "grpo-trees") if name in stages),
+        key=lambda n: stages[n]["gain"]["value"],
     )
 
 
