@@ -108,8 +108,10 @@ def summary() -> str:
     """README's table: five results, each with what it does not show."""
     taught, climbed, fast = load("improvement"), load("ladder"), load("engine")
     arms = {row["arm"]: row for row in taught["summary"]}
-    own, rule = arms["search"], arms["rule, one chain"]
-    over = [f"{name} {gain(arms[name]['primary'])}" for name in ("rft, 8 samples", "grpo, trees", "grpo, samples")]
+    own = arms["search"]
+    others = [row for row in taught["summary"] if row is not own]
+    over = [f"{row['arm']} {gain(row['primary'])}" for row in others if row["primary"][1] > 0]
+    same = [f"over {row['arm']} {judged(row['primary'])}; " for row in others if row["primary"][1] <= 0]
     repeated, held = load("overlap")["rows"][0]["share"][0], load("structures")["rows"][0]
     rungs = {rung["name"]: rung for rung in climbed["rungs"]}
     sft, grpo = rungs["SFT"], rungs["+GRPO (PRM)"]
@@ -124,9 +126,9 @@ def summary() -> str:
         {
             "what": "[Training from search](docs/results/improvement.md): expert iteration, the default of `train`",
             "result": f"{taught['start']['greedy'][0]:.3f} -> {own['greedy'][0]:.3f}; over {', over '.join(over)}",
-            "on": f"{taught['problems']:,} problems, {len(taught['seeds'])} seeds, {own['tokens'] / 1e6:.1f} M tokens each",
-            "not": f"the tree's part: over the rule on one chain a question {gain(rule['primary'])}"
-            f" ({verdict(rule['primary'])}); or new kinds of stories: {repeated:.0%} of the problems repeat a training problem"
+            "on": f"{taught['problems']:,} problems, {len(taught['seeds'])} seeds, {own['tokens'] / 1e6:.1f} M tokens, the"
+            f" others {min(row['tokens'] for row in others) / 1e6:.1f} M or more",
+            "not": f"{''.join(same)}new kinds of stories: {repeated:.0%} of the problems repeat a training problem"
             f" but for names and numbers; on [kinds of stories](docs/results/structures.md) that nobody trained on, GRPO"
             f" gained {gain(held['gain'])} ({verdict(held['gain'])})",
         },
