@@ -175,6 +175,9 @@ def test_repairing_a_step_costs_less_than_starting_anew(student: Student, config
     assert spent["step-rejection"] < spent["adaptive-best-of-n"] < spent["best-of-n"]
 
 
+REPEATING = ("majority", "weighted-majority", "early-abort")
+
+
 def repeated(student: Student, config: Config, method: str, repeat: bool) -> tuple[int, int]:
     """(draws at the search's temperature, those of them that gave what was drawn there before) over some problems."""
     # No response is good enough, so that the budget ends it.
@@ -194,7 +197,7 @@ def repeated(student: Student, config: Config, method: str, repeat: bool) -> tup
             counts[0] += 1
             counts[1] += ids in before
             left = Taken.of(before.items()) is not None
-            assert repeat or method == "majority" or not left or ids not in before
+            assert repeat or method in REPEATING or not left or ids not in before
         before[ids] = logprobs_of(found[0].steps)
         return found, cost
 
@@ -213,8 +216,9 @@ def test_no_step_is_drawn_twice_after_the_same_ones(student: Student, config: Co
     assert draws > 20 and fewer < 0.8 * repeats
 
 
-def test_votes_count_responses_as_often_as_they_come(student: Student, config: Config) -> None:
-    assert repeated(student, config, "majority", repeat=True) == repeated(student, config, "majority", repeat=False)
+@pytest.mark.parametrize("method", REPEATING)
+def test_votes_and_what_starts_anew_repeat(student: Student, config: Config, method: str) -> None:
+    assert repeated(student, config, method, repeat=True) == repeated(student, config, method, repeat=False)
 
 
 def test_dvts_goes_on_with_the_best_of_its_proposals(

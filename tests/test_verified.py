@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import ScriptedPolicy
 
 from alphazero_llm_trainer.config.sections import SearchConfig
-from alphazero_llm_trainer.engine.protocol import Judgement
+from alphazero_llm_trainer.engine.protocol import Drawn, Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.search.driver import Search, SearchResult
 from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
@@ -119,6 +119,35 @@ def test_the_same_rejected_step_drawn_again_counts_again() -> None:
         refuse(mcts, leaf, [step("bad\n")])
         assert len(tree) == 3 and tree.N[2] == visits
     assert mcts.dead == {1}
+
+
+def test_what_the_tree_merges_is_known_to_have_been_drawn_all_the_same() -> None:
+    """Steps of one text and other tokens are one node; neither way to write it is drawn again."""
+
+    class Spelling(ScriptedPolicy):
+        """FAKE policy: one text, written with other tokens each time. It notes what it is asked to leave out."""
+
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.asked: list[tuple[tuple[int, ...], ...]] = []
+
+        async def continuations(
+            self, *args: object, without: Drawn = (), **named: object
+        ) -> tuple[list[Continuation], Cost]:
+            self.asked.append(tuple(ids for ids, _ in without))
+            bad = Step((100 + len(self.asked), 10), (-1.0, -0.5), "bad\n")
+            return [Continuation((bad,), False)], Cost(sampled_tokens=2, calls=1)
+
+    async def unasked(*given: object) -> RewardParts:
+        raise AssertionError("a verifier's search asks no other judge")
+
+    policy = Spelling()
+    policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]
+    settings_ = SearchConfig.model_validate({"iterations": 4})
+    found = asyncio.run(Search(policy, unasked, settings_, verifier=Rule(lambda text: 0.0)).run(PROBLEM, 0))
+    assert len(found.tree) == 2, "one node below the root"
+    drawn = [(100 + turn, 10) for turn in range(1, 5)]
+    assert [set(one) for one in policy.asked[:4]] == [set(drawn[:turn]) for turn in range(4)]
 
 
 # -- whole searches ----------------------------------------------------------------------------------------------------
