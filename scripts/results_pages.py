@@ -186,8 +186,8 @@ def summary() -> str:
             "result": f"{warm['test_before']['value']:.3f} -> {warm['test_greedy']['value']:.3f} by SFT, then"
             f" {judged(triple(arm['gain']))}; in a second run {judged(triple(again['gain']))}",
             "on": f"{arm['after']['problems']} problems, two runs, two CPU cores",
-            "not": "that own samples are worth their time where there are solutions: as many updates of SFT on"
-            f" {control['rows'] - warm['rows']} unseen ones gain {gain(triple(control['gain']))}; or anything on real rows",
+            "not": "that own samples are worth their time where there are solutions: as many updates of SFT,"
+            f" {control['rows'] - warm['rows']} of them unseen, gain {gain(triple(control['gain']))}; or anything on real rows",
         }
     )
     head = "| What | Result, 95% interval | Measured on | What it does not show |\n|---|---|---|---|"
