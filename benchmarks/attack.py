@@ -514,7 +514,8 @@ def main(argv: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=RESULTS, help="the JSON file (default: %(default)s)")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)  # a forked child of a process with a pool of threads waits for threads that it doesn't have
+    # A forked child of a process with a pool of threads waits for threads that it doesn't have.
+    torch.set_num_threads(1)
     names = args.only or [name for name in PARTS if args.minutes >= LONG_MINUTES or name not in LONG]
     share, parts = 60 * args.minutes / len(names), {}
     for name in names:
