@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-LEAST = (
-    1e-3  # probability that has to be left; a draw out of less would be one of steps that the policy all but excludes
-)
+# Probability that has to be left: a draw out of less would be one of steps that the policy all but excludes.
+LEAST = 1e-3
 
 
 @dataclass(slots=True)

@@ -766,9 +766,8 @@ def real_ladder(data: Row) -> Page:
         *("", "## A second run", ""),
         "The same commands and seed once more, of a later version; its student after SFT is not to the bit the first one."
         f" {again['stages']['sft']['test_greedy']['problems']} problems in every line."
-        f" Kept after `rft`: {again['stages']['rft']['kept']}. What one run of `rft` gained, another didn't. As many updates on"
-        f" worked solutions, {again['stages']['more-sft']['rows'] - sft['rows']} of which it hadn't seen, gain far more: where"
-        " there are solutions, they are what to train on.",
+        f" Kept after `rft`: {again['stages']['rft']['kept']}. The control makes as many updates"
+        f" as an arm, on worked solutions, {again['stages']['more-sft']['rows'] - sft['rows']} of which it hadn't seen.",
         *table(real_rows(again["stages"]), columns),
         f"Its [JSON]({REPOSITORY}/blob/main/benchmarks/results/real_ladder_second.json).",
     ]
