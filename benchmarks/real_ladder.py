@@ -4,10 +4,11 @@
     uv run python benchmarks/real_ladder.py --out runs/real
 
 Each stage is a command of the package, in a folder of its own; what is finished is kept, so the same line goes on after a
-stop. Embedded problems of levels 1 to 3: training questions and test problems never meet. From the supervised student: its own
-right samples (`rft`), expert iteration (`train` as it comes), GRPO with chains and with trees, all over the same questions, and
-more supervision as a control. Then each student's answers to the same test problems and to real GSM8K rows, which none of them
-was taught on.
+stop. Embedded problems of levels 1 to 3: training questions and test problems never meet. From the supervised student, with as
+many updates each: its own right samples (`rft`), expert iteration (`train` as it comes), GRPO with chains and with trees, all
+over the same questions; expert iteration over three times the questions, which takes about as many tokens as `rft`; and more
+supervision as a control. Then each student's answers to the same test problems and to real GSM8K rows, which none of them was
+taught on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap, repeats  # noqa: E402
+from alphazero_llm_trainer.problems.load import tasks_of  # noqa: E402
+
 KEPT = (
     "test_before", "test_greedy", "test_pass_at_8", "test_mean_at_temperature_1", "gain", "steps", "rows", "seconds",
     "before", "after", "pairs", "kept", "questions", "rounds", "search_cost", "engine", "methods",
@@ -37,10 +44,14 @@ GRPO += ["--set", RATE.format("grpo", 1e-5), "--set", "train.grpo.warmup_rounds=
 ARMS = {
     "rft": ["--use-rft", *CHAINS, "--set", RATE.format("rft", 5e-5)],
     "expert": ["--set", RATE.format("rft", 5e-5)],
+    "expert-more": ["--set", RATE.format("rft", 5e-5)],
     "grpo": [*GRPO, *CHAINS],
     "grpo-trees": GRPO,
 }
-EVERY = ["--set", "problems.levels=[1,2,3]", "--seed", "7"]
+MORE = {"expert-more": 3}  # times the questions, and as many more a round
+AGAIN = {"rft": 8, "expert-more": 8}  # arms that are run with another seed as well, from the same SFT student
+LEVELS = ["--set", "problems.levels=[1,2,3]"]
+EVERY = [*LEVELS, "--seed", "7"]
 
 
 def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
@@ -58,11 +69,16 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
             "test_greedy",
         )
     }
-    train = ["train", "--model", str(sft), "-n", str(args.questions), "--set", f"train.questions_per_round={ROUND}"]
-    train += ["--save-every", str(ROUND), "--set", f"train.demonstrations={rows}", "--set", "train.validation_size=100"]
+    train = ["--set", f"train.demonstrations={rows}", "--set", "train.validation_size=300"]
     for name, own in ARMS.items():
-        command = [*train, *own, "--out", str(args.out / name), *size, *EVERY]
-        found[name] = (command, "run-001/run.json", "after")
+        times = MORE.get(name, 1)
+        command = ["train", "--model", str(sft), "-n", str(times * args.questions), "--save-every", str(times * ROUND)]
+        command += ["--set", f"train.questions_per_round={times * ROUND}", *train, *own]
+        command += [*size, *LEVELS]
+        for seed in (7, *([AGAIN[name]] if name in AGAIN else [])):
+            folder = name if seed == 7 else f"{name}-{seed}"
+            more = ["--seed", str(seed), "--out", str(args.out / folder)]
+            found[folder] = ([*command, *more], "run-001/run.json", "after")
     # The control: as many updates as the arms make, on worked solutions that the SFT student hasn't seen as well.
     more = ["sft", "--model", str(sft), "-n", str(args.rows + 16 * updates), "--out", str(args.out / "more-sft")]
     found["more-sft"] = ([*more, "--set", f"train.sft.steps={updates}", *warm], "manifest.json", "test_greedy")
@@ -84,7 +100,8 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
             command += ["--budget-tokens", "200", "--out", str(args.out / f"{prefix}-{name}"), *EVERY]
             found[f"{prefix}-{name}"] = (command, "results.json", "rows")
     methods = ["greedy", "majority", "best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
-    for name, folder in (("sft", sft), ("rft", args.out / "rft" / "run-001" / "student")):
+    for name in ("sft", "rft", "expert-more"):
+        folder = students[name]
         command = ["eval", "--model", str(folder), "--methods", *methods, "--verifier", "calculator"]
         command += ["--budget-tokens", *map(str, args.budgets), "--num", str(args.searched)]
         found[f"eval-{name}"] = ([*command, "--out", str(args.out / f"eval-{name}"), *EVERY], "results.json", "rows")
@@ -108,6 +125,21 @@ def run(name: str, command: list[str], done: Path, key: str) -> float:
     return time.monotonic() - began
 
 
+def over_own_samples(right: dict[str, list[float]], problems: int) -> list[dict[str, Any]]:
+    """Each arm's greedy accuracy less that of `rft` with the same seeds, over problems: so few seeds have no interval."""
+    groups = repeats(tasks_of(load_config(overrides=[word for word in LEVELS if word != "--set"]), "test", problems))
+    found = []
+    for arm in ARMS:
+        ends = [end for end in ("", f"-{AGAIN.get(arm)}") if arm + end in right and "rft" + end in right]
+        if arm != "rft" and ends:
+            mean = [[sum(scores) / len(ends) for scores in zip(*(right[name + end] for end in ends), strict=True)]
+                    for name in (arm, "rft")]  # fmt: skip
+            less = paired_bootstrap(*mean, groups=groups)
+            row = {"arm": arm, "over": "rft", "seeds": len(ends)}
+            found.append(row | {"value": less.value, "low": less.low, "high": less.high})
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
@@ -124,6 +156,7 @@ def main() -> None:
     times_file = args.out / "seconds.json"
     times: dict[str, float] = json.loads(times_file.read_text()) if times_file.is_file() else {}
     found: dict[str, Any] = {}
+    right: dict[str, list[float]] = {}
     for name, (command, last, key) in stages(args).items():
         if args.stages and name not in args.stages:
             continue
@@ -134,10 +167,12 @@ def main() -> None:
             times_file.write_text(json.dumps(times))
         facts = json.loads(done.read_text(encoding="utf-8"))
         found[name] = {key: facts[key] for key in KEPT if key in facts}
+        if "after" in facts:
+            right[name] = [float(one) for one in facts["after"]["correct"]]
         for measured in ("before", "after"):
             found[name].get(measured, {}).pop("correct", None)
-        for row in found[name]["rows"] if name.startswith("eval-") else []:
-            row.pop("outcomes")
+        for row in found[name].get("rows", []) if isinstance(found[name].get("rows"), list) else []:
+            row.pop("outcomes", None)
     options = f"--rows {args.rows} --questions {args.questions} --problems {args.problems} --searched {args.searched}"
     options += f" --budgets {' '.join(map(str, args.budgets))}"
     if args.stages:
@@ -145,7 +180,7 @@ def main() -> None:
     result = {
         "command": f"uv run python benchmarks/real_ladder.py {options}",
         "machine": platform.machine(), "cores": os.cpu_count(), "model": args.model, "seed": 7,
-        "seconds": times, "stages": found,
+        "seconds": times, "stages": found, "arms": over_own_samples(right, args.problems),
     }  # fmt: skip
     args.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

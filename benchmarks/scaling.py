@@ -10,7 +10,7 @@ the formulas and the table of `info --plan --machine`. Assumed: the mean length 
 A round is Q questions, each a tree of `train.iterations` expansions one after the other, of `train.samples` samples at once.
 Trees are taken by whoever has room. An expansion ends with its longest sample, a round with its last tree; then the rows are
 trained on and the adapter goes to every engine. "Together": all cards search, then as many train as a minibatch has rows.
-"Apart": an eighth of the cards trains the round before while the others search (a lag of one round, which isn't built).
+"Apart": an eighth of the cards trains the round before while the others search (a lag of one round, `train.lag`).
 """
 
 from __future__ import annotations

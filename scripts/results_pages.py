@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pages import engines, learning, robustness
-from pages.learning import ARMS_OF_REAL, best_arm, learning_curves, settings, triple
+from pages import engines, learning, real, robustness
+from pages.learning import learning_curves, settings
 from pages.page import (
     BEGIN,
     DATA,
@@ -38,12 +38,12 @@ from pages.page import (
 )
 
 # Stem of the JSON file, which is the function's name -> its page.
-LEARNING = {page.__name__: page for page in learning.PAGES}
+LEARNING = {page.__name__: page for page in (*learning.PAGES, *real.PAGES)}
 MACHINERY = {page.__name__: page for page in (*engines.PAGES, *robustness.PAGES)}
 ON_ANOTHER_PAGE = {
     "shared_base",
     "from_rules_large_rounds",
-    "real_ladder_second",
+    "real_ladder_first",
 }  # memory's, from_rules', real_ladder's
 
 
@@ -175,21 +175,7 @@ def summary() -> str:
             f" ({verdict(before['grpo, samples']['primary'])})",
         }
     )
-    stages = load("real_ladder")["stages"]
-    warm, name = stages["sft"], best_arm(stages)
-    second = load("real_ladder_second")["stages"]
-    again, control = second[name], second["more-sft"]
-    arm = stages[name]
-    rows.append(
-        {
-            "what": f"[A real model](docs/results/real_ladder.md): SmolLM2-135M, SFT, then {ARMS_OF_REAL[name]}",
-            "result": f"{warm['test_before']['value']:.3f} -> {warm['test_greedy']['value']:.3f} by SFT, then"
-            f" {judged(triple(arm['gain']))}; in a second run {judged(triple(again['gain']))}",
-            "on": f"{arm['after']['problems']} problems, two runs, two CPU cores",
-            "not": "that own samples are worth their time where there are solutions: as many updates of SFT,"
-            f" {control['rows'] - warm['rows']} of them unseen, gain {gain(triple(control['gain']))}; or anything on real rows",
-        }
-    )
+    rows.append(real.result())
     head = "| What | Result, 95% interval | Measured on | What it does not show |\n|---|---|---|---|"
     return "\n".join([BEGIN, head, *("| {what} | {result} | {on} | {not} |".format_map(row) for row in rows), END])
 

@@ -22,6 +22,8 @@ from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.train.ranks import Ranks, check_ranks, dealt, difference, rank_and_size
 from alphazero_llm_trainer.train.rows import TrainRow
 
+from completion_server import CompletionServer  # isort: skip
+
 ROOT = Path(__file__).parents[1]
 SMALL = [
     *("--model", "embedded", "--eval-size", "0", "--quiet"),
@@ -106,6 +108,46 @@ def test_two_processes_end_with_the_weights_of_one(method: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_two_processes_train_an_adapter_that_a_server_samples_with(tmp_path: Path) -> None:
+    server = CompletionServer()
+    flags = ["--num-examples", "16", *METHODS["grpo"], "--use-grpo", "--set", "train.adapter=lora"]
+    flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
+    flags += ["--set", "models.embedded.lora.dropout=0.0", "--set", "train.grpo.learning_rate=0.003"]
+    try:
+        [(code, _, error)] = train(1, tmp_path / "one", *flags)
+        assert code == 0, error
+        names = set(server.answered)
+        (code, _, error), (other, quiet, _) = train(2, tmp_path / "two", *flags)
+    finally:
+        server.close()
+    assert (code, other) == (0, 0), error
+    assert quiet == "" and len(names) >= 3
+    assert len(set(server.answered) - names) == len(names) - 1  # rank 0 alone gave it adapters
+    assert journal(tmp_path / "one") == journal(tmp_path / "two")
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    moved = apart(one, load_file(PACKAGED / "model.safetensors"))
+    assert moved > 1e-2 and apart(one, two) < 1e-3 * moved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies_after", [0, 60])
+def test_a_lost_server_ends_all_processes_with_one_sentence(tmp_path: Path, dies_after: int) -> None:
+    """It is lost before anything is loaded, and in the middle of a round, which the other process waits for."""
+    server = CompletionServer()
+    flags = ["--num-examples", "16", *METHODS["grpo"], "--use-grpo", "--set", "train.adapter=lora"]
+    flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
+    if dies_after:
+        server.die_after = dies_after
+    else:
+        server.stop()
+    (code, said, error), (other, *quiet) = train(2, tmp_path, *flags)
+    if not server.dead:
+        server.close()
+    assert (code, other) == (2, 2) and said == "" and quiet == ["", ""]
+    assert error.startswith("error: ") and server.url.removesuffix("/v1") in error and error.count("\n") == 1
+
+
+@pytest.mark.slow
 def test_a_killed_run_of_two_goes_on_alone_and_ends_as_it_would_have(tmp_path: Path) -> None:
     flags = ["--use-rft", "--num-examples", "48", *METHODS["rft"]]
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
@@ -140,7 +182,8 @@ def test_processes_of_different_commands_end_with_one_sentence(tmp_path: Path) -
     [
         (["train.grpo.batch_size=20"], 3, "batch_size is 20 and 3 processes"),
         (["train.method=ppo"], 2, "trains in one process"),
-        (["engine.backend=vllm-server"], 2, "engine.backend is vllm-server"),
+        (["engine.backend=vllm"], 2, "engine.backend is vllm and 2 processes"),
+        (["engine.backend=vllm-server"], 2, "set train.adapter=lora"),
         (["teachers.tier=production"], 2, "teachers are remote"),
     ],
 )

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,8 @@ from faults import a_job, actors, forked, keys_of, lines_in, trees_in, wait_for,
 from safetensors.torch import load_file
 
 from alphazero_llm_trainer.api.train import execute
-from alphazero_llm_trainer.collect import Collector
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.collect import Collector, GradedTree
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Capabilities, GenerateRequest, TeacherLedger
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
@@ -38,9 +40,14 @@ from alphazero_llm_trainer.scale.remote import EngineCard, EngineLostError, Lett
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.search.journal import Journal, read
 from alphazero_llm_trainer.train.fleet import FleetSource, Workers, check_workers
+from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.run import RunFolder
 from alphazero_llm_trainer.train.size import RunSize
+from alphazero_llm_trainer.train.source import RoundSource, RoundStats
 from alphazero_llm_trainer.types import Cost
+
+from completion_server import CONFIG as SERVED  # isort: skip
+from completion_server import CompletionServer  # isort: skip
 
 CARD = EngineCard(3, 1, frozenset({1}), frozenset({2}), Capabilities(True, True, True, 64))
 
@@ -441,6 +448,24 @@ def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
     assert figures["same_as_undisturbed"] == figures["questions"]
 
 
+def test_actors_sample_through_vllm_servers(tmp_path: Path, cluster: tuple[str, int]) -> None:
+    servers = [CompletionServer(), CompletionServer()]
+    urls = ", ".join(server.url for server in servers)
+    flags = [*SERVED, "engine.backend=vllm-server", f"engine.vllm.base_url=[{urls}]"]
+    command = ["sample", "-n", "8", "--quiet", *(word for flag in flags for word in ("--set", flag))]
+    try:
+        assert main([*command, "--out", str(tmp_path / "alone")]) == 0
+        assert main([*command, "--out", str(tmp_path / "fleet"), "--workers", "2", "--address", cluster[0]]) == 0
+    finally:
+        for server in servers:
+            server.close()
+    trees = [
+        {key: what_counts(record)["tree"] for key, record in trees_in(tmp_path / name).items()}
+        for name in ("alone", "fleet")
+    ]
+    assert trees[0] == trees[1] and len(trees[0]) == 8
+
+
 # -- training rounds ---------------------------------------------------------------------------------------------------
 
 
@@ -489,12 +514,78 @@ def test_two_actors_search_rounds_as_one_process_does(tmp_path: Path, cluster: t
     assert {tree["policy_version"] for tree in trees.values()} == {0, 1}  # the second round had new weights
 
 
+class OneBehind(RoundSource):
+    """What `train.lag` 1 means, in one process: the next round is searched before this one is trained on."""
+
+    def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
+        found = super().search(number)
+        if number + 1 < self.size.rounds:
+            super().search(number + 1)
+        return found
+
+
+def lagging(raw: dict[str, Any], out: Path) -> dict[str, Any]:
+    return {**raw, "train": {**raw["train"], "lag": 1, "checkpoint_dir": str(out)}}
+
+
+@pytest.mark.parametrize("method", ["rft", "grpo"])
+def test_with_lag_the_next_round_is_searched_with_the_weights_of_before_the_updates(
+    tmp_path: Path, cluster: tuple[str, int], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    raw = a_training(tmp_path / "alone", 4)
+    raw["train"] |= {"method": method, "rows_per_round": 8, "grpo": {"batch_size": 4, "epochs": 1, "warmup_rounds": 0}}
+    fleet = train(lagging(raw, tmp_path / "fleet"), (1, cluster[0]))
+    monkeypatch.setattr("alphazero_llm_trainer.train.loop.RoundSource", OneBehind)
+    alone = train(raw)
+    (trees, weights), (others, same) = trained(alone), trained(fleet)
+    for key, tree in trees.items():
+        version = max(tree["round"] - 1, 0)  # the process alone numbers its weights by the round that they search
+        assert others[key] == {**tree, "policy": version, "policy_version": version}
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    lines = RunFolder(fleet).read_metrics()
+    assert all(line["reused_trees"] == 0 and line["search_seconds"] > 0 for line in lines if "reused_trees" in line)
+
+
+def test_a_checkpoint_counts_once_the_round_after_it_has_its_trees(tmp_path: Path) -> None:
+    """The user has asked to stop: what was searched before is whole or isn't."""
+    source: Any = object.__new__(FleetSource)
+    source.stop, source.journal = (lambda: True), {"3/a": 1, "3/b": 2}
+    source.tasks_of_round = lambda number: {f"{number}/{name}": None for name in "ab"}
+    assert source.settle()
+    done: Future[tuple[int, float]] = Future()
+    done.set_result((2, 1.0))
+    source._early = (3, done)
+    assert source.settle() and source.settle()
+    del source.journal["3/b"]
+    assert not source.settle()
+
+
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+def test_a_dry_run_refuses_what_lagging_actors_can_not_do(
+    workers: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lagged = ["--set", "train.lag=1", "--set", "train.adapter=lora"]
+    assert main(["train", "--student", "embedded", "--dry-run", *workers, *lagged]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "set train.lag=0" in said and ("leave --workers out" in said) == bool(workers)
+
+
+def test_lag_needs_actors_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.lag is 1 and no actors"):
+        Run(load_config(overrides=[lagging(a_training(tmp_path, 2), tmp_path)])).load()
+
+
 @pytest.mark.slow
-def test_a_killed_fleet_and_trainer_end_with_the_same_weights(tmp_path: Path, cluster: tuple[str, int]) -> None:
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_killed_fleet_and_trainer_end_with_the_same_weights(
+    tmp_path: Path, cluster: tuple[str, int], lag: int
+) -> None:
     """Search actors, engine actors and the trainer die at random moments."""
     address, root = cluster
     raw = a_training(tmp_path / "fleet", 6)
-    alone = train({**raw, "train": {**raw["train"], "checkpoint_dir": str(tmp_path / "alone")}})
+    raw["train"]["lag"] = lag
+    whole = {**raw, "train": {**raw["train"], "checkpoint_dir": str(tmp_path / "alone")}}
+    alone = train(whole, (lag, address)) if lag else train(whole)
     (tmp_path / "run.yaml").write_text(json.dumps(raw))
     run, chance, kills = RunFolder(tmp_path / "fleet" / "run-001"), random.Random(5), 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,14 @@ from alphazero_llm_trainer.engine import vllm_server
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.server_routes import BLOCK, SLACK, Routes
 from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.policy.value_function import policy_fingerprint
 from alphazero_llm_trainer.problems.load import load_tasks
 
 from completion_server import CONFIG, CompletionServer  # isort: skip
 
+SERVED = ["--set", "engine.backend=vllm-server"]
 TASKS = load_tasks("embedded", "train", 12, start=5000)
 
 
@@ -236,3 +240,63 @@ def test_training_loses_a_server_and_gets_it_back_and_versions_never_mix(
     assert len(gaps) == 3 and max(gaps) < 1e-4
     for server in servers:
         assert set(server.students) == {"student"}  # nothing of ours is left behind
+
+
+def test_generations_sample_on_servers_and_their_adapters_go_on(
+    servers: list[CompletionServer], tmp_path: Path
+) -> None:
+    """Two generations, each with training, a value, a PRM and its arena; every policy is an adapter over what is served."""
+    overrides = [*CONFIG, *flags(*servers), "train.adapter=lora", "loop.generations=2", "loop.questions=24", "seed=2"]
+    overrides += ["loop.arena_size=12", "loop.test_size=12", "loop.budget_tokens=120", "loop.margin=1.0"]
+    overrides += ["train.questions_per_round=8", "train.save_every=24", "train.validation_size=0"]
+    overrides += ["train.rows_per_round=8", "train.demonstrations=20", "train.grpo.learning_rate=0.003"]
+    overrides += ["train.value.epochs=1", "train.prm.epochs=1"]
+    command = ["loop", "--out", str(tmp_path / "loop"), "-q"]
+    for override in overrides:
+        command += ["--set", override]
+    assert main(command) == 0
+    out = tmp_path / "loop"
+    card = json.loads((out / "loop.json").read_text())
+    first, second = card["generations"]
+    assert first["value"]["trained"] and second["value"]["trained"] and second["prm"]["trained"]
+    assert second["from"] == (1 if first["decision"] == "promoted" else 0)
+    # The servers drew with the adapters of both generations, and were left as they were.
+    for server in servers:
+        assert sum(name != "student" for name in server.answered) >= 3
+        assert set(server.students) == {"student"}
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "vllm-server"]
+    # A generation goes on from the adapter before it, so its weights are what the server was given.
+    champion = card["champion"]
+    assert champion
+    config = load_config(overrides=[*CONFIG, "train.adapter=lora"])
+    found = load_student(config, path=out / "champion" / "adapter")
+    assert policy_fingerprint(found.model) == card["generations"][champion - 1]["weights"]
+    for generation in (first, second):
+        cells = generation["arena"]
+        assert cells["candidate greedy"]["sampled_tokens"] > 0 and cells["candidate search"]["problems"] == 12
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--model", str(PACKAGED), "--set", "train.adapter=lora", *SERVED],
+            f"models.embedded.path={PACKAGED} instead",
+        ),
+        (["--set", "train.lag=1"], "train.lag is 1 and a loop searches by itself"),
+    ],
+)
+def test_what_generations_can_not_go_on_from_is_one_sentence(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["loop", "--student", "embedded", *flags, "--out", str(tmp_path / "loop")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and words in said and said.count("\n") == 1
+    assert not (tmp_path / "loop" / "loop.json").exists()
+
+
+def test_a_ladder_on_servers_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ladder", "--set", "engine.backend=vllm-server", "--out", str(tmp_path / "ladder")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: engine.backend is vllm-server, which serves one base") and said.count("\n") == 1
+    assert not (tmp_path / "ladder").exists()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..config.load import Config, load_training
 from ..errors import ConfigError
@@ -25,6 +25,9 @@ from .settings import (
     progress_of,
     reward_address,
 )
+
+if TYPE_CHECKING:
+    from ..train.fleet import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,17 @@ def train(
     return outside_loops(call)
 
 
+def workers_of(config: Config, workers: tuple[int, str | None]) -> Workers | None:
+    """The search actors of a run, None where it searches by itself. Raises ConfigError where they can't search for it."""
+    if workers == (1, None) and not config.train.lag:
+        return None
+    from ..train.fleet import Workers, check_workers
+
+    actors = Workers(*workers)
+    check_workers(config, actors)
+    return actors
+
+
 def execute(
     config: Config,
     folder: RunFolder | None,
@@ -145,42 +159,50 @@ def execute(
 ) -> TrainingRun:
     """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`).
 
-    `workers` says how many search actors there are and on which Ray cluster; 1 and None search in this process.
+    `workers` says how many search actors there are and on which Ray cluster; 1 and None search in this process, unless
+    `train.lag` wants an actor beside it.
     """
     if resume and folder is not None and "after" in (card := folder.read_card()):
         from ..report.folder import write_report
 
         write_report(folder.path)  # a crash after the last weights may have left none
         return TrainingRun(folder.path, card)
-    from ..train.fleet import Workers, check_workers
-    from ..train.ranks import open_ranks
+    from ..train.ranks import config_of_rank, open_ranks
 
-    actors = None if workers == (1, None) else Workers(*workers)
-    if actors is not None:
-        check_workers(config, actors)
+    actors = workers_of(config, workers)
     ranks = open_ranks(config)
     if ranks is not None and ranks.rank:
         from ..train.follow import follow
         from ..train.loop import Run
 
-        run = Run(config, stop, progress, ranks)
-        run.load()
+        run = Run(config_of_rank(config, ranks.rank), stop, progress, ranks)
+        ranks.together(run.load)
         follow(run, ranks)
-        place = Path(ranks.tell())
+        place = ranks.tell()
+        if place is None:
+            raise SystemExit(2)
         ranks.close()
-        return TrainingRun(place, RunFolder(place).read_card())
+        return TrainingRun(Path(place), RunFolder(Path(place)).read_card())
     with ExitStack() as held:
         if folder is not None:  # before anything is loaded: another process may be at it
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         from ..train.loop import Run
 
         run = Run(config, stop, progress, ranks, actors)
-        run.load()
+        if ranks is None:
+            run.load()
+        else:
+            ranks.together(run.load)
         if folder is None:
             folder = new_run(Path(config.train.checkpoint_dir))
             held.enter_context(FolderLock(folder.path))
         progress.say(f"{run.opening()}\nrun folder: {folder.path}")
-        finished = run.execute(folder, resume)
+        try:
+            finished = run.execute(folder, resume)
+        except BaseException:
+            if ranks is not None:
+                ranks.over()
+            raise
         if ranks is not None:
             ranks.tell(str(folder.path))
             ranks.close()

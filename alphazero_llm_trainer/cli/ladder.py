@@ -129,6 +129,11 @@ def settled(args: argparse.Namespace) -> Config:
 def check(config: Config) -> None:
     """Raise ConfigError for what would end the ladder only after its training."""
     ladder = config.ladder
+    if config.engine.backend == "vllm-server":
+        raise ConfigError(
+            "engine.backend is vllm-server, which serves one base, and each rung of a ladder trains all weights: set it to"
+            " inprocess or vllm"
+        )
     if ladder.budget_tokens not in ladder.budgets:
         raise ConfigError(
             f"ladder.budget_tokens is {ladder.budget_tokens}: take one of ladder.budgets, {', '.join(map(str, ladder.budgets))}"

@@ -79,7 +79,11 @@ def add_arguments(parser: Parser, only: str | None) -> None:
         help="upload student/ and adapter/ at the end, as OWNER/NAME (private)",
     )
     parser.add_argument(
-        "--workers", type=int, default=1, metavar="W", help="Ray actors that search the rounds; 1 needs no Ray"
+        "--workers",
+        type=int,
+        default=1,
+        metavar="W",
+        help="Ray actors that search the rounds; 1 has none unless train.lag=1",
     )
     parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one on this machine)")
     parser.add_argument(
@@ -128,10 +132,11 @@ def run_train(args: argparse.Namespace) -> int:
             config = resolve(args)  # it was begun with --use-grpo, or before expert iteration was the default
         check_same(args, config, stored, folder.card)
         config = stored
-    from ..api.train import execute
+    from ..api.train import execute, workers_of
 
     over = resume and "after" in folder.read_card()
     if args.dry_run and not over:
+        workers_of(config, (args.workers, args.address))  # what the run itself would refuse
         return dry_run(config, folder.path if resume else None, args.json)
     if not over:
         check_start(config, folder.path if resume else None)

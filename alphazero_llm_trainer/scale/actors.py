@@ -38,8 +38,9 @@ class EngineHost:
         from .host import load_host
 
         try:
-            # Ray gives an actor of one core OMP_NUM_THREADS=1, so torch computes on one thread.
-            self.host = load_host(self.config, self.student_path)
+            # Ray gives an actor of one core OMP_NUM_THREADS=1, so torch computes on one thread. In a thread: what is loaded
+            # may be asked for its numerics, by an event loop of its own.
+            self.host = await asyncio.to_thread(load_host, self.config, self.student_path)
         except AlphaZeroError as error:
             return error
         policy = self.host.describe()

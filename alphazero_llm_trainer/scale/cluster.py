@@ -39,7 +39,7 @@ class Cluster:
             import ray
         except ImportError as error:
             raise ConfigError(
-                "Ray is not installed: install alphazero-llm-trainer[scale], or use --workers 1"
+                "Ray is not installed: install alphazero-llm-trainer[scale], or use --workers 1 and train.lag=0"
             ) from error
         self.ours = not ray.is_initialized()
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,9 @@ def meet(
     verifier = Product(()) if method == "greedy" else side.verifier(config, student)
     benchmark = Benchmark(config.problems.source, tasks)
     budget = config.loop.budget_tokens
-    cell = asyncio.run(
-        run_cell(MethodContext(student, verifier, config), benchmark, method, budget, stop, lambda tokens: None)
-    )
+    context = MethodContext(student, verifier, config)
+    with closing(student.engine):
+        cell = asyncio.run(run_cell(context, benchmark, method, budget, stop, lambda tokens: None))
     return {
         "generation": side.generation,
         "method": method,

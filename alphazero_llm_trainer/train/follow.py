@@ -20,7 +20,10 @@ def follow(run: Run, ranks: Ranks) -> None:
     """Search and train as rank 0 says, until it has no more rounds."""
     set_seed(run.config.library_seed)
     run.trainable = make_trainable(run.student.model, run.student.spec, run.adapter)
-    place, checkpoint = ranks.tell()
+    told = ranks.tell()
+    if told is None:
+        raise SystemExit(2)
+    place, checkpoint = told
 
     def rows(number: int) -> list[TrainRow]:
         while True:

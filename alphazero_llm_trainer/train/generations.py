@@ -17,7 +17,7 @@ from typing import Any
 from transformers import set_seed
 
 from ..config.load import Config, validate
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..eval.cells import StoppedError, questions_hash
 from ..files import read_object, write_json
 from ..live import Progress
@@ -37,6 +37,7 @@ from .stages import (
     LoopStopped,
     Stages,
     emptied,
+    keeps_base,
     learn_policy,
     learn_prm,
     learn_value,
@@ -72,7 +73,16 @@ class Loop:
         """The first student and the data; what is wrong with either shows before a folder is made."""
         config, loop = self.config, self.config.loop
         start = None if config.train.student is None else Path(config.train.student)
-        self.first = Side(0, start, None, None, policy_fingerprint(load_student(config, path=start).model))
+        if config.train.lag:
+            raise ConfigError("train.lag is 1 and a loop searches by itself: set train.lag=0")
+        if keeps_base(config) and start is not None and not (start / ADAPTER_CONFIG).is_file():
+            raise ConfigError(
+                f"--model is the folder {start}, and generations that are adapters find their base by its name: set"
+                f" models.{resolve_name(config)}.path={start} instead"
+            )
+        student = load_student(config, path=start)
+        student.engine.close()
+        self.first = Side(0, start, None, None, policy_fingerprint(student.model))
         self.demonstrations = demonstrations(config)
         last = config.train.first_question + loop.generations * loop.questions - 1
         if not self.source.endless:

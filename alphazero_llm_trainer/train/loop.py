@@ -97,6 +97,8 @@ class Run:
     def load(self) -> None:
         """Data and models; what is wrong with either shows before a folder is made."""
         check_tracker(self.config.train.track)
+        if self.config.train.lag and self.workers is None:
+            raise ConfigError("train.lag is 1 and no actors search beside this process: set train.lag=0")
         self.load_data()
         self.load_models()
         self.collector = Collector(self.student, self.config, self.perplexity, self.stop)
@@ -355,6 +357,7 @@ class Run:
             on_round=watch.on_round,
             stop=self.stop,
         )
+        watch.settle = source.settle
         rows: Any = {"grpo": source.grpo, "ppo": source.ppo}.get(self.config.train.method, source.expert)
         callbacks: list[Any] = [watch]
         if isinstance(source, FleetSource):
@@ -364,6 +367,7 @@ class Run:
             assert self.ranks is not None
             source.ranks = self.ranks
             self.ranks.tell((str(self.folder.path), None if checkpoint is None else str(checkpoint)))
+            self.ranks.listening = False
             rows = leading(rows, self.ranks, self.config.train.settings.batch_size)
             callbacks = [Saved(), watch, InStep(self.ranks)]
         self.progress.start(self.size.questions, len(journal.records))
@@ -371,6 +375,8 @@ class Run:
         began = time.perf_counter()
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            if self.ranks is not None:
+                self.ranks.listening = True
         except (OSError, ValueError, RuntimeError) as error:
             if failed_write(error):
                 raise StorageError(
@@ -383,6 +389,7 @@ class Run:
                 ) from error
             raise
         finally:
+            source.close()
             self.progress.stop()
         self.train_seconds += time.perf_counter() - began
 
@@ -504,6 +511,7 @@ class _RoundWatch(TrainerCallback):
         self.run = run
         self.pending: dict[str, Any] = {}
         self.began = time.perf_counter()
+        self.settle: Callable[[], bool] = lambda: True
 
     def on_round(self, stats: RoundStats) -> None:
         self.pending = stats.as_dict()
@@ -544,6 +552,10 @@ class _RoundWatch(TrainerCallback):
             run.record({"round": rounds_done - 1, "validation_accuracy": accuracy})
             what = "outcome" if run.config.rewards.own else "accuracy"
             run.progress.say(f"checkpoint after round {rounds_done}: validation {what} {accuracy:.3f}")
+        # What was searched with weights that no checkpoint has must be whole before this one counts: a resumed run couldn't
+        # search it again.
+        if not self.settle():
+            return
         folder = run.folder.path / f"checkpoint-{state.global_step}"
         # A checkpoint says that its rounds are done: their trees and figures are on the disk before it does.
         run.journal.sync()

@@ -161,7 +161,9 @@ def logprobs_of(policy: StepScorer, rows: Sequence[StepRow]) -> list[torch.Tenso
 
 def other_model(student: Student, config: Config, folder: Path) -> Any:
     """The model of another student's folder. Raises ConfigError where its tokens are others."""
-    other = load_student(config, student.name, folder).model
+    loaded = load_student(config, student.name, folder)
+    loaded.engine.close()
+    other = loaded.model
     if other.config.vocab_size != student.model.config.vocab_size:
         raise ConfigError(
             f"train.prm.base {folder} is for {other.config.vocab_size} tokens, student {student.name} has"

@@ -3,13 +3,14 @@
 Rank 0 is the run: it has the folder, the journal, the checkpoints, the evaluations and the terminal. The others follow it. In
 a round each rank searches its share of the questions with an engine of its own; rank 0 gathers the trees, writes them down,
 gives credit and deals the rows out; then every rank trains on its rows of each minibatch under DDP, which averages the
-gradients. What rank 0 wants is told by broadcasts, so that no rank has to guess what comes next.
+gradients. What rank 0 wants is told by broadcasts, so that no rank has to guess what comes next. Where vLLM servers sample,
+rank 0 alone asks them, for all questions, and gives them each round's adapter.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,8 @@ from transformers import TrainerCallback
 
 from ..collect import GradedTree
 from ..config.load import Config
-from ..errors import ConfigError
+from ..errors import AlphaZeroError, ConfigError
+from ..policy.folders import resolve_name
 from ..teachers.build import is_remote
 from ..types import Task
 from .rows import RowsOfRound, TrainRow
@@ -32,11 +34,15 @@ SEARCH, ROWS, STOP = "search", "rows", "stop"
 
 @dataclass
 class Ranks:
-    """This process's number among `size` of one run; `stopped` once any of them was asked to end."""
+    """This process's number among `size` of one run; `stopped` once any of them was asked to end.
+
+    `listening` says, on rank 0, that the others wait for what it tells outside of the rounds.
+    """
 
     rank: int
     size: int
     stopped: bool = False
+    listening: bool = False
 
     def tell(self, value: Any = None) -> Any:
         """Rank 0's value, on every rank; all of them must call it."""
@@ -49,6 +55,28 @@ class Ranks:
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, value)
         return found
+
+    def together(self, load: Callable[[], None]) -> None:
+        """Call `load` on every rank. Where one fails all end: rank 0 with the error, the others without a word."""
+        failed = None
+        try:
+            load()
+        except AlphaZeroError as error:
+            failed = error
+        said = self.gather(None if failed is None else str(failed))
+        if self.rank and any(said):
+            raise SystemExit(2)
+        if failed is not None:
+            raise failed
+        for rank, why in enumerate(said):
+            if why is not None:
+                raise ConfigError(f"process {rank} of {self.size} can't start: {why}")
+        self.listening = True
+
+    def over(self) -> None:
+        """Rank 0 has failed: the others end without a word where they listen. In the middle of a round they can't."""
+        if self.listening:
+            self.tell()
 
     def close(self) -> None:
         """Leave the group, once every rank is there."""
@@ -73,10 +101,15 @@ def check_ranks(config: Config, size: int) -> None:
         )
     if train.method == "ppo":
         raise ConfigError(f"train.method is ppo, which trains in one process: start 1 and not {size}")
-    if config.engine.backend != "inprocess":
+    if config.engine.backend == "vllm":
         raise ConfigError(
-            f"engine.backend is {config.engine.backend} and {size} processes would push weights to it: set it to inprocess"
+            f"engine.backend is vllm and {size} processes would each start one: set it to inprocess or vllm-server"
         )
+    if (
+        config.engine.backend == "vllm-server"
+        and (train.adapter or config.models[resolve_name(config)].adapter) != "lora"
+    ):
+        raise ConfigError("engine.backend is vllm-server, whose server takes adapters alone: set train.adapter=lora")
     if is_remote(config):
         raise ConfigError(
             f"teachers are remote and {size} processes would keep {size} budgets: set teachers.tier=none, or start 1 process"
@@ -114,6 +147,13 @@ def open_ranks(config: Config) -> Ranks | None:
             raise SystemExit(2) from None
         raise
     return ranks
+
+
+def config_of_rank(config: Config, rank: int) -> Config:
+    """What a rank is loaded with: rank 0 alone talks to vLLM servers."""
+    if not rank or config.engine.backend == "inprocess":
+        return config
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"backend": "inprocess"})})
 
 
 def backend_of() -> str:
@@ -159,9 +199,14 @@ class SharedSource(RoundSource):
     ranks: Ranks
 
     async def _search(self, missing: list[tuple[str, Task]], number: int, found: dict[str, GradedTree]) -> None:
-        shares = [missing[rank :: self.ranks.size] for rank in range(self.ranks.size)]
+        searching = self.ranks.size if self.config.engine.backend == "inprocess" else 1
+        shares = [missing[rank::searching] if rank < searching else [] for rank in range(self.ranks.size)]
         self.ranks.tell((SEARCH, number, [[key for key, _ in share] for share in shares]))
-        await super()._search(shares[0], number, found)
+        try:
+            await super()._search(shares[0], number, found)
+        except BaseException:
+            self.ranks.gather(([], True))  # the others wait there for rank 0, which tells them next that it is over
+            raise
         tasks = dict(missing)
         for records, stopped in self.ranks.gather(([], self.stop()))[1:]:
             self.ranks.stopped |= stopped
@@ -181,6 +226,7 @@ def leading(rows_of_round: RowsOfRound, ranks: Ranks, batch: int) -> RowsOfRound
             found = rows_of_round(number)
         finally:
             ranks.tell((STOP,) if found is None else (ROWS, found))
+            ranks.listening = found is None
         return dealt(found, ranks, batch)
 
     return rows

@@ -209,13 +209,13 @@ class RoundSource:
     def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
         """The graded trees of a round, in the order of its questions."""
         began = time.perf_counter()
-        model, size = self.student.model, self.size.questions_per_round
+        model = self.student.model
         training = model.training
         model.eval()
         self.student.engine.set_policy(None, number)
         found = {tree.key: tree for tree in self.restored(number)}
         stats = RoundStats(number, reused_trees=len(found))
-        tasks = {f"{number}/{task.problem.id}": task for task in self.tasks[number * size : (number + 1) * size]}
+        tasks = self.tasks_of_round(number)
         missing = [(key, task) for key, task in tasks.items() if key not in found]
         if missing:
             self.search_missing(missing, number, found)
@@ -233,6 +233,18 @@ class RoundSource:
         # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
         stats.cost.seconds = stats.search_seconds
         return trees, stats
+
+    def tasks_of_round(self, number: int) -> dict[str, Task]:
+        """A round's questions by their keys in the journal."""
+        size = self.size.questions_per_round
+        return {f"{number}/{task.problem.id}": task for task in self.tasks[number * size : (number + 1) * size]}
+
+    def settle(self) -> bool:
+        """Wait for what is searched ahead of its round; False where the user ended that."""
+        return True
+
+    def close(self) -> None:
+        """The run is over, or has failed: nothing is searched any more."""
 
     def check_rewards(self, trees: list[GradedTree]) -> None:
         """Raise RewardError where the user's own reward has failed for every question of the run so far."""
@@ -254,10 +266,9 @@ class RoundSource:
 
     def restored(self, number: int) -> list[GradedTree]:
         """The trees of a round that the journal has."""
-        size = self.size.questions_per_round
         trees = []
-        for task in self.tasks[number * size : (number + 1) * size]:
-            record = self.journal.get(f"{number}/{task.problem.id}")
+        for key, task in self.tasks_of_round(number).items():
+            record = self.journal.get(key)
             if record is not None:
                 trees.append(GradedTree.from_record(record, task))
         return trees

@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,7 +89,7 @@ def learn_policy(
     with FolderLock(path):
         card = folder.read_card() if folder.card.exists() else {}
         if "after" not in card:
-            champion.load(config)
+            champion.load(config).engine.close()
             run = GenerationRun(config, stop, progress, tasks)
             run.load()
             try:
@@ -102,6 +103,7 @@ def learn_policy(
     facts: dict[str, Any] = {"weights": None, "kept": failed, "cost": Cost().as_dict()}
     if failed is None:
         student = load_student(config, path=trained(path, config))
+        student.engine.close()
         facts = {
             "weights": policy_fingerprint(student.model),
             "kept": card["kept"],
@@ -115,24 +117,34 @@ def learn_policy(
 
 
 def trained(run: Path, config: Config) -> Path:
-    """The folder that a run's student is loaded from again: of a quantised one its adapter, because weights that are
-    merged and rounded to 4 bits again have lost most of what training added."""
+    """The folder that a run's student is loaded from again.
+
+    Its adapter where the student is quantised, because weights that are merged and rounded to 4 bits again have lost most of
+    what training added, and where a server samples, which goes on with the weights that it has.
+    """
     folder = RunFolder(run)
-    quantised = config.models[resolve_name(config)].quantization != "none"
-    return folder.adapter if quantised else folder.student
+    return folder.adapter if keeps_base(config) else folder.student
+
+
+def keeps_base(config: Config) -> bool:
+    """Whether every generation is an adapter over one base."""
+    spec = config.models[resolve_name(config)]
+    served = config.engine.backend == "vllm-server" and (config.train.adapter or spec.adapter) == "lora"
+    return served or spec.quantization != "none"
 
 
 def learn_value(config: Config, out: Path, side: Side, stop: Stop, progress: Progress) -> dict[str, Any]:
     """A value network on the generation's trees, in its folder."""
     emptied(out)
     student = side.load(config)
-    questions = read_questions([out.parent / "policy"])
     settings = config.train.value
-    try:
-        parts = split(questions, settings.validation_share, settings.test_share, out)
-        valued = train_value(student, config, parts, out, watching(stop), progress)
-    except DataError as error:
-        return untrained(error)
+    with closing(student.engine):
+        questions = read_questions([out.parent / "policy"])
+        try:
+            parts = split(questions, settings.validation_share, settings.test_share, out)
+            valued = train_value(student, config, parts, out, watching(stop), progress)
+        except DataError as error:
+            return untrained(error)
     save_value(out, valued, student, config, {"generation": side.generation})
     return {
         "trained": True,
@@ -152,13 +164,14 @@ def learn_prm(config: Config, out: Path, side: Side, stop: Stop, progress: Progr
     watch = watching(stop)
     student = side.load(config)
     settings = config.train.prm
-    sets = read_sets([out.parent / "policy"], student, settings)
-    try:
-        parts = split(sets, settings.validation_share, settings.test_share, out)
-        parts[0].extend(spoiled_demonstrations(student, config, {judged.text for judged in sets}))
-        trained = train_prm(student, config, parts, out, lambda kind, line: watch(line), progress)
-    except DataError as error:
-        return untrained(error)
+    with closing(student.engine):
+        sets = read_sets([out.parent / "policy"], student, settings)
+        try:
+            parts = split(sets, settings.validation_share, settings.test_share, out)
+            parts[0].extend(spoiled_demonstrations(student, config, {judged.text for judged in sets}))
+            trained = train_prm(student, config, parts, out, lambda kind, line: watch(line), progress)
+        except DataError as error:
+            return untrained(error)
     save_prm(out, trained, student, config, {"generation": side.generation})
     return {
         "trained": True,

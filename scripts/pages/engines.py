@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from .page import FIXED, RATIOS, Page, Row, command, listed, load, note_of, seeds_of, table, version_of
+from .page import (
+    FIXED,
+    RATIOS,
+    TINY,
+    Page,
+    Row,
+    command,
+    judged,
+    listed,
+    load,
+    note_of,
+    seeds_of,
+    share,
+    table,
+    version_of,
+)
 
 
 def engine(data: Row) -> Page:
@@ -393,7 +408,7 @@ def scaling(data: Row) -> Page:
         f"a simulation: {usual['questions']} questions a round use {usual['efficiency']:.0%} of 8 cards;"
         f" {best['cards']} cards at {best['questions']:,} a round {best['efficiency']:.0%}",
         "Where search and training stop scaling, by a simulation of rounds. Together: all cards search, then train. Apart: an"
-        " eighth of the cards trains the round before while the others search, with a lag of one round, which is not built.",
+        " eighth of the cards trains the round before while the others search, with a lag of one round (`train.lag`).",
         {
             "Problems": f"{data['model']} on {data['card']}; trees of {data['iterations']} expansions of {data['samples']}"
             f" samples, {data['tokens']} tokens each in the mean (assumed)",
@@ -445,6 +460,55 @@ def startup(data: Row) -> Page:
 
 
 # In the order of the index.
+def lag(data: Row) -> Page:
+    rows, said = [], []
+    for method in data["methods"]:
+        waiting = next(arm for arm in method["arms"] if arm["arm"] == "actors")
+        for arm in method["arms"]:
+            seconds = arm["training_seconds"]
+            rows.append(
+                arm
+                | {"method": method["method"], "share": share(arm["greedy"]), "tokens": f"{arm['sampled_tokens']:,}"}
+                | {"ratio": seconds / waiting["training_seconds"]}
+            )
+        fast = next(arm for arm in method["arms"] if arm["arm"] == "actors, lag 1")
+        saved = 1 - fast["training_seconds"] / waiting["training_seconds"]
+        said.append((method["method"], saved, method["lag_1_less_lag_0"]))
+    columns = {
+        "method": "{method}",
+        "way": "{arm}",
+        "seconds of training": "{training_seconds:.0f}",
+        "over actors": "{ratio:.2f}",
+        "of them searched": "{search_seconds:.0f}",
+        "sampled": "{tokens}",
+        "greedy accuracy": "{share}",
+    }
+    return Page(
+        "Searching the next round while this one is trained on",
+        "; ".join(f"{name}: {saved:.0%} of the time saved, accuracy {judged(less)}" for name, saved, less in said),
+        "`train.lag=1` searches a round with the weights of before the last round's updates, while these are made. In one"
+        " process, with search actors beside the trainer, and with actors and lag.",
+        {
+            "Problems": f"{data['problems']:,} embedded test problems, {data['distinct']:,} of them distinct",
+            "Seeds": listed(map(str, data["seeds"])),
+            "Tokens": f"in the table, over {data['questions']:,} training questions",
+            "Command": command(data),
+        },
+        [
+            *table(rows, columns),
+            *(f"- {name}, lag 1 less lag 0, greedy: {judged(less)}." for name, _, less in said),
+            "",
+            "With a lag the seconds of searching overlap with the updates. Intervals are over problems and seeds.",
+        ],
+        [
+            TINY,
+            "One machine of two cores. Where search and training each have a card of their own the gain is another one: it was"
+            " tried on none.",
+            RATIOS,
+        ],
+    )
+
+
 PAGES = (
     engine,
     real_engine,
@@ -456,5 +520,6 @@ PAGES = (
     memory,
     plan_rates,
     scaling,
+    lag,
     startup,
 )

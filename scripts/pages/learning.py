@@ -19,7 +19,6 @@ from .page import (
     TINY,
     Page,
     Row,
-    Triple,
     command,
     dots,
     gain,
@@ -709,132 +708,6 @@ def overlap(data: Row) -> Page:
     )
 
 
-ARMS_OF_REAL = {
-    "rft": "its own right samples (`rft`)",
-    "expert": "expert iteration (`train` as it comes)",
-    "grpo": "GRPO, chains",
-    "grpo-trees": "GRPO, trees",
-    "more-sft": "more SFT, as many updates",
-}
-
-
-def real_rows(stages: Row) -> list[Row]:
-    """The student as published, after SFT, and after each arm."""
-    sft, arms = stages["sft"], {name: stages[name] for name in ARMS_OF_REAL if name in stages}
-    rows: list[Row] = [
-        {"name": "as it is published", "accuracy": share(triple(sft["test_before"])), "gain": "", "tokens": ""},
-        {
-            "name": f"SFT on {sft['rows']} worked solutions",
-            "accuracy": share(triple(sft["test_greedy"])),
-            "gain": gain(triple(sft["gain"])),
-            "tokens": "",
-        },
-    ]
-    for name, arm in arms.items():
-        after = arm["test_greedy"] if name == "more-sft" else arm["after"]["accuracy"]
-        sampled = f"{arm['search_cost']['sampled_tokens']:,}" if "search_cost" in arm else ""
-        found = {"name": f"then {ARMS_OF_REAL[name]}", "accuracy": share(triple(after)), "tokens": sampled}
-        rows.append(found | {"gain": judged(triple(arm["gain"]))})
-    return rows
-
-
-def real_ladder(data: Row) -> Page:
-    stages, again = data["stages"], load("real_ladder_second")
-    sft, arms = stages["sft"], {name: stages[name] for name in ARMS_OF_REAL if name in stages}
-    columns = {"student": "{name}", "greedy accuracy": "{accuracy}", "paired gain": "{gain}", "sampled": "{tokens}"}
-    trained = {"sft": sft["seconds"]} | {n: arm["seconds"]["training"] for n, arm in arms.items() if n != "more-sft"}
-    times = listed(f"{value / 60:.0f} minutes ({name})" for name, value in trained.items())
-    sampling = arms["rft"]
-    body = [
-        *table(real_rows(stages), columns),
-        f"The gain of a `then` line is over the SFT student on the same problems. After SFT pass@8 is"
-        f" {share(triple(sft['test_pass_at_8']))} and the mean at temperature 1 {sft['test_mean_at_temperature_1']:.3f}."
-        f" Every arm asks the same {sampling['questions']} new questions in {sampling['rounds']} rounds and keeps its best"
-        f" checkpoint on 100 validation problems. Training, its searches with it, took {times} on {data['cores']} cores that"
-        " others used at the same time. Kept in the end: "
-        + "; ".join(f"{ARMS_OF_REAL[name]}: {arm['kept']}" for name, arm in arms.items() if "kept" in arm)
-        + ".",
-    ]
-    for name in (found for found in stages if found.startswith("eval-")):
-        body += searched_table(name.removeprefix("eval-"), stages[name])
-    for prefix, what in (("answers", "The same embedded test problems"), ("gsm8k", "Test rows of GSM8K")):
-        asked = {name.removeprefix(f"{prefix}-"): stages[name] for name in stages if name.startswith(f"{prefix}-")}
-        rows = [{"student": name, "accuracy": share(one["rows"][0]["accuracy"])} for name, one in asked.items()]
-        if rows:
-            body += ["", f"### {what}, greedy", "", *table(rows, {"student": "{student}", "accuracy": "{accuracy}"})]
-    body += [
-        *("", "## A second run", ""),
-        "The same commands and seed once more, of a later version; its student after SFT is not to the bit the first one."
-        f" {again['stages']['sft']['test_greedy']['problems']} problems in every line."
-        f" Kept after `rft`: {again['stages']['rft']['kept']}. The control makes as many updates"
-        f" as an arm, on worked solutions, {again['stages']['more-sft']['rows'] - sft['rows']} of which it hadn't seen.",
-        *table(real_rows(again["stages"]), columns),
-        f"Its [JSON]({REPOSITORY}/blob/main/benchmarks/results/real_ladder_second.json).",
-    ]
-    numerics = sampling["engine"].get("numerics", {})
-    if numerics:
-        gap = f"{numerics['sampled_mean']:.3f} nats in the mean"
-        body += ["", f"The engine's bfloat16 log-probabilities differed from the trainer's by {gap}."]
-    best = best_arm(stages)
-    return Page(
-        "A real model, taught on two cores",
-        f"SmolLM2-135M: {sft['test_before']['value']:.3f} -> {sft['test_greedy']['value']:.3f} by SFT,"
-        f" {gain(triple(arms[best]['gain']))} more by {ARMS_OF_REAL[best]}, in a second run"
-        f" {gain(triple(again['stages'][best]['gain']))}",
-        "SmolLM2-135M-Instruct (a copy quantised to 4 bits, dequantised) on embedded problems of levels 1 to 3: supervised on"
-        " worked solutions, then taught from its own samples of new questions.",
-        {
-            "Problems": f"{sampling['after']['problems']} embedded test problems, levels 1 to 3",
-            "Seeds": str(data["seed"]),
-            "Tokens": f"{sampling['search_cost']['sampled_tokens']:,} sampled by `rft`",
-            "Model": data["model"],
-            "Command": command(data),
-        },
-        body,
-        [
-            "Two runs of one seed, and one learning rate an arm. Of the first run the first two lines are of"
-            f" {sft['test_greedy']['problems']} problems.",
-            "Embedded problems of known structures: no real rows, no held-out structures.",
-            REPEATED,
-        ],
-    )
-
-
-def best_arm(stages: Row) -> str:
-    """The arm that taught most from the student's own samples."""
-    return max(
-        (name for name in ("rft", "expert", "grpo", "grpo-trees") if name in stages),
-        key=lambda n: stages[n]["gain"]["value"],
-    )
-
-
-def searched_table(student: str, found: Row) -> list[str]:
-    """Methods at equal tokens, asked of a stage's student, with what the repairing ones gain over adaptive best-of-n."""
-    over = {
-        (row["method"], row["budget"]): judged(row["gain"])
-        for row in found["pairs"]
-        if row["over"] == "adaptive-best-of-n"
-    }
-    shown = (
-        row | {"share": share(row["accuracy"]), "over": over.get((row["method"], row["budget"]), "")}
-        for row in found["rows"]
-    )
-    columns = {
-        "method": "{method}",
-        "budget": "{budget}",
-        "accuracy": "{share}",
-        "sampled": "{sampled_tokens:.0f}",
-        "over adaptive best-of-n": "{over}",
-    }
-    problems = found["rows"][0]["problems"]
-    title = f"### Asked in several ways: the {student} student, {problems} problems, steps checked by a calculator"
-    return ["", title, "", *table(shown, columns)]
-
-
-def triple(found: Row) -> Triple:
-    return found["value"], found["low"], found["high"]
-
-
 # In the order of the index.
 PAGES = (
     student,
@@ -848,5 +721,4 @@ PAGES = (
     loop,
     overlap,
     structures,
-    real_ladder,
 )

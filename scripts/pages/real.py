@@ -1,0 +1,175 @@
+"""The page of a real language model: what it learns from its own samples."""
+
+from __future__ import annotations
+
+from .page import REPEATED, REPOSITORY, Page, Row, Triple, command, gain, judged, listed, load, share, table, verdict
+
+ARMS = {
+    "rft": "its own right samples (`rft`)",
+    "expert": "expert iteration (`train` as it comes)",
+    "expert-more": "expert iteration, three times the questions",
+    "grpo": "GRPO, chains",
+    "grpo-trees": "GRPO, trees",
+    "more-sft": "more SFT, as many updates",
+}
+COLUMNS = {"student": "{name}", "greedy accuracy": "{accuracy}", "paired gain": "{gain}", "sampled": "{tokens}"}
+BEST = "expert-more"  # whose two seeds are compared with those of rft
+
+
+def named(stage: str) -> str | None:
+    """What a stage is called, its other seed with it; None for one that is no arm."""
+    arm, _, seed = stage.rpartition("-")
+    if stage in ARMS:
+        return ARMS[stage]
+    return f"{ARMS[arm]}, seed {seed}" if arm in ARMS and seed.isdigit() else None
+
+
+def students(stages: Row) -> list[Row]:
+    """The student as published, after SFT, and after each arm."""
+    sft = stages["sft"]
+    rows: list[Row] = [
+        {"name": "as it is published", "accuracy": share(triple(sft["test_before"])), "gain": "", "tokens": ""},
+        {
+            "name": f"SFT on {sft['rows']} worked solutions",
+            "accuracy": share(triple(sft["test_greedy"])),
+            "gain": gain(triple(sft["gain"])),
+            "tokens": "",
+        },
+    ]
+    for stage, arm in stages.items():
+        name = named(stage)
+        if name is None:
+            continue
+        after = arm["test_greedy"] if stage == "more-sft" else arm["after"]["accuracy"]
+        sampled = f"{arm['search_cost']['sampled_tokens']:,}" if "search_cost" in arm else ""
+        found = {"name": f"then {name}", "accuracy": share(triple(after)), "tokens": sampled}
+        rows.append(found | {"gain": judged(triple(arm["gain"]))})
+    return rows
+
+
+def kept(stages: Row) -> str:
+    """Which checkpoint each arm kept."""
+    found = ((named(stage), arm["kept"]) for stage, arm in stages.items() if "kept" in arm)
+    return "; ".join(f"{name}: {text}" for name, text in found) + "."
+
+
+def real_ladder(data: Row) -> Page:
+    stages, first = data["stages"], load("real_ladder_first")
+    sft, best, plain = stages["sft"], stages[BEST], stages["rft"]
+    minutes = {stage: data["seconds"][stage] / 60 for stage in stages if stage == "sft" or named(stage)}
+    times = listed(f"{value:.0f} minutes ({name})" for name, value in minutes.items())
+    body = [
+        *table(students(stages), COLUMNS),
+        "The gain of a `then` line is over the SFT student on the same problems. After SFT pass@8 is"
+        f" {share(triple(sft['test_pass_at_8']))} and the mean at temperature 1 {sft['test_mean_at_temperature_1']:.3f}."
+        f" Every arm starts from it, with a seed of 7 where none is named, asks {plain['questions']} new questions"
+        f" ({best['questions']:,} where it says three times) in {plain['rounds']} rounds of 14 updates and keeps its best"
+        " checkpoint on 300 validation problems. `rft` draws eight samples a question; expert iteration searches under the"
+        " rule that a step's written results are right, until a first right response. The control makes as many updates on"
+        f" worked solutions, {stages['more-sft']['rows'] - sft['rows']} of which it hadn't seen.",
+        "",
+        f"With measurements and evaluations the stages took {times} on {data['cores']} cores, some beside other work.",
+        "",
+        f"Kept in the end: {kept(stages)}",
+        *("", "### Over its own right samples", ""),
+        *table(
+            ({"arm": ARMS[row["arm"]], "less": judged(triple(row)), "seeds": row["seeds"]} for row in data["arms"]),
+            {"arm": "{arm}", "less `rft`, greedy": "{less}", "seeds of both": "{seeds}"},
+        ),
+        "The intervals are over problems, not over seeds.",
+    ]
+    for name in (found for found in stages if found.startswith("eval-")):
+        body += searched(name.removeprefix("eval-"), stages[name])
+    for prefix, what in (("answers", "The same embedded test problems"), ("gsm8k", "Test rows of GSM8K")):
+        asked = {name.removeprefix(f"{prefix}-"): stages[name] for name in stages if name.startswith(f"{prefix}-")}
+        rows = [
+            {"student": name, "accuracy": share(one["rows"][0]["accuracy"]), "problems": one["rows"][0]["problems"]}
+            for name, one in asked.items()
+        ]
+        if rows:
+            columns = {"student": "{student}", "problems": "{problems}", "accuracy": "{accuracy}"}
+            body += ["", f"### {what}, greedy", "", *table(rows, columns)]
+    body += [
+        *("", "## An earlier run", ""),
+        "The same commands and seed, of before; its student after SFT is not to the bit the one above, and the first two lines"
+        " are of"
+        f" {first['stages']['sft']['test_greedy']['problems']} problems. 100 validation problems. Kept in the end:"
+        f" {kept(first['stages'])}",
+        *table(students(first["stages"]), COLUMNS),
+    ]
+    for name in (found for found in first["stages"] if found.startswith("eval-")):
+        body += searched(name.removeprefix("eval-"), first["stages"][name])
+    body += ["", f"Its [JSON]({REPOSITORY}/blob/main/benchmarks/results/real_ladder_first.json)."]
+    numerics = best["engine"].get("numerics", {})
+    if numerics:
+        gap = f"{numerics['sampled_mean']:.3f} nats in the mean"
+        body += ["", f"The engine's bfloat16 log-probabilities differed from the trainer's by {gap}."]
+    tokens = {name: stages[name]["search_cost"]["sampled_tokens"] for name in ("rft", "expert", BEST)}
+    return Page(
+        "A real model, taught on two cores",
+        f"SmolLM2-135M: {sft['test_before']['value']:.3f} -> {sft['test_greedy']['value']:.3f} by SFT,"
+        f" {gain(triple(best['gain']))} more by expert iteration, {gain(triple(plain['gain']))} by its own right samples",
+        "SmolLM2-135M-Instruct (a copy quantised to 4 bits, dequantised) on embedded problems of levels 1 to 3: supervised on"
+        " worked solutions, then taught from its own samples of new questions.",
+        {
+            "Problems": f"{plain['after']['problems']} embedded test problems, levels 1 to 3,"
+            f" {plain['after']['distinct']} of them distinct",
+            "Seeds": f"{data['seed']}; the arms whose name says so, 8",
+            "Tokens": listed(f"{count:,} ({name})" for name, count in tokens.items()) + " sampled in training",
+            "Model": data["model"],
+            "Command": command(data),
+        },
+        body,
+        [
+            "One SFT student, one seed or two of an arm, and one learning rate an arm.",
+            "Embedded problems of known structures; no student was taught on held-in structures alone.",
+            f"Of the earlier run: {REPEATED[0].lower()}{REPEATED[1:]}",
+        ],
+    )
+
+
+def searched(student: str, found: Row) -> list[str]:
+    """Methods at equal tokens, asked of a stage's student, with what the repairing ones gain over adaptive best-of-n."""
+    over = {
+        (row["method"], row["budget"]): judged(row["gain"])
+        for row in found["pairs"]
+        if row["over"] == "adaptive-best-of-n"
+    }
+    shown = (
+        row | {"share": share(row["accuracy"]), "over": over.get((row["method"], row["budget"]), "")}
+        for row in found["rows"]
+    )
+    columns = {
+        "method": "{method}",
+        "budget": "{budget}",
+        "accuracy": "{share}",
+        "sampled": "{sampled_tokens:.0f}",
+        "over adaptive best-of-n": "{over}",
+    }
+    problems = found["rows"][0]["problems"]
+    title = f"### Asked in several ways: the {student} student, {problems} problems, steps checked by a calculator"
+    return ["", title, "", *table(shown, columns)]
+
+
+def result() -> Row:
+    """The row of README's table."""
+    data = load("real_ladder")
+    stages = data["stages"]
+    warm, best, control = stages["sft"], stages[BEST], stages["more-sft"]
+    less = next(row for row in data["arms"] if row["arm"] == BEST)
+    return {
+        "what": "[A real model](docs/results/real_ladder.md): SmolLM2-135M, SFT, then expert iteration",
+        "result": f"{warm['test_before']['value']:.3f} -> {warm['test_greedy']['value']:.3f} by SFT, then"
+        f" {gain(triple(best['gain']))}; over its own right samples {gain(triple(less))}, {verdict(triple(less))}",
+        "on": f"{best['after']['problems']} problems, two CPU cores,"
+        f" {best['search_cost']['sampled_tokens'] / 1e6:.2f} M tokens",
+        "not": "that own samples are worth their time where there are solutions: as many updates of SFT,"
+        f" {control['rows'] - warm['rows']} of them unseen, gain {gain(triple(control['gain']))}; or a gain on real rows",
+    }
+
+
+def triple(found: Row) -> Triple:
+    return found["value"], found["low"], found["high"]
+
+
+PAGES = (real_ladder,)
