@@ -528,7 +528,7 @@ def lagging(raw: dict[str, Any], out: Path) -> dict[str, Any]:
     return {**raw, "train": {**raw["train"], "lag": 1, "checkpoint_dir": str(out)}}
 
 
-@pytest.mark.parametrize("method", ["rft", "grpo"])
+@pytest.mark.parametrize("method", ["rft", pytest.param("grpo", marks=pytest.mark.slow)])
 def test_with_lag_the_next_round_is_searched_with_the_weights_of_before_the_updates(
     tmp_path: Path, cluster: tuple[str, int], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
