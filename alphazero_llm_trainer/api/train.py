@@ -197,12 +197,11 @@ def execute(
             folder = new_run(Path(config.train.checkpoint_dir))
             held.enter_context(FolderLock(folder.path))
         progress.say(f"{run.opening()}\nrun folder: {folder.path}")
-        try:
-            finished = run.execute(folder, resume)
-        except BaseException:
+        with ExitStack() as failed:
             if ranks is not None:
-                ranks.over()
-            raise
+                failed.callback(ranks.over)
+            finished = run.execute(folder, resume)
+            failed.pop_all()
         if ranks is not None:
             ranks.tell(str(folder.path))
             ranks.close()

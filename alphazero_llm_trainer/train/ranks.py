@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -202,11 +203,11 @@ class SharedSource(RoundSource):
         searching = self.ranks.size if self.config.engine.backend == "inprocess" else 1
         shares = [missing[rank::searching] if rank < searching else [] for rank in range(self.ranks.size)]
         self.ranks.tell((SEARCH, number, [[key for key, _ in share] for share in shares]))
-        try:
+        with ExitStack() as failed:
+            # The others wait there for rank 0, which tells them next that it is over.
+            failed.callback(self.ranks.gather, ([], True))
             await super()._search(shares[0], number, found)
-        except BaseException:
-            self.ranks.gather(([], True))  # the others wait there for rank 0, which tells them next that it is over
-            raise
+            failed.pop_all()
         tasks = dict(missing)
         for records, stopped in self.ranks.gather(([], self.stop()))[1:]:
             self.ranks.stopped |= stopped
