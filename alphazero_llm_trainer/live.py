@@ -205,7 +205,8 @@ class Bar:
     def note(self, name: str, text: str) -> None:
         """A line below the bar; a later one of the same name takes its place."""
         self.notes[name] = text
-        lines = [Text(f"{key}: {value}", no_wrap=True, overflow="ellipsis") for key, value in [*self.notes.items()]]
+        notes = [*self.notes.items()]  # a copy: searches ahead of their round note from a thread of their own
+        lines = [Text(f"{key}: {value}", no_wrap=True, overflow="ellipsis") for key, value in notes]
         self.live.update(Group(self.progress, *lines))
 
     def write(self, text: str) -> None:

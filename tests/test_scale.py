@@ -40,7 +40,7 @@ from alphazero_llm_trainer.scale.remote import EngineCard, EngineLostError, Lett
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.search.journal import Journal, read
 from alphazero_llm_trainer.train.fleet import FleetSource, Workers, check_workers
-from alphazero_llm_trainer.train.loop import Run
+from alphazero_llm_trainer.train.loop import Run, _RoundWatch
 from alphazero_llm_trainer.train.run import RunFolder
 from alphazero_llm_trainer.train.size import RunSize
 from alphazero_llm_trainer.train.source import RoundSource, RoundStats
@@ -558,6 +558,20 @@ def test_a_checkpoint_counts_once_the_round_after_it_has_its_trees(tmp_path: Pat
     assert source.settle() and source.settle()
     del source.journal["3/b"]
     assert not source.settle()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_checkpoint_without_those_trees_is_not_sealed(tmp_path: Path, whole: bool) -> None:
+    raw = a_training(tmp_path, 2)
+    run = Run(load_config(overrides=[raw]))
+    run.folder, run.journal, run.tasks = RunFolder(tmp_path), Journal(tmp_path / "journal.jsonl"), []
+    run.validation, run.began = [], 0.0
+    checkpoint = tmp_path / "checkpoint-2"
+    checkpoint.mkdir()
+    watch = _RoundWatch(run)
+    watch.settle = lambda: whole
+    watch.on_save(None, SimpleNamespace(global_step=2), None)
+    assert (checkpoint / "alphazero.json").exists() == whole
 
 
 @pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
