@@ -124,6 +124,7 @@ def child(arm: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
                 return [tree async for tree in collector.collect([(t.problem.id, t) for t in tasks], config.seed)]
 
             trees = asyncio.run(grow())
+            student.engine.rest()
         resident_peak()
         with record_function("phase train"):
             rows = []

@@ -436,6 +436,27 @@ def test_eviction_changes_nothing() -> None:
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
+def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine: InProcessEngine) -> None:
+    requests = random_requests(3, 4)
+    before, computed = generate(engine, *requests), engine.cost.prompt_tokens
+    engine.rest()
+    assert engine.tree._states is None and engine.tree.used() == 0
+    assert sequences(generate(engine, *requests)) == sequences(before)
+    assert engine.cost.prompt_tokens == 2 * computed
+
+
+def test_an_engine_at_work_does_not_rest() -> None:
+    engine = tiny_engine(MODEL)
+
+    async def disturbed() -> list[list[Generated]]:
+        task = asyncio.ensure_future(engine.generate([GenerateRequest(PROMPT, max_new_tokens=8)]))
+        await asyncio.sleep(0)
+        engine.rest()
+        return await task
+
+    assert sequences(run(disturbed)) == sequences(generate(tiny_engine(MODEL), GenerateRequest(PROMPT, max_new_tokens=8)))
+
+
 def test_set_policy_forgets_and_changes_results() -> None:
     model, other = tiny_llama(), tiny_llama(seed=1)
     engine = tiny_engine(model)

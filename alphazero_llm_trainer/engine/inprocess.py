@@ -175,7 +175,9 @@ class InProcessEngine:
         self.tree.clear_values()
 
     def rest(self) -> None:
-        """See `Engine.rest`: its model is the trainer's own, nothing can be given back."""
+        """See `Engine.rest`: its model is the trainer's own, the cache is given back."""
+        if not self._busy():
+            self.tree.release()
 
     def forget(self) -> None:
         """See `Engine.forget`."""

@@ -31,8 +31,8 @@ class PrefixTree:
     values are stored), `memoised` (0, TOP or WHOLE), `locks` (rows that need it now), `stamp` (last use), `logprob` (of the
     token after its prefix; nats, NaN where unknown), `value` (the value head's output, NaN where unknown).
 
-    Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values. Where all next-token distributions
-    fit `memo_bytes`, `next_logprobs` is `[capacity, vocabulary]`; elsewhere it is None, and `top_ids` and `top_logprobs`
+    Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values; it takes no memory before its first
+    use and after `release`. Where all next-token distributions fit `memo_bytes`, `next_logprobs` is `[capacity, vocabulary]`; elsewhere it is None, and `top_ids` and `top_logprobs`
     `[capacity, top_tokens]` hold the likeliest tokens of each, likeliest first.
     """
 
@@ -49,7 +49,8 @@ class PrefixTree:
         device: torch.device,
     ) -> None:
         self.capacity, self.vocabulary = capacity, vocabulary
-        self.states = torch.empty((capacity, layers, 2, kv_heads, head_dim), dtype=dtype, device=device)
+        self.states_shape, self.dtype, self.device = (capacity, layers, 2, kv_heads, head_dim), dtype, device
+        self._states: torch.Tensor | None = None
         self.next_logprobs: torch.Tensor | None = None
         self.top_tokens = 0
         if capacity * vocabulary * 4 <= memo_bytes:
@@ -58,6 +59,18 @@ class PrefixTree:
             self.top_tokens = min(TOP_TOKENS, vocabulary)
         self.top_ids = np.empty((capacity, self.top_tokens), dtype=np.int32)
         self.top_logprobs = np.empty((capacity, self.top_tokens), dtype=np.float32)
+        self.clear()
+
+    @property
+    def states(self) -> torch.Tensor:
+        """Keys and values, see the class."""
+        if self._states is None:
+            self._states = torch.empty(self.states_shape, dtype=self.dtype, device=self.device)
+        return self._states
+
+    def release(self) -> None:
+        """Forget every node but the root, and give the memory of keys and values back until they are used again."""
+        self._states = None
         self.clear()
 
     def clear(self) -> None:

@@ -44,7 +44,7 @@ class Slots:
         self.layers, self.tree, self.window = layers, tree, Window()
         self.ends: dict[int, int] = {}  # node -> the slot that holds the path down to it, from the last forward
         self.states = torch.zeros(
-            (layers, 2, slots, kv_heads, room, head_dim), dtype=tree.states.dtype, device=tree.states.device
+            (layers, 2, slots, kv_heads, room, head_dim), dtype=tree.dtype, device=tree.device
         )
 
     def place(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
@@ -106,7 +106,7 @@ class Slots:
         """Copy the window's new keys and values, one tensor a layer, to the tree."""
         window = self.window
         every = torch.stack(list(new)).permute(2, 4, 0, 1, 3, 5)  # [n, S, layers, 2, kv_heads, head_dim]
-        self.tree.states[window.new_nodes] = every[window.new_rows, window.new_columns].to(self.tree.states.dtype)
+        self.tree.states[window.new_nodes] = every[window.new_rows, window.new_columns].to(self.tree.dtype)
 
     def load(self, slot: int, nodes: list[int]) -> None:
         """Copy the keys and values of `nodes` from the tree to the start of `slot`."""
@@ -125,7 +125,7 @@ class SlotForward:
     name = "torch"
 
     def __init__(self, model: PreTrainedModel, tree: PrefixTree, max_batch: int, context: int) -> None:
-        _, layers, _, kv_heads, head_dim = tree.states.shape
+        _, layers, _, kv_heads, head_dim = tree.states_shape
         self.model, self.tree = model, tree
         rows, room = min(FIRST_ROWS, max_batch), min(FIRST_TOKENS, context)
         self.slots = Slots(rows, room, layers, kv_heads, head_dim, tree)
@@ -137,12 +137,12 @@ class SlotForward:
 
     def facts(self) -> dict[str, Any]:
         """See `Forward.facts`."""
-        products = str(self.tree.states.dtype).removeprefix("torch.")
+        products = str(self.tree.dtype).removeprefix("torch.")
         return {"name": self.name, "products": products, "threads": torch.get_num_threads()}
 
     def set_value(self, weight: torch.Tensor | None, bias: float) -> None:
         """See `Forward.set_value`."""
-        self.value = None if weight is None else (weight.detach().to(self.tree.states.device), bias)
+        self.value = None if weight is None else (weight.detach().to(self.tree.device), bias)
 
     @torch.inference_mode()
     def compute(self, rows: Sequence[DecodingRow]) -> Computed:
@@ -179,7 +179,7 @@ class SlotForward:
     def _window(self, rows: list[DecodingRow], start: int, tables: dict[int, np.ndarray]) -> None:
         """Compute the rows in the slots from `start` on; distributions that the tree can't keep go to `tables`."""
         tree, window = self.tree, self.slots.window
-        device = tree.states.device
+        device = tree.device
         lengths = np.array([len(row.nodes) for row in rows])
         starts = np.array([row.start for row in rows])
         columns = np.arange(lengths.max())

@@ -250,8 +250,14 @@ class Forecast:
         rows, room = self.slots()
         capacity = self.capacity
         cache = capacity * self.token_bytes
-        formula = f"{count} x {capacity:,} tokens x {self.token_bytes:,} B ({uses})"
-        parts = [*outside, Part("prefix cache", formula, count * cache, PHASES)]
+        parts = outside
+        # The policy's engine rests while it is trained (`Engine.rest`), and its cache begins with the first search.
+        own = int(self.config.engine.backend == "inprocess")
+        caches = ((own, "policy", ("search",)), (count - own, uses.removeprefix("policy, "), PHASES))
+        for number, what, phases in caches:
+            if number:
+                formula = f"{number} x {capacity:,} tokens x {self.token_bytes:,} B ({what})"
+                parts.append(Part("prefix cache", formula, number * cache, phases))
         if capacity * shape.vocabulary * 4 <= MEMO_BYTES:
             memo = capacity * shape.vocabulary * 4
             formula = f"{count} x {capacity:,} x {shape.vocabulary:,} words x 4 B"

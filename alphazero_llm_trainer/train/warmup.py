@@ -68,7 +68,9 @@ def supervise(
     def answers(tasks: list[Task], **shown: Any) -> list[bool]:
         student.model.eval()
         student.engine.set_policy(None, student.engine.version + 1)
-        return answer(student, tasks, max_tokens=limit, **shown).first
+        right = answer(student, tasks, max_tokens=limit, **shown).first
+        student.engine.rest()  # updates come next, and they need the memory
+        return right
 
     def accuracy(model: Any) -> float:
         right = answers(validation)
