@@ -32,8 +32,9 @@ class PrefixTree:
     token after its prefix; nats, NaN where unknown), `value` (the value head's output, NaN where unknown).
 
     Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values; it takes no memory before its first
-    use and after `release`. Where all next-token distributions fit `memo_bytes`, `next_logprobs` is `[capacity, vocabulary]`; elsewhere it is None, and `top_ids` and `top_logprobs`
-    `[capacity, top_tokens]` hold the likeliest tokens of each, likeliest first.
+    use and after `release`. Where all next-token distributions fit `memo_bytes`, `next_logprobs` is
+    `[capacity, vocabulary]`; elsewhere it is None, and `top_ids` and `top_logprobs` `[capacity, top_tokens]` hold the
+    likeliest tokens of each, likeliest first.
     """
 
     def __init__(

@@ -43,9 +43,7 @@ class Slots:
     def __init__(self, slots: int, room: int, layers: int, kv_heads: int, head_dim: int, tree: PrefixTree) -> None:
         self.layers, self.tree, self.window = layers, tree, Window()
         self.ends: dict[int, int] = {}  # node -> the slot that holds the path down to it, from the last forward
-        self.states = torch.zeros(
-            (layers, 2, slots, kv_heads, room, head_dim), dtype=tree.dtype, device=tree.device
-        )
+        self.states = torch.zeros((layers, 2, slots, kv_heads, room, head_dim), dtype=tree.dtype, device=tree.device)
 
     def place(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
         """Bring the known tokens of `rows` into slots 0..n-1; returns the rows in that order, short ones first.
