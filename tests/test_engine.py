@@ -454,7 +454,9 @@ def test_an_engine_at_work_does_not_rest() -> None:
         engine.rest()
         return await task
 
-    assert sequences(run(disturbed)) == sequences(generate(tiny_engine(MODEL), GenerateRequest(PROMPT, max_new_tokens=8)))
+    assert sequences(run(disturbed)) == sequences(
+        generate(tiny_engine(MODEL), GenerateRequest(PROMPT, max_new_tokens=8))
+    )
 
 
 def test_set_policy_forgets_and_changes_results() -> None:

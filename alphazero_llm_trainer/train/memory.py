@@ -253,11 +253,10 @@ class Forecast:
         parts = outside
         # The policy's engine rests while it is trained (`Engine.rest`), and its cache begins with the first search.
         own = int(self.config.engine.backend == "inprocess")
-        caches = ((own, "policy", ("search",)), (count - own, uses.removeprefix("policy, "), PHASES))
-        for number, what, phases in caches:
+        for number, what, when in ((own, "policy", ("search",)), (count - own, uses.removeprefix("policy, "), PHASES)):
             if number:
                 formula = f"{number} x {capacity:,} tokens x {self.token_bytes:,} B ({what})"
-                parts.append(Part("prefix cache", formula, number * cache, phases))
+                parts.append(Part("prefix cache", formula, number * cache, tuple(when)))
         if capacity * shape.vocabulary * 4 <= MEMO_BYTES:
             memo = capacity * shape.vocabulary * 4
             formula = f"{count} x {capacity:,} x {shape.vocabulary:,} words x 4 B"
