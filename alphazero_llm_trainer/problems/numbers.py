@@ -92,12 +92,6 @@ class Numbers(Source):
             return left == Counter([target]) and last == f"#### {target}"
         return play_one(left, last) is not None
 
-    def state(self, problem: Problem, steps: Sequence[str]) -> str | None:
-        """The numbers left, smallest first, and the target: all that the rest of the game depends on."""
-        given, target = read_question(problem.question)
-        left = play(given, [line.strip() for line in steps])
-        return None if left is None else f"{' '.join(map(str, sorted(left.elements())))} -> {target}"
-
     def vocabulary_texts(self) -> Iterable[str]:
         """Every word and digit: two problems of each size."""
         for level in SIZES:
