@@ -243,8 +243,7 @@ class InProcessEngine:
         node = tree.find(prefix)
         if node is not None and tree.memoised[node] == WHOLE:
             self._charge(len(prefix), len(prefix))
-            table, [at] = tree.distributions([node])
-            return list(self.sampler.top(table, [at], k)[0])
+            return list(self.queue.likeliest([node], k)[0])
         if node is not None and tree.memoised[node] == TOP and min(k, tree.vocabulary) <= tree.top_tokens:
             self._charge(len(prefix), len(prefix))
             return list(tree.top(node, k))

@@ -10,6 +10,7 @@ import numpy as np
 
 from .prefix_tree import Pairs
 
+
 class Sampler:
     """Reads rows of tables `[*, V]` (fp32, nats, C-contiguous). `kernels` None: numpy does it."""
 

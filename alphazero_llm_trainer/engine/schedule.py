@@ -50,7 +50,9 @@ class Schedule:
         self.walkers: list[tuple[int, list[Rider]]] = []
         # Where every node that is ready has its whole distribution, samples go through many of them in one call.
         memo = tree.next_logprobs
-        self.strides = Walk(sampler.kernels, tree) if sampler.kernels and memo is not None and memo.device.type == "cpu" else None
+        self.strides = (
+            Walk(sampler.kernels, tree) if sampler.kernels and memo is not None and memo.device.type == "cpu" else None
+        )
         self.drawing: list[list[Rider]] = []  # riders of the step under way: a failure must find every caller
 
     def __bool__(self) -> bool:
@@ -246,21 +248,21 @@ class Schedule:
             self.reserve(len(alive))
             nodes, riders = [node for node, _ in alive], [rider for _, rider in alive]
             for k in {rider.call.request.top_k for rider in riders} - {0}:
-                self._tops(list(set(nodes)), k)  # nodes that were just computed are looked up together
+                self.likeliest(list(set(nodes)), k)  # those that were just computed are looked up together
             rows = {node: row for node, _, row in frontier if row is not None}
             onward: Frontier = []
-            for begin, (rider, tokens, logprobs, passed, child) in zip(nodes, walk(nodes, riders), strict=True):
+            for begin, (rider, tokens, logprobs, passed, known) in zip(nodes, walk(nodes, riders), strict=True):
                 call, token = rider.call, tokens[-1]
                 rider.tokens += tokens
                 rider.logprobs += logprobs
                 if call.request.top_k:
-                    rider.top += self._tops(passed, call.request.top_k)
+                    rider.top += self.likeliest(passed, call.request.top_k)
                 if token in call.ends or len(rider.tokens) == rider.limit:
                     finish = self._finish(rider, token)
                     if finish is not None:
                         self._emit(rider, finish)
                         continue
-                child = child or tree.child(passed[-1], token)
+                child = known or tree.child(passed[-1], token)
                 tree.logprob[child] = logprobs[-1]
                 if tree.memoised[child]:
                     tree.lock(child)
@@ -283,13 +285,11 @@ class Schedule:
             frontier = onward
         return kept
 
-    def _tops(self, nodes: list[int], k: int) -> list[Pairs]:
-        """The k likeliest next tokens of each node: looked up once, most nodes are passed again and again."""
+    def likeliest(self, nodes: list[int], k: int) -> list[Pairs]:
+        """The k likeliest next tokens of each node (all WHOLE): looked up once, most nodes are passed again and again."""
         known = self.tree.tops(k)
-        try:
-            return [known[node] for node in nodes]
-        except KeyError:
-            missing = [node for node in nodes if node not in known]
+        missing = [node for node in nodes if node not in known]
+        if missing:
             table, index = self.tree.distributions(missing)
             known.update(zip(missing, self.sampler.top(table, index, k), strict=True))
         return [known[node] for node in nodes]

@@ -178,6 +178,12 @@ class Mcts:
         tree, node, widening, root = self.tree, ROOT, self.widening, self.root
         if root is not None and root.draws_more(tree, self.expected):
             return ROOT
+        if (
+            root is None and widening is None and self.patience is None
+        ):  # the rule alone: a search spends much time here
+            while tree.expanded[node] and (children := tree.children[node]):
+                node = children[0] if len(children) == 1 else self.select(tree, node, self.exploration, None)
+            return node
         chosen = False  # whether there was a choice above the node
         # Under a verifier a chain's nodes are arms as soon as they are there: each can be drawn from again.
         while (tree.expanded[node] or self.patience is not None) and (children := tree.children[node]):

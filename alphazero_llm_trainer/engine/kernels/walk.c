@@ -55,7 +55,7 @@ int64_t walk(const struct trie *trie, const float *table, int64_t vocabulary, ui
             tokens[total + length] = (int32_t)token, logprobs[total + length] = x[token], at[total + length] = node;
             child = child_of(trie, node, (int32_t)token);
             length++;
-            if (ends[i][token] || length == rooms[i]) break;
+            if (ends[i][token] || length >= rooms[i]) break;
             node = child;
         } while (child && trie->memoised[child] == known);
         lengths[i] = (int32_t)length, children[i] = child, total += length;
