@@ -45,7 +45,8 @@ class Walk:
         rooms = array("q", [rider.limit - len(rider.tokens) for rider in riders])
         most = sum(rooms)
         if most > len(self._tokens):
-            self._tokens, self._nodes, self._logprobs = (array(kind, bytes(4 * most)) for kind in "iif")
+            self._tokens, self._nodes = array("i", bytes(4 * most)), array("i", bytes(4 * most))
+            self._logprobs = array("f", bytes(4 * most))
         starts, lengths, children = array("i", nodes), array("i", bytes(4 * count)), array("i", bytes(4 * count))
         uniforms = array("Q", [rider.draws.buffer_info()[0] + 8 * len(rider.tokens) for rider in riders])
         temperatures = array("d", [rider.call.request.temperature for rider in riders])
