@@ -145,7 +145,7 @@ def make_evaluate(
                 own = await custom(problem, response, task)
         likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
         reward = combined(correct, likely, own, steps=len(steps), right=right, wrong=wrong, weights=weights)
-        return replace(reward, cost=cost)
+        return reward if cost is None else replace(reward, cost=cost)
 
     return evaluate
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -99,8 +99,13 @@ class Cost:
 
     def add(self, other: Cost) -> None:
         """Add `other` to this cost in place."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.sampled_tokens += other.sampled_tokens
+        self.scored_tokens += other.scored_tokens
+        self.calls += other.calls
+        self.seconds += other.seconds
+        self.dollars += other.dollars
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

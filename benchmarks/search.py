@@ -141,7 +141,7 @@ class Setting:
             self.student = load_student(config)
             tasks = load_tasks("embedded", "train", arm.trees, start=FIRST_TASK)
             self.problems = [task.problem for task in tasks]
-            self.grade = make_evaluate(config.rewards, None, {task.problem.id: task.gold for task in tasks})
+            self.grade = make_evaluate(config.rewards, None, {task.problem.id: task for task in tasks})
         self.policy = EngineTokens(self.student, 1.0, BEAMS)
         search = {
             "mode": "token",

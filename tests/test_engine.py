@@ -731,8 +731,8 @@ def test_where_nothing_is_left_samples_repeat() -> None:
 
 
 PLACES = {
-    "native": ("compute", "refill", "settle", "advance", "_draw", "_emit", "reserve", "child"),
-    "fused": ("compute", "hidden", "place", "load", "move", "ensure", "_memoise"),
+    "native": ("compute", "refill", "settle", "advance", "strides", "_emit", "reserve", "child"),
+    "fused": ("compute", "_draw", "hidden", "place", "load", "move", "ensure", "_memoise"),
 }
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 
 from ..config.sections import MEMO_BYTES, EngineConfig
@@ -86,6 +85,7 @@ class InProcessEngine:
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
         token_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize
+        kernels = library() if settings.native == "auto" else None
         self.tree = PrefixTree(
             max(min(settings.cache_tokens, settings.cache_bytes // token_bytes), 4 * context),
             layers,
@@ -95,6 +95,7 @@ class InProcessEngine:
             memo_bytes=MEMO_BYTES,
             dtype=dtype,
             device=weight.device,
+            kernels=kernels,
         )
         self.capabilities = Capabilities(
             scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True, excludes=True
@@ -104,7 +105,7 @@ class InProcessEngine:
         self.valued = False
         self.cost, self.stats, self.version = Cost(), InProcessStats(), 0
         self.facts: dict[str, Any] = {"backend": "inprocess", "forward": self.forward.facts()}
-        self.sampler = Sampler(library() if settings.native == "auto" else None)
+        self.sampler = Sampler(kernels)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
         self.worker: ThreadPoolExecutor | None = None
         self._computed: asyncio.Future[None] | None = None  # done when the worker's forward has ended
@@ -226,14 +227,7 @@ class InProcessEngine:
         looked_at = min(limit, request.max_step_tokens or limit)
         taken = Taken.of(request.without) if request.without and request.temperature > 0 else None
         riders = [
-            Rider(
-                call,
-                i,
-                np.random.Generator(np.random.Philox(key=[request.seed, i])).random(limit).tolist(),
-                looked_at,
-                taken,
-            )
-            for i in range(request.n)
+            Rider(call, i, self.sampler.uniforms(request.seed, i, limit), looked_at, taken) for i in range(request.n)
         ]
         if watch is not None:
             watch.samples += riders
@@ -251,8 +245,7 @@ class InProcessEngine:
         node = tree.find(prefix)
         if node is not None and tree.memoised[node] == WHOLE:
             self._charge(len(prefix), len(prefix))
-            table, [at] = tree.distributions([node])
-            return list(self.sampler.top(table, [at], k)[0])
+            return list(self.queue.likeliest([node], k)[0])
         if node is not None and tree.memoised[node] == TOP and min(k, tree.vocabulary) <= tree.top_tokens:
             self._charge(len(prefix), len(prefix))
             return list(tree.top(node, k))

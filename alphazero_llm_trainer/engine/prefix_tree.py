@@ -7,6 +7,7 @@ token a node, so that a branch may leave anywhere, and with the next-token distr
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from collections.abc import Sequence
 
@@ -22,12 +23,22 @@ TOP, WHOLE = (
     2,
 )  # what `memoised` says of a node's next-token distribution: its likeliest tokens are kept, or all of it
 TOP_TOKENS = 32
+TOPS_KEPT = 20_000  # nodes whose likeliest tokens are kept as Python's objects, a kilobyte each
+
+Pairs = tuple[tuple[int, float], ...]
+
+
+class Trie(ctypes.Structure):
+    """`struct trie` of `kernels/walk.c`: where the columns are."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("first", "after", "token", "memoised", "stamp"))
 
 
 class PrefixTree:
     """A trie over token ids in fixed storage of `capacity` nodes; node i's data are entry i of everything.
 
-    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id -> node), `ready` (keys and
+    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id -> node; for the kernels the
+    same as lists: `first` child, the one `after` it, ROOT at the end), `ready` (keys and
     values are stored), `memoised` (0, TOP or WHOLE), `locks` (rows that need it now), `stamp` (last use), `logprob` (of the
     token after its prefix; nats, NaN where unknown), `value` (the value head's output, NaN where unknown).
 
@@ -48,8 +59,9 @@ class PrefixTree:
         memo_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
+        kernels: ctypes.CDLL | None = None,
     ) -> None:
-        self.capacity, self.vocabulary = capacity, vocabulary
+        self.capacity, self.vocabulary, self.kernels = capacity, vocabulary, kernels
         self.states_shape, self.dtype, self.device = (capacity, layers, 2, kv_heads, head_dim), dtype, device
         self._states: torch.Tensor | None = None
         self.next_logprobs: torch.Tensor | None = None
@@ -77,13 +89,17 @@ class PrefixTree:
     def clear(self) -> None:
         """Forget every node but the root (after a change of weights)."""
         self.parent, self.token = array("i", [0]) * self.capacity, array("i", [-1]) * self.capacity
-        self.ready, self.memoised = bytearray(self.capacity), bytearray(self.capacity)
+        self.first, self.after = array("i", [0]) * self.capacity, array("i", [0]) * self.capacity
+        self.ready, self.memoised = bytearray(self.capacity), array("B", [0]) * self.capacity
         self.locks, self.stamp = array("i", [0]) * self.capacity, array("q", [0]) * self.capacity
         self.logprob, self.value = array("d", [NAN]) * self.capacity, array("d", [NAN]) * self.capacity
         self.children: list[dict[int, int]] = [{}]
         self.ready[ROOT] = True
         self.free: list[int] = []  # nodes that were dropped
+        self._tops: dict[int, dict[int, Pairs]] = {}
         self.clock = 0
+        columns = (self.first, self.after, self.token, self.memoised, self.stamp)
+        self.trie = Trie(*(column.buffer_info()[0] for column in columns))
 
     def clear_values(self) -> None:
         """Forget every node's value (after a change of the value head)."""
@@ -102,13 +118,15 @@ class PrefixTree:
             self.children.append({})
         self.parent[made], self.token[made], self.stamp[made] = node, token, self.clock
         self.children[node][token] = made
+        self.after[made], self.first[node] = self.first[node], made
         return made
 
     def walk(self, tokens: Sequence[int]) -> list[int]:
         """The nodes of `tokens` from the root, made where missing."""
-        node, path = ROOT, []
         self.clock += 1
-        for token in tokens:
+        path = self._known(tokens)
+        node = path[-1] if path else ROOT
+        for token in tokens[len(path) :]:
             node = self.child(node, token)
             self.stamp[node] = self.clock
             path.append(node)
@@ -116,15 +134,29 @@ class PrefixTree:
 
     def find(self, tokens: Sequence[int]) -> int | None:
         """The node of `tokens`, or None where there is none; nothing is made. Counts as a use."""
+        self.clock += 1
+        path = self._known(tokens)
+        if len(path) < len(tokens):
+            return None
+        return path[-1] if path else ROOT
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes of `tokens` from the root, as far as they are there. Counts as a use."""
+        if self.kernels is not None:
+            wanted = array("i", tokens)
+            path = array("i", wanted)
+            addresses = wanted.buffer_info()[0], path.buffer_info()[0]
+            found = self.kernels.follow(ctypes.byref(self.trie), addresses[0], len(tokens), self.clock, addresses[1])
+            return path[:found].tolist()
         node: int | None = ROOT
+        nodes: list[int] = []
         for token in tokens:
             node = self.children[node].get(token)  # type: ignore[index]
             if node is None:
-                return None
-        assert node is not None
-        self.clock += 1
-        self.stamp[node] = self.clock
-        return node
+                break
+            self.stamp[node] = self.clock
+            nodes.append(node)
+        return nodes
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root (left out) down to `node`."""
@@ -155,6 +187,7 @@ class PrefixTree:
                 break
             for node in leaves[: wanted - self.room()].tolist():
                 self._drop(node)
+        self._link()
         return self.room() >= count
 
     def _leaves(self) -> np.ndarray:
@@ -175,6 +208,21 @@ class PrefixTree:
         self.ready[node] = self.memoised[node] = False
         self.free.append(node)
 
+    def _link(self) -> None:
+        """After nodes were dropped: write `first` and `after` anew, and forget `tops`."""
+        first, after, parent, token = (
+            np.frombuffer(column, np.intc) for column in (self.first, self.after, self.parent, self.token)
+        )
+        self._tops.clear()
+        first[:] = after[:] = ROOT
+        nodes = np.flatnonzero(token >= 0)
+        nodes = nodes[np.argsort(parent[nodes], kind="stable")]
+        goes_on = parent[nodes[1:]] == parent[nodes[:-1]]  # siblings are neighbours now
+        after[nodes[:-1][goes_on]] = nodes[1:][goes_on]
+        heads = nodes[np.flatnonzero(~goes_on) + 1]
+        first[parent[heads]] = heads
+        first[parent[nodes[:1]]] = nodes[:1]
+
     def room(self) -> int:
         """How many nodes can be made without dropping any."""
         return self.capacity - len(self.children) + len(self.free)
@@ -190,6 +238,13 @@ class PrefixTree:
             return self.next_logprobs.numpy(), nodes
         index = torch.tensor(nodes, device=self.next_logprobs.device)
         return self.next_logprobs[index].cpu().numpy(), list(range(len(nodes)))
+
+    def tops(self, k: int) -> dict[int, Pairs]:
+        """The k likeliest next tokens of nodes (all WHOLE) as far as they were looked up; whoever looks up more adds them."""
+        found = self._tops.setdefault(k, {})
+        if len(found) > TOPS_KEPT:
+            found.clear()
+        return found
 
     def top(self, node: int, k: int) -> tuple[tuple[int, float], ...]:
         """The k <= `top_tokens` likeliest next tokens of a node that is TOP."""
@@ -215,5 +270,11 @@ class PrefixTree:
                     raise EngineError(f"prefix tree: node {child} was unlocked too often")
                 seen += 1
                 stack.append(child)
+            linked, child = set(), self.first[node]
+            while child != ROOT and child not in linked:
+                linked.add(child)
+                child = self.after[child]
+            if linked != set(self.children[node].values()):
+                raise EngineError(f"prefix tree: the lists of node {node}'s children disagree")
         if seen + len(free) != len(self.children) or len(self.children) > self.capacity:
             raise EngineError("prefix tree: nodes were lost")

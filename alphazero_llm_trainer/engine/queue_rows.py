@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -36,7 +37,7 @@ class Rider:
 
     call: Call
     index: int
-    draws: list[float]
+    draws: array[float]
     limit: int
     taken: Taken | None = None
     tokens: list[int] = field(default_factory=list)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Pairs = tuple[tuple[int, float], ...]
+from .prefix_tree import Pairs
 
 
 class Sampler:
@@ -16,6 +16,14 @@ class Sampler:
 
     def __init__(self, kernels: ctypes.CDLL | None) -> None:
         self.kernels = kernels
+
+    def uniforms(self, seed: int, index: int, count: int) -> array[float]:
+        """`count` uniform numbers in [0, 1): the same for one seed and index whatever else is drawn."""
+        if self.kernels is None or not 0 <= seed < 2**63:
+            return array("d", np.random.Generator(np.random.Philox(key=[seed, index])).random(count).tobytes())
+        numbers = array("d", bytes(8 * count))
+        self.kernels.uniforms(seed, index, count, numbers.buffer_info()[0])
+        return numbers
 
     def draw(
         self, table: np.ndarray, rows: list[int], temperatures: list[float], uniforms: list[float]

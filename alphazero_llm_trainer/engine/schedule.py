@@ -15,11 +15,12 @@ import numpy as np
 
 from ..errors import EngineError
 from ..types import Cost
-from .prefix_tree import TOP, WHOLE, PrefixTree
+from .prefix_tree import TOP, WHOLE, Pairs, PrefixTree
 from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
-from .sampling import Pairs, Sampler
+from .sampling import Sampler
 from .step_ends import StepEnds
+from .walk import Walk
 from .without import Taken
 
 Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
@@ -47,6 +48,11 @@ class Schedule:
         self.live: list[DecodingRow] = []
         self.pending: dict[int, DecodingRow] = {}
         self.walkers: list[tuple[int, list[Rider]]] = []
+        # Where every node that is ready has its whole distribution, samples go through many of them in one call.
+        memo = tree.next_logprobs
+        self.strides = (
+            Walk(sampler.kernels, tree) if sampler.kernels and memo is not None and memo.device.type == "cpu" else None
+        )
         self.drawing: list[list[Rider]] = []  # riders of the step under way: a failure must find every caller
 
     def __bool__(self) -> bool:
@@ -183,6 +189,9 @@ class Schedule:
             the rows that go on in the place of the row before them.
         """
         tree, pending, kept = self.tree, self.pending, []
+        if self.strides is not None:
+            kept = self._stride(self.strides, [group for group in frontier if not self._excludes(group)])
+            frontier, table = [group for group in frontier if self._excludes(group)], None
         while frontier:
             drawn = self._draw(frontier, table, index)
             self.reserve(len(drawn.tokens))
@@ -227,6 +236,63 @@ class Schedule:
                 tree.unlock(node)
             frontier, table = onward, None
         return kept
+
+    def _excludes(self, group: tuple[int, list[Rider], DecodingRow | None]) -> bool:
+        return any(rider.taken is not None for rider in group[1])
+
+    def _stride(self, walk: Walk, frontier: Frontier) -> list[DecodingRow]:
+        """`advance` with one call for all that riders draw at nodes that are known already."""
+        tree, pending, kept = self.tree, self.pending, []
+        while frontier:
+            alive = [(node, rider) for node, riders, _ in frontier for rider in riders if not rider.call.future.done()]
+            self.reserve(len(alive))
+            nodes, riders = [node for node, _ in alive], [rider for _, rider in alive]
+            for k in {rider.call.request.top_k for rider in riders} - {0}:
+                self.likeliest(list(set(nodes)), k)  # those that were just computed are looked up together
+            rows = {node: row for node, _, row in frontier if row is not None}
+            onward: Frontier = []
+            for begin, (rider, tokens, logprobs, passed, known) in zip(nodes, walk(nodes, riders), strict=True):
+                call, token = rider.call, tokens[-1]
+                rider.tokens += tokens
+                rider.logprobs += logprobs
+                if call.request.top_k:
+                    rider.top += self.likeliest(passed, call.request.top_k)
+                if token in call.ends or len(rider.tokens) == rider.limit:
+                    finish = self._finish(rider, token)
+                    if finish is not None:
+                        self._emit(rider, finish)
+                        continue
+                child = known or tree.child(passed[-1], token)
+                tree.logprob[child] = logprobs[-1]
+                if tree.memoised[child]:
+                    tree.lock(child)
+                    onward.append((child, [rider], None))
+                elif child in pending:
+                    pending[child].riders.append(rider)
+                else:
+                    tree.lock(child)
+                    start = len(call.request.prompt_ids) + len(rider.tokens) - 1
+                    row = rows.pop(begin, None)
+                    if row is None:
+                        pending[child] = row = DecodingRow([child], start, [rider])
+                        self.waiting.append(row)
+                    else:  # it goes on in the place of the one before it
+                        row.nodes, row.start, row.riders, row.peeks, row.values = [child], start, [rider], [], []
+                        pending[child] = row
+                        kept.append(row)
+            for node, _, _ in frontier:
+                tree.unlock(node)
+            frontier = onward
+        return kept
+
+    def likeliest(self, nodes: list[int], k: int) -> list[Pairs]:
+        """The k likeliest next tokens of each node (all WHOLE): looked up once, most nodes are passed again and again."""
+        known = self.tree.tops(k)
+        missing = [node for node in nodes if node not in known]
+        if missing:
+            table, index = self.tree.distributions(missing)
+            known.update(zip(missing, self.sampler.top(table, index, k), strict=True))
+        return [known[node] for node in nodes]
 
     def _onward(self, node: int, riders: list[Rider]) -> Frontier:
         """Riders that can draw at once from what is known of `node`; the others wait for a row."""

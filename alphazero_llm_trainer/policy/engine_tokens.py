@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 TEXTS_KEPT = 100_000
+PARTS_KEPT = 1000
 
 
 class EngineTokens(Prompts):
@@ -28,6 +30,8 @@ class EngineTokens(Prompts):
         self.context = student.engine.capabilities.max_context
         self._texts: dict[tuple[int, ...], str] = {}
         self._ends = student.engine.step_ends
+        # A rollout is cut, judged and taken apart into lines: the same tokens each time.
+        self._parts = lru_cache(PARTS_KEPT)(self._ends.parts)
 
     def text(self, token_ids: tuple[int, ...]) -> str:
         """What the tokens decode to. The same lines come back again and again, so they are kept."""
@@ -40,7 +44,7 @@ class EngineTokens(Prompts):
 
     def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
         """A response cut into reasoning steps."""
-        ends = self._ends.parts(token_ids)
+        ends = self._parts(token_ids)
         return [
             Step(token_ids[start:end], logprobs[start:end], self.text(token_ids[start:end]))
             for start, end in pairwise((0, *ends))
@@ -51,7 +55,7 @@ class EngineTokens(Prompts):
         ended = bool(response) and response[-1] in self.engine.eos_ids
         if not ended and not (response and response[-1] in self._ends.tokens and self._ends.whole(response)):
             return None
-        if is_final(self.text(response[(0, *self._ends.parts(response))[-2] :])):
+        if is_final(self.text(response[(0, *self._parts(response))[-2] :])):
             return "answer"
         return "ended" if ended else None
 
@@ -83,11 +87,13 @@ class EngineTokens(Prompts):
         return self._cut(response, generated), cost
 
     def _cut(self, response: tuple[int, ...], generated: Generated) -> Generated:
-        ids = generated.token_ids
-        for i in range(1, len(ids)):
-            if ids[i - 1] in self._ends.tokens and self.verdict(response + ids[:i]) is not None:
-                top = None if generated.top is None else generated.top[:i]
-                return Generated(ids[:i], generated.logprobs[:i], "stop", top, generated.cached_tokens)
+        ids, whole, begun = generated.token_ids, response + generated.token_ids, 0
+        for end in self._parts(whole):
+            if len(response) < end < len(whole) and is_final(self.text(whole[begun:end])):
+                kept = end - len(response)
+                top = None if generated.top is None else generated.top[:kept]
+                return Generated(ids[:kept], generated.logprobs[:kept], "stop", top, generated.cached_tokens)
+            begun = end
         return generated
 
     async def topk(self, prefix: tuple[int, ...], k: int) -> tuple[list[tuple[int, float]], Cost]:

@@ -312,9 +312,12 @@ class Tree:
 
     def sequence(self, node: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Token ids and log-probabilities (nats) of the response down to `node`."""
-        path = self.path(node)
-        ids = tuple(token for i in path for token in self.token_ids[i])
-        return ids, tuple(value for i in path for value in self.logprobs[i])
+        ids: list[int] = []
+        logprobs: list[float] = []
+        for i in self.path(node):
+            ids += self.token_ids[i]
+            logprobs += self.logprobs[i]
+        return tuple(ids), tuple(logprobs)
 
     def response(self, node: int) -> str:
         """The response's text down to `node`."""

@@ -67,11 +67,38 @@ void top_k(const float *x, long n, long k, int32_t *ids, float *values)
     }
 }
 
+/* Temperature 0 takes the likeliest token, of equal ones the first. Otherwise the token is where the uniform number falls in
+ * the cumulated exp(log-probability / temperature), in doubles. */
+int64_t draw_token(const float *x, int64_t n, double temperature, double uniform, double *work, int summed)
+{
+    int64_t token = 0;
+    assert(temperature >= 0);
+    if (temperature == 0) {
+        for (int64_t j = 1; j < n; j++) token = x[j] > x[token] ? j : token;
+        return token;
+    }
+    if (!summed) {
+        /* The likeliest token's distance from the top is 0: at an infinite scale it would be no number. */
+        const float top = maximum(x, n), scale = (float)fmin(1.0 / temperature, FLT_MAX);
+        double sum = 0;
+        for (int64_t j = 0; j < n; j += LANES) {
+            const vec part = scaled_exp(x + j, n - j, top, scale);
+            for (long l = 0; l < LANES && j + l < n; l++) work[j + l] = sum += part[l];
+        }
+    }
+    const double at = uniform * work[n - 1];
+    int64_t high = n - 1; /* the first token whose sum lies above `at` */
+    while (token < high) {
+        const int64_t middle = (token + high) / 2;
+        if (work[middle] > at) high = middle;
+        else token = middle + 1;
+    }
+    return token;
+}
+
 /* For each of n draws, a token from row rows[i] of table [*, vocabulary] and its log-probability.
  *
- * temperature 0 takes the likeliest token. Otherwise the token is where uniforms[i] falls in the cumulated
- * exp(log-probability / temperature), in doubles; `work` has room for `vocabulary` of them. Draws that follow each other
- * with one row and one temperature share the sums.
+ * `work` has room for `vocabulary` doubles. Draws that follow each other with one row and one temperature share the sums.
  */
 void draw(const float *table, int64_t vocabulary, int64_t n, const int64_t *rows, const double *temperatures,
           const double *uniforms, double *work, int32_t *tokens, float *logprobs)
@@ -80,30 +107,10 @@ void draw(const float *table, int64_t vocabulary, int64_t n, const int64_t *rows
     double summed_temperature = 0;
     for (int64_t i = 0; i < n; i++) {
         const float *x = table + rows[i] * vocabulary;
-        const double temperature = temperatures[i];
-        int64_t token = 0;
-        assert(rows[i] >= 0 && temperature >= 0);
-        if (temperature == 0) {
-            for (int64_t j = 1; j < vocabulary; j++) token = x[j] > x[token] ? j : token;
-        } else {
-            if (rows[i] != summed_row || temperature != summed_temperature) {
-                /* The likeliest token's distance from the top is 0: at an infinite scale it would be no number. */
-                const float top = maximum(x, vocabulary), scale = (float)fmin(1.0 / temperature, FLT_MAX);
-                double sum = 0;
-                for (int64_t j = 0; j < vocabulary; j += LANES) {
-                    const vec part = scaled_exp(x + j, vocabulary - j, top, scale);
-                    for (long l = 0; l < LANES && j + l < vocabulary; l++) work[j + l] = sum += part[l];
-                }
-                summed_row = rows[i], summed_temperature = temperature;
-            }
-            const double at = uniforms[i] * work[vocabulary - 1];
-            int64_t high = vocabulary - 1; /* the first token whose sum lies above `at` */
-            while (token < high) {
-                const int64_t middle = (token + high) / 2;
-                if (work[middle] > at) high = middle;
-                else token = middle + 1;
-            }
-        }
+        assert(rows[i] >= 0);
+        const int summed = rows[i] == summed_row && temperatures[i] == summed_temperature;
+        const int64_t token = draw_token(x, vocabulary, temperatures[i], uniforms[i], work, summed);
+        if (temperatures[i] > 0) summed_row = rows[i], summed_temperature = temperatures[i];
         tokens[i] = (int32_t)token;
         logprobs[i] = x[token];
     }
