@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
+from alphazero_llm_trainer.train.disk import disk_plan
 from alphazero_llm_trainer.train.ranks import Ranks, check_ranks, dealt, difference, open_ranks, rank_and_size
 from alphazero_llm_trainer.train.rows import TrainRow
 
@@ -291,6 +292,11 @@ def test_fsdp_wants_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="start 2 or more"):
         open_ranks(load_config())
+
+
+def test_a_checkpoint_under_fsdp_has_the_weights_twice() -> None:
+    plan = disk_plan(load_config().train, 2, trained=50, student=50, layers=3, lora=False, shards=100)
+    assert (plan.checkpoint, plan.total) == (400, 900)  # weights twice and two moments, as they are sharded
 
 
 def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> None:
