@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.train.ranks import Ranks, check_ranks, dealt, difference, rank_and_size
+from alphazero_llm_trainer.train.disk import disk_plan
+from alphazero_llm_trainer.train.ranks import Ranks, check_ranks, dealt, difference, open_ranks, rank_and_size
 from alphazero_llm_trainer.train.rows import TrainRow
 
 from completion_server import CompletionServer  # isort: skip
@@ -46,6 +47,20 @@ METHODS = {
         *("--set", "train.demonstration_share=0.25", "--set", "train.grpo.warmup_rounds=0"),
     ],
 }  # fmt: skip
+# What `accelerate launch --config_file examples/accelerate_fsdp.yaml` tells its processes.
+FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}
+
+
+def set_fsdp(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+    """Have the processes that a test starts from here on train under FSDP."""
+    for name, value in {**FSDP, **changes}.items():
+        monkeypatch.setenv(name, value)
 
 
 def start(count: int, argv: list[list[str]]) -> list[subprocess.Popen[str]]:
@@ -72,6 +87,19 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
 
 def train(count: int, out: Path, *flags: str) -> list[tuple[int, str, str]]:
     return finish(start(count, [[*SMALL, "--out", str(out), *flags]] * count))
+
+
+def kill_after_a_checkpoint(out: Path, flags: list[str]) -> None:
+    """Start two processes, and kill both once their first checkpoint is sealed."""
+    processes = start(2, [[*SMALL, "--out", str(out), *flags]] * 2)
+    sealed = out / "run-001" / "checkpoint-3" / "alphazero.json"
+    while not sealed.exists():
+        assert all(process.poll() is None for process in processes), finish(processes)
+        time.sleep(0.02)
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+    finish(processes)
+    assert not (out / "run-001" / "student").exists(), "it was over before it was killed"
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -108,7 +136,10 @@ def test_two_processes_end_with_the_weights_of_one(method: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_two_processes_train_an_adapter_that_a_server_samples_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_two_processes_train_an_adapter_that_a_server_samples_with(
+    sharding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = CompletionServer()
     flags = ["--num-examples", "16", *METHODS["grpo"], "--use-grpo", "--set", "train.adapter=lora"]
     flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
@@ -117,6 +148,8 @@ def test_two_processes_train_an_adapter_that_a_server_samples_with(tmp_path: Pat
         [(code, _, error)] = train(1, tmp_path / "one", *flags)
         assert code == 0, error
         names = set(server.answered)
+        if sharding == "fsdp":
+            set_fsdp(monkeypatch)
         (code, _, error), (other, quiet, _) = train(2, tmp_path / "two", *flags)
     finally:
         server.close()
@@ -152,17 +185,54 @@ def test_a_killed_run_of_two_goes_on_alone_and_ends_as_it_would_have(tmp_path: P
     flags = ["--use-rft", "--num-examples", "48", *METHODS["rft"]]
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
     assert code == 0, error
-    processes = start(2, [[*SMALL, "--out", str(tmp_path / "two"), *flags]] * 2)
-    sealed = tmp_path / "two" / "run-001" / "checkpoint-3" / "alphazero.json"
-    while not sealed.exists():
-        assert all(process.poll() is None for process in processes), finish(processes)
-        time.sleep(0.02)
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-    finish(processes)
-    assert not (tmp_path / "two" / "run-001" / "student").exists(), "it was over before it was killed"
+    kill_after_a_checkpoint(tmp_path / "two", flags)
     [(code, _, error)] = finish(start(1, [["--out", str(tmp_path / "two"), "--resume", "--quiet"]]))
     assert code == 0, error
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert apart(one, two) < 1e-3 * apart(one, load_file(PACKAGED / "model.safetensors"))
+    assert journal(tmp_path / "one").keys() == journal(tmp_path / "two").keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_under_fsdp_end_with_the_weights_of_one(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [f"--use-{method}", "--num-examples", "16", *METHODS[method]]
+    if method == "grpo":  # with an adapter, which most of the sharded weights are no part of
+        flags += ["--set", "train.adapter=lora", "--set", "models.embedded.lora.dropout=0.0"]
+        flags += ["--set", "train.grpo.learning_rate=0.003"]
+    [(code, _, error)] = train(1, tmp_path / "one", *flags)
+    assert code == 0, error
+    set_fsdp(monkeypatch)
+    (code, _, error), (other, quiet, _) = train(2, tmp_path / "two", *flags)
+    assert (code, other) == (0, 0), error
+    assert quiet == ""
+    assert list((tmp_path / "two" / "run-001").glob("checkpoint-*/pytorch_model_fsdp.bin"))  # it wasn't DDP
+    assert journal(tmp_path / "one") == journal(tmp_path / "two")  # both ranks search with the whole weights of now
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert {name: one[name].shape for name in one} == {name: two[name].shape for name in two}
+    moved = apart(one, load_file(PACKAGED / "model.safetensors"))
+    assert moved > 1e-2 and apart(one, two) < 1e-3 * moved
+
+
+@pytest.mark.slow
+def test_a_killed_run_under_fsdp_goes_on_and_ends_as_it_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--use-rft", "--num-examples", "48", *METHODS["rft"]]
+    [(code, _, error)] = train(1, tmp_path / "one", *flags)
+    assert code == 0, error
+    set_fsdp(monkeypatch)
+    kill_after_a_checkpoint(tmp_path / "two", flags)
+    again = [["--out", str(tmp_path / "two"), "--resume", "--quiet"]] * 4
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "false")
+    (code, said, error), (other, *quiet) = finish(start(2, again[:2]))
+    assert (code, other) == (2, 2) and said == "" and quiet == ["", ""]
+    assert error.startswith("error: checkpoint") and "was written under FSDP" in error and error.count("\n") == 1
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    ended = finish(start(4, again))  # a checkpoint is whole, so another number of processes can go on
+    assert [code for code, _, _ in ended] == [0] * 4, ended[0]
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert apart(one, two) < 1e-3 * apart(one, load_file(PACKAGED / "model.safetensors"))
     assert journal(tmp_path / "one").keys() == journal(tmp_path / "two").keys()
@@ -194,10 +264,53 @@ def test_what_ranks_can_not_share_is_said(overrides: list[str], size: int, words
     check_ranks(load_config(), 2)
 
 
-def test_fsdp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="FSDP"):
-        check_ranks(load_config(), 2)
+@pytest.mark.parametrize(
+    ("variables", "overrides", "words"),
+    [
+        ({"FSDP_VERSION": "1"}, [], "fsdp_version: 2"),
+        ({"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, [], "fsdp_state_dict_type: FULL_STATE_DICT"),
+        ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, [], "fsdp_cpu_ram_efficient_loading"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, [], "train.gradient_checkpointing=on"),
+        ({}, ["models.embedded.quantization=nf4"], "models.embedded.quantization is nf4"),
+        ({}, ["train.optimizer=adamw_8bit"], "set it to adamw"),
+        ({}, ["train.grpo.pack=on"], "set it to auto"),
+    ],
+)
+def test_what_fsdp_can_not_train_is_said(
+    variables: dict[str, str], overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_fsdp(monkeypatch)
+    check_ranks(load_config(overrides=["student=embedded"]), 2)
+    set_fsdp(monkeypatch, **variables)
+    with pytest.raises(ConfigError, match=words):
+        check_ranks(load_config(overrides=["student=embedded", *overrides]), 2)
+
+
+def test_fsdp_wants_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_fsdp(monkeypatch)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="start 2 or more"):
+        open_ranks(load_config())
+
+
+def test_a_checkpoint_under_fsdp_has_the_weights_twice() -> None:
+    plan = disk_plan(load_config().train, 2, trained=50, student=50, layers=3, lora=False, shards=100)
+    assert (plan.checkpoint, plan.total) == (400, 900)  # weights twice and two moments, as they are sharded
+
+
+def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate's launcher reads it, and what it hands on is what the tests here start with."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    example = ROOT / "examples" / "accelerate_fsdp.yaml"
+    arguments = launch_command_parser().parse_args(["--config_file", str(example), "train_vllm.py"])
+    handed_on = prepare_multi_gpu_env(_validate_launch_command(arguments)[0])
+    assert {name: handed_on[name] for name in FSDP} == FSDP
+    for name in FSDP:
+        monkeypatch.setenv(name, handed_on[name])
+    check_ranks(load_config(), 2)
 
 
 def test_rows_are_dealt_evenly_in_number_and_tokens() -> None:

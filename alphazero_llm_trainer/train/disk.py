@@ -36,7 +36,14 @@ class DiskPlan:
 
 
 def disk_plan(
-    train: TrainConfig, checkpoints: int, *, trained: float, student: float, layers: int, lora: bool
+    train: TrainConfig,
+    checkpoints: int,
+    *,
+    trained: float,
+    student: float,
+    layers: int,
+    lora: bool,
+    shards: float | None = None,
 ) -> DiskPlan:
     """What `checkpoints` take at most: what is trained and both moments of AdamW (in 8 bits they take less).
 
@@ -47,9 +54,11 @@ def disk_plan(
         student: bytes of the whole model as it is saved at the end.
         layers: of the model.
         lora: adapters are trained; they are saved beside the student at the end.
+        shards: bytes of the trained weights of all ranks under FSDP, whose checkpoints have them twice; None without it.
     """
     critic = 0.0
     if train.method == "ppo":
         extra = (0 if lora else 1) if train.ppo.extra_layers is None else train.ppo.extra_layers
         critic = trained * (layers + extra) / layers
-    return DiskPlan(checkpoints, 3 * (trained + critic), trained, student + (trained if lora else 0))
+    checkpoint = 3 * (trained + critic) if shards is None else 4 * shards
+    return DiskPlan(checkpoints, checkpoint, trained, student + (trained if lora else 0))

@@ -15,12 +15,13 @@ from datasets import Dataset
 from trl import SFTConfig
 
 from ..config.train import ExpertConfig
+from .fsdp import FsdpTrainer
 from .models import Economy, keep_precision, restore_adapter, round_arguments, trained_state
 from .rows import RowsOfRound, TrainRow
 from .sft import WeightedCollator, WeightedSFTTrainer
 
 
-class RoundSFTTrainer(WeightedSFTTrainer):
+class RoundSFTTrainer(FsdpTrainer, WeightedSFTTrainer):
     """Weighted SFT whose batches come from rounds: round k's rows are asked for at its first update, not earlier.
 
     A data loader fetches ahead, which would search with weights that are one update old, so the loader only counts and
@@ -44,7 +45,7 @@ class RoundSFTTrainer(WeightedSFTTrainer):
         return batches, self._get_num_items_in_batch(batches, device)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if hasattr(self.model, "peft_config"):
+        if hasattr(self.model, "peft_config") and not self.is_fsdp_enabled:
             restore_adapter(self.model, Path(resume_from_checkpoint))
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)

@@ -32,7 +32,7 @@ def follow(run: Run, ranks: Ranks) -> None:
                 raise Interrupted
             if what == ROWS:
                 return dealt(told[0], ranks, run.config.train.settings.batch_size)
-            records = search_share(run, number, told[1][ranks.rank])
+            records = search_share(run, number, told[1][ranks.rank]) if ranks.searches else []
             ranks.gather((records, run.stop()))
 
     trainer = run.make_trainer(rows, Path(place), [Saved(), InStep(ranks)])

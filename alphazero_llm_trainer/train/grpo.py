@@ -11,6 +11,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ..config.train import GrpoConfig
+from .fsdp import FsdpTrainer
 from .head import project_labels_only
 from .models import Economy, bare, keep_precision, restore_adapter, round_arguments, trained_state
 from .packing import PackingPlan, Work, plan, spread, tensors, together
@@ -21,7 +22,7 @@ Trainer = TypeVar("Trainer", bound="SearchGRPOTrainer")
 MASKS_IN_4D = ("sdpa", "eager")  # attention implementations that take an additive mask of our own
 
 
-class SearchGRPOTrainer(GRPOTrainer):
+class SearchGRPOTrainer(FsdpTrainer, GRPOTrainer):
     """TRL's GRPO with per-token advantages and the student-snapshot log-probabilities of each row.
 
     TRL computes advantages from rewards of equal-sized groups and ignores given log-probabilities where vLLM doesn't
@@ -61,7 +62,7 @@ class SearchGRPOTrainer(GRPOTrainer):
         return buffered[first : first + parts]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if hasattr(self.model, "peft_config"):
+        if hasattr(self.model, "peft_config") and not self.is_fsdp_enabled:
             restore_adapter(self.model, Path(resume_from_checkpoint))
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -255,7 +256,8 @@ def make_grpo_trainer(
     for scored in (trainer.model, trainer.ref_model):
         if scored is not None:
             project_labels_only(bare(scored), trainer.temperature)
-    trainer.pack, trainer.together = settings.pack, settings.together
+    # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
+    trainer.pack, trainer.together = "off" if trainer.is_fsdp_enabled else settings.pack, settings.together
     trainer.random_share = settings.loss_share if settings.loss_tokens == "random" else 1.0
     trainer.importance = settings.importance
     return trainer

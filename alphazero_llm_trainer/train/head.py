@@ -10,6 +10,7 @@ import types
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from trl.trainer.utils import FusedCausalLMOutput
 
 ROWS = 64  # of logits in fp32 at a time: 64 x 49,152 are 12 MiB, which stay in a cache
@@ -97,7 +98,10 @@ def project_labels_only(model: Any, temperature: float = 1.0) -> None:
         if shift_labels is None:
             hidden, wanted = hidden[:, :-1], wanted[:, 1:]
         mask = wanted != -100
-        found = LabelLogProbs.apply(hidden[mask], self.get_output_embeddings().weight, wanted[mask], temperature)
+        weight = self.get_output_embeddings().weight
+        if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
+            weight = weight.full_tensor()
+        found = LabelLogProbs.apply(hidden[mask], weight, wanted[mask], temperature)
         # `masked_scatter` leaves a batch without a label connected to the model: its gradient is 0, not an error.
         logprobs, entropy, best = (one.new_zeros(mask.shape).masked_scatter(mask, one) for one in found)
         return FusedCausalLMOutput(

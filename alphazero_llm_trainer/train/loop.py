@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import math
@@ -38,6 +39,7 @@ from .checkpoint import newest, newest_whole, unseal, write_manifest
 from .disk import DiskPlan, disk_plan
 from .expert import make_expert_trainer
 from .fleet import FleetSource, Workers, open_pool
+from .fsdp import Gathered, check_unpacked, uses_fsdp
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
 from .model_card import write_model_card
@@ -189,6 +191,12 @@ class Run:
         alone is done again, and comes to the same weights.
         """
         checkpoint, facts = newest_whole(self.folder.path, self.progress.say) if resume else (None, {})
+        if checkpoint is not None and facts.get("fsdp", False) != uses_fsdp():
+            before, now = ("under", "without") if facts.get("fsdp") else ("without", "under")
+            raise ConfigError(
+                f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, which can't read its"
+                f" optimiser: launch {before} FSDP"
+            )
         if facts.get("best") is not None:
             try:
                 load_sealed(self.folder.best)
@@ -230,6 +238,8 @@ class Run:
         self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
         self.adapter = config.train.adapter or self.student.spec.adapter
         check_full(self.student.model, self.student.spec, self.adapter)
+        if uses_fsdp() and self.ranks is not None:
+            check_unpacked(config, self.student.spec)
         if not self.student.engine.capabilities.trainable:
             self.student.engine.close()
             raise ConfigError(
@@ -405,12 +415,21 @@ class Run:
             "callbacks": callbacks,
             "economy": Economy.of(config, self.student.spec, self.student.model),
         }
-        tokenizer = self.student.tokenizer
+        tokenizer, model = self.student.tokenizer, self.trainable
+        if uses_fsdp():
+            if self.ranks is None:
+                raise ConfigError(
+                    "FSDP shards the weights of `train` alone, over 2 or more processes: launch without it"
+                )
+            # The trainer cuts its model up in place: an engine keeps the whole one, and the trainer gets a copy.
+            whole = self.trainable if self.ranks.searches else None
+            model = copy.deepcopy(self.trainable) if self.ranks.searches else self.trainable
+            common["callbacks"] = [Gathered(whole, self.size.updates_per_round), *callbacks]
         if not train.supervised:
             common |= {"rows_per_round": self.size.rows_per_round, "max_completion": config.search.max_tokens}
         trainer: Any
         if train.method == "grpo":
-            trainer = make_grpo_trainer(self.trainable, tokenizer, train.grpo, ranks=self.rank_count, **common)
+            trainer = make_grpo_trainer(model, tokenizer, train.grpo, ranks=self.rank_count, **common)
         elif train.method == "ppo":
             lora = self.student.spec.lora if self.adapter == "lora" else None
             trainer = make_ppo_trainer(
@@ -418,7 +437,7 @@ class Run:
             )
         else:
             settings: Any = train.settings
-            trainer = make_expert_trainer(self.trainable, tokenizer, settings, ranks=self.rank_count, **common)
+            trainer = make_expert_trainer(model, tokenizer, settings, ranks=self.rank_count, **common)
         trainer.remove_callback(PrinterCallback)
         return trainer
 
@@ -432,7 +451,12 @@ class Run:
         model: Any = self.student.model
         dtype = self.config.train.merge_dtype
         saved = model.get_input_embeddings().weight.dtype if dtype == "auto" else getattr(torch, dtype)
-        trained = sum(p.numel() * p.element_size() for p in self.trainable.parameters() if p.requires_grad)
+        parameters = [p for p in self.trainable.parameters() if p.requires_grad]
+        trained, shards = sum(p.numel() * p.element_size() for p in parameters), None
+        if uses_fsdp():
+            # accelerate shards weights in fp32 where the products are in bfloat16.
+            upcast = Economy.of(self.config, self.student.spec, model).autocast
+            shards = sum(p.numel() * (4 if upcast else p.element_size()) for p in parameters)
         return disk_plan(
             self.config.train,
             checkpoints,
@@ -440,6 +464,7 @@ class Run:
             student=model.num_parameters() * saved.itemsize if self.adapter == "lora" else trained,
             layers=model.config.num_hidden_layers,
             lora=self.adapter == "lora",
+            shards=shards,
         )
 
     def on_tree(self, tree: GradedTree) -> None:
@@ -566,6 +591,7 @@ class _RoundWatch(TrainerCallback):
                 "rounds_done": rounds_done,
                 "questions_done": min(rounds_done * run.size.questions_per_round, len(run.tasks)),
                 "update": state.global_step,
+                "fsdp": uses_fsdp(),
                 "best": list(run.best) if run.best is not None else None,
                 "training_seconds": run.train_seconds + time.perf_counter() - self.began,
                 "total_seconds": time.perf_counter() - run.began,

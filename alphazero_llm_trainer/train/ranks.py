@@ -26,6 +26,7 @@ from ..errors import AlphaZeroError, ConfigError
 from ..policy.folders import resolve_name
 from ..teachers.build import is_remote
 from ..types import Task
+from .fsdp import check_fsdp, uses_fsdp
 from .rows import RowsOfRound, TrainRow
 from .source import RoundSource
 
@@ -37,11 +38,13 @@ SEARCH, ROWS, STOP = "search", "rows", "stop"
 class Ranks:
     """This process's number among `size` of one run; `stopped` once any of them was asked to end.
 
-    `listening` says, on rank 0, that the others wait for what it tells outside of the rounds.
+    `searches` is False where vLLM servers sample, which rank 0 alone asks. `listening` says, on rank 0, that the others
+    wait for what it tells outside of the rounds.
     """
 
     rank: int
     size: int
+    searches: bool = True
     stopped: bool = False
     listening: bool = False
 
@@ -115,8 +118,8 @@ def check_ranks(config: Config, size: int) -> None:
         raise ConfigError(
             f"teachers are remote and {size} processes would keep {size} budgets: set teachers.tier=none, or start 1 process"
         )
-    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
-        raise ConfigError("FSDP cuts up the weights that the engine of each process searches with: launch with DDP")
+    if uses_fsdp():
+        check_fsdp(config, size)
 
 
 def open_ranks(config: Config) -> Ranks | None:
@@ -128,12 +131,14 @@ def open_ranks(config: Config) -> Ranks | None:
     """
     rank, size = rank_and_size()
     if size == 1:
+        if uses_fsdp():
+            check_fsdp(config, size)
         return None
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
         distributed.init_process_group(backend_of(), timeout=PATIENCE)
-    ranks = Ranks(rank, size)
+    ranks = Ranks(rank, size, not rank or config.engine.backend == "inprocess")
     found = ranks.gather((config.model_dump(mode="json"), torch.__version__))
     differ = next((other for other, facts in enumerate(found) if facts != found[0]), None)
     try:

@@ -1,0 +1,117 @@
+"""Training under FSDP: accelerate and torch cut up what is trained, and each process keeps a whole model to search with.
+
+accelerate's own configuration turns it on (`accelerate launch --config_file examples/accelerate_fsdp.yaml`) and reaches this
+process as environment variables. Parameters, gradients and optimiser states are sharded (`fully_shard`, FSDP2). An engine
+needs whole weights, so the trainer shards a copy of the model, and after each round its weights are put together again in
+the model that is searched with.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from transformers import Trainer, TrainerCallback
+
+from ..config.load import Config
+from ..config.sections import StudentModel
+from ..errors import ConfigError
+from ..policy.folders import resolve_name
+
+VERSION = "FSDP_VERSION"
+STATE_DICT = "FSDP_STATE_DICT_TYPE"
+
+
+def uses_fsdp() -> bool:
+    """Whether this process was launched for FSDP."""
+    return turned_on("ACCELERATE_USE_FSDP")
+
+
+def turned_on(name: str) -> bool:
+    """Whether a variable of accelerate's says yes."""
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")
+
+
+def check_fsdp(config: Config, size: int) -> None:
+    """Raise ConfigError where a run of this configuration can't be trained under FSDP by `size` processes."""
+    if size == 1:
+        raise ConfigError(
+            "FSDP cuts weights up between processes and there is one: start 2 or more, or launch without it"
+        )
+    if os.environ.get(VERSION) != "2":
+        raise ConfigError("FSDP's first version is not supported: set fsdp_version: 2 in accelerate's configuration")
+    if os.environ.get(STATE_DICT) != "FULL_STATE_DICT":
+        # Sharded ones are folders, which a checkpoint's manifest doesn't prove, and belong to one number of processes.
+        raise ConfigError(
+            "checkpoints under FSDP are whole: set fsdp_state_dict_type: FULL_STATE_DICT in accelerate's configuration"
+        )
+    if turned_on("FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        raise ConfigError(
+            "each process searches with weights of its own, and fsdp_cpu_ram_efficient_loading would load them in the first"
+            " alone: set it to false in accelerate's configuration"
+        )
+    if turned_on("FSDP_ACTIVATION_CHECKPOINTING"):
+        raise ConfigError(
+            "fsdp_activation_checkpointing renames the layers: set it to false in accelerate's configuration, and"
+            " train.gradient_checkpointing=on"
+        )
+    check_unpacked(config, config.models[resolve_name(config)])
+    if config.train.optimizer == "adamw_8bit":
+        raise ConfigError("train.optimizer is adamw_8bit, which knows no sharded weights: set it to adamw")
+    if config.train.method == "grpo" and config.train.grpo.pack == "on":
+        # Ranks pack their rows into different numbers of forwards, and under FSDP each forward is one of all ranks.
+        raise ConfigError("train.grpo.pack is on and FSDP wants equally many forwards of all processes: set it to auto")
+
+
+def check_unpacked(config: Config, spec: StudentModel) -> None:
+    """Raise ConfigError for a student in 4 bits; the folder of an adapter may say so of its base."""
+    if spec.quantization != "none":
+        raise ConfigError(
+            f"models.{resolve_name(config)}.quantization is {spec.quantization}, whose packed weights FSDP was not tried"
+            " with: set it to none, or launch with DDP"
+        )
+
+
+class FsdpTrainer(Trainer):
+    """A trainer that shards on a CPU, too.
+
+    accelerate takes FSDP's plugin where processes have GPUs. On CPUs it would train under DDP without a word, although
+    torch can shard there, and tests run there.
+    """
+
+    def create_accelerator_and_postprocess(self) -> None:
+        if uses_fsdp() and PartialState().distributed_type == DistributedType.MULTI_CPU:
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()
+
+
+class Gathered(TrainerCallback):
+    """Puts the shards' weights together in `whole`, which this process searches with, before each round of `updates`.
+
+    A process that never searches has None, and helps the others.
+    """
+
+    def __init__(self, whole: torch.nn.Module | None, updates: int) -> None:
+        self.whole, self.updates = whole, updates
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        gather(kwargs["model"], self.whole)  # a resumed trainer has loaded its checkpoint into the shards
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.updates == 0:
+            gather(kwargs["model"], self.whole)
+
+
+@torch.no_grad()
+def gather(sharded: torch.nn.Module, whole: torch.nn.Module | None) -> None:
+    """Copy what is trained of a sharded model to `whole`, one parameter at a time; all processes must call it."""
+    own = {} if whole is None else dict(whole.named_parameters())
+    part: Any
+    for name, part in sharded.named_parameters():
+        if part.requires_grad:
+            full = part.full_tensor()
+            if whole is not None:
+                own[name].copy_(full)
