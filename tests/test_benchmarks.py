@@ -162,6 +162,13 @@ def test_arms_agree_and_count_what_they_do() -> None:
     assert fast["rows_per_forward"] > slow["rows_per_forward"] == 1.0
 
 
+def test_arms_of_the_student_agree_too() -> None:
+    sizes = {"trees": 1, "simulations": 4, "horizon": 40, "keep": 1}
+    _, slow = run_arm(Arm("plain", "embedded", "plain", "greedy", **sizes))
+    row, fast = run_arm(Arm("ours", "embedded", "ours", "greedy", **sizes))
+    assert same(fast, slow) == (1, 1) and row["simulations_in_all"] == 4
+
+
 def test_unique_tokens_are_distinct_prefixes() -> None:
     setting = Setting(Arm("ours", "random", "ours", "greedy", trees=2, prompt=3))
     responses = [{(1, 2, 3), (1, 2, 4), (1, 2), (7,)}, {(1, 2, 3, 9), (5, 1), (5, 2)}]
