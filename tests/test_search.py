@@ -684,6 +684,24 @@ def test_choose_by_hand() -> None:
     assert "2 visits" in visits.why
 
 
+def test_a_vote_by_probability_does_not_count_how_often_a_response_was_found() -> None:
+    tree = grown(  # a token has log-probability -1
+        (("a\n", "#### 7"), 0.9, 3),  # 8 tokens
+        (("bb\n", "#### 7"), 0.9, 3),  # 9
+        (("#### 8",), 0.5, 1),  # 6
+    )
+    assert choose(tree, "vote").answer == "7"  # type: ignore[union-attr]
+    chosen = choose(tree, "mass")
+    assert chosen is not None and (chosen.answer, chosen.response) == ("8", "#### 8")
+    eight, seven = 0.5, 0.9 * (math.exp(-2) + math.exp(-3))
+    share = eight / (eight + seven)
+    assert chosen.why == f"{share:.0%} of the probability-weighted vote over 3 finished responses"
+    assert not settled(tree, "mass", 0)
+    # So unlikely that exp gives 0 for all of them.
+    long = grown((("a" * 900, "#### 7"), 0.9, 1), (("b" * 899, "#### 8"), 0.9, 1))
+    assert choose(long, "mass").answer == "8"  # type: ignore[union-attr]
+
+
 def test_choose_without_answers_or_without_leaves() -> None:
     assert all(choose(Tree(), rule) is None for rule in ("vote", "value", "visits"))
     unanswered = grown((("no",), 0.2, 5), (("none",), 0.3, 1))

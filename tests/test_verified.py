@@ -177,6 +177,10 @@ def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on
     early, late = search(fine, 3), search(fine, 3, verify={"accept_above": 0.7})
     assert early.ended_by == "accepted" and late.ended_by == "iterations"
     assert late.cost.sampled_tokens > early.cost.sampled_tokens
+    # No step was drawn twice: how often an answer was found says nothing, and the vote goes by probability.
+    assert late.choice is not None and "probability-weighted vote" in late.choice.why
+    asked = search(fine, 3, verify={"accept_above": 0.7}, choose="visits").choice
+    assert asked is not None and "most visited path" in asked.why
 
 
 def test_where_nothing_passes_one_unjudged_chain_still_answers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,12 +24,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A finished response of a tree: a visited terminal node, or a rollout. `earned` is visits times mean reward."""
+    """A finished response of a tree: a visited terminal node, or a rollout.
+
+    `earned` is visits times mean reward, `logprob` its log-probability under the policy (nats).
+    """
 
     node: int
     text: str
     visits: int
     earned: float
+    logprob: float = 0.0
 
     @property
     def value(self) -> float:
@@ -46,10 +51,16 @@ def responses(tree: Tree, text: Text | None = None) -> Iterator[Response]:
     """
     for leaf in tree.leaves():
         if tree.N[leaf] > 0 and tree.verdict[leaf] != REJECTED:
-            yield Response(leaf, read(tree, leaf, (), "", text), tree.N[leaf], tree.W[leaf])
+            yield Response(leaf, read(tree, leaf, (), "", text), tree.N[leaf], tree.W[leaf], logprob(tree, leaf))
     for rollout in tree.rollouts:
         whole = read(tree, rollout.node, rollout.token_ids, rollout.text, text)
-        yield Response(rollout.node, whole, rollout.count, rollout.count * rollout.reward)
+        likely = logprob(tree, rollout.node) + sum(rollout.logprobs)
+        yield Response(rollout.node, whole, rollout.count, rollout.count * rollout.reward, likely)
+
+
+def logprob(tree: Tree, node: int) -> float:
+    """Log-probability (nats) of the response down to `node`, under the policy at temperature 1."""
+    return sum(sum(tree.logprobs[step]) for step in tree.path(node))
 
 
 def read(tree: Tree, node: int, rest: tuple[int, ...], rest_text: str, text: Text | None) -> str:
@@ -80,6 +91,8 @@ def choose(
 
     - "vote": the answer whose responses earned most in all (visits times value, summed over those that agree); of these
       the best one. Weighted majority voting (Wang et al. 2023, self-consistency) over the tree's responses.
+    - "mass": as "vote", for a tree in which no step is drawn twice: how often a response was found says nothing of how
+      likely it is, so each earns its value times its probability under the policy.
     - "value": the response with the largest mean reward, the most visited on ties.
     - "visits": the response at the end of the most visited path.
     - "end": the response that ends in or goes on from node `end`.
@@ -101,15 +114,21 @@ def choose(
     if rule == "value":
         best = max(found, key=lambda one: (one.value, one.visits, -one.node))
         return _choice(best, reading, f"largest mean reward ({best.value:.3f}) of {len(found)} finished responses")
-    votes = ballot(found, reading)
+    top = max(one.logprob for one in found)
+
+    def weight(one: Response) -> float:
+        return one.value * math.exp(one.logprob - top) if rule == "mass" else one.earned
+
+    votes = ballot(found, reading, weight)
     if not votes:
         return choose(tree, "value", None, text, reading)
     winner = max(votes, key=lambda answer: votes[answer])
     agreeing = [one for one in found if reading(one.text) == winner]
-    best = max(agreeing, key=lambda one: (one.earned, one.value, -one.node))
+    best = max(agreeing, key=lambda one: (weight(one), one.value, -one.node))
     total = sum(votes.values())
     share = votes[winner] / total if total > 0 else 0.0
-    return _choice(best, reading, f"{share:.0%} of the value-weighted vote over {len(found)} finished responses")
+    weighted = "value" if rule == "vote" else "probability"
+    return _choice(best, reading, f"{share:.0%} of the {weighted}-weighted vote over {len(found)} finished responses")
 
 
 def _end(tree: Tree, found: list[Response], end: int | None, text: Text | None, reading: Reading) -> Choice | None:
@@ -123,13 +142,15 @@ def _end(tree: Tree, found: list[Response], end: int | None, text: Text | None, 
     return _choice(best, reading, f"the most visited path ({tree.N[node]} visits), then one rollout")
 
 
-def ballot(found: list[Response], reading: Reading = answer_of) -> dict[str, float]:
-    """What each answer earned, in the order the answers were first seen."""
+def ballot(
+    found: list[Response], reading: Reading = answer_of, weight: Callable[[Response], float] = lambda one: one.earned
+) -> dict[str, float]:
+    """The weight of each answer's responses (what they earned), in the order the answers were first seen."""
     votes: dict[str, float] = {}
     for one in found:
         answer = reading(one.text)
         if answer is not None:
-            votes[answer] = votes.get(answer, 0.0) + one.earned
+            votes[answer] = votes.get(answer, 0.0) + weight(one)
     return votes
 
 
@@ -137,7 +158,7 @@ def settled(tree: Tree, rule: str, visits_left: int, text: Text | None = None, r
     """True when `visits_left` more visits, each worth at most 1, can't change the choice by `rule`.
 
     "vote": no other answer, known or new, can catch up with the leader. "visits": no sibling along the most visited
-    path can. "value": never, since one visit can always bring a better response.
+    path can. "value" and "mass": never, since one visit can always bring a better or a likelier response.
     """
     if rule == "vote":
         earned = sorted(ballot(list(responses(tree, text)), reading).values(), reverse=True)

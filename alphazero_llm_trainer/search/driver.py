@@ -148,9 +148,16 @@ class Search:
         cost.seconds = time.perf_counter() - began
         early = ("settled", "agreed", "accepted", "enough", "solved")
         saved = mcts.iterations - mcts.iteration if ended_by in early else 0
-        rule = "end" if settings.rollout == "none" else settings.choose
-        choice = choose(tree, rule, node, self.text, self.reading(problem))
+        choice = choose(tree, self.choosing, node, self.text, self.reading(problem))
         return SearchResult(problem, tree, choice, cost, ended_by, seed, saved)
+
+    @property
+    def choosing(self) -> str:
+        """The rule of `choose`. Under a verifier no step is drawn twice, and a vote goes by probability."""
+        if self.settings.rollout == "none":
+            return "end"
+        distinct = self.verifier is not None and self.settings.choose == "vote"
+        return "mass" if distinct else self.settings.choose
 
     def left(self, cost: Cost, kept: int = 0) -> int | None:
         """Sampled and scored tokens that the budget leaves beside `kept`; None without a budget."""
@@ -276,7 +283,7 @@ class Search:
             # A step-level simulation backs up at most one visit a sample.
             visits = 1 if settings.mode == "token" else settings.samples
             # Without rollouts the most visited path decides.
-            rule = "visits" if settings.rollout == "none" else settings.choose
+            rule = "visits" if settings.rollout == "none" else self.choosing
             if settled(tree, rule, left * visits, self.text, reading):
                 return "settled"
         return None
