@@ -62,6 +62,7 @@ class Study:
     apart: int = 0  # questions between two checkpoints, at least
     facts: Mapping[str, Any] = field(default_factory=dict)
     options: Sequence[tuple[str, int, str]] = ()
+    others: Mapping[str, Callable[[int, int], list[Task]]] = field(default_factory=dict)  # kinds with own test problems
 
 
 def run(study: Study) -> None:
@@ -184,9 +185,10 @@ def measured(study: Study, folder: Path | None, args: argparse.Namespace) -> dic
 
 def report(study: Study, rows: list[dict[str, Any]], before: Mapping[str, str], args: argparse.Namespace) -> None:
     """The table, and everything as JSON."""
-    groups = repeats(study.tasks(args.num, args.first))
+    groups = {kind: repeats(study.others.get(kind, study.tasks)(args.num, args.first)) for kind in study.kinds}
+    distinct = {kind: len(set(found)) for kind, found in groups.items()}
     arms = [arm for arm in study.arms if any(row["arm"] == arm for row in rows)]
-    summary = compared(rows, arms, study.kinds, groups)
+    summary = compared(rows, arms, before, groups)
     for row in summary:
         figures = " ".join(f"{kind} {row[kind][0]:.3f}" for kind in study.kinds)
         print(f"{row['arm']:17} {figures} {row.get('primary', '')}", flush=True)
@@ -195,11 +197,12 @@ def report(study: Study, rows: list[dict[str, Any]], before: Mapping[str, str], 
         "command": f"uv run python {study.script} --seeds {' '.join(map(str, args.seeds))} --arms {shlex.join(args.arms)}"
         f" --first {args.first} --num {args.num} {' '.join([*own, f'--jobs {args.jobs}', *(['--add'] if args.add else [])])}",
         "version": __version__,
-        "start": {kind: triple(wilson(before[kind].count("1"), args.num)) for kind in study.kinds},
+        "start": {kind: triple(wilson(before[kind].count("1"), args.num, distinct[kind])) for kind in study.kinds},
         "seeds": args.seeds,
         "first": args.first,
         "problems": args.num,
-        "distinct": len(set(groups)),
+        "distinct": distinct["greedy"],
+        **({"distinct_by_kind": distinct} if study.others else {}),
         "validation_problems": study.validation,
         **study.facts,
         **{option: getattr(args, option) for option, _, _ in study.options},
@@ -210,13 +213,16 @@ def report(study: Study, rows: list[dict[str, Any]], before: Mapping[str, str], 
 
 
 def compared(
-    rows: Sequence[dict[str, Any]], arms: Sequence[str], kinds: Sequence[str], groups: Sequence[int]
+    rows: Sequence[dict[str, Any]], arms: Sequence[str], before: Mapping[str, str], groups: Mapping[str, Sequence[int]]
 ) -> list[dict[str, Any]]:
-    """Each arm's accuracy over problems and seeds, and the arm `search` less it; `primary` holds at 95% for all together."""
+    """Each arm's accuracy over problems and seeds, its gain, and the arm `search` less it.
+
+    `groups` has for each kind which problems are the same; `primary` holds at 95% for all arms together.
+    """
     found = {
         (arm, kind): [[float(one) for one in row[kind]] for row in rows if row["arm"] == arm]
         for arm in arms
-        for kind in kinds
+        for kind in groups
     }
     together = 1 - 0.05 / max(len(arms) - 1, 1)
     summary = []
@@ -224,15 +230,17 @@ def compared(
         mine = [row for row in rows if row["arm"] == arm]
         row: dict[str, Any] = {"arm": arm, "tokens": sum(one["sampled_tokens"] for one in mine) // len(mine)}
         other = arm != BASE and BASE in arms
-        for kind in kinds:
+        for kind, same in groups.items():
             row[f"{kind}_by_seed"] = [sum(one) / len(one) for one in found[arm, kind]]
-            row[kind] = triple(bootstrap_over_seeds(found[arm, kind], [[0.0] * len(groups)], groups=groups))
+            row[kind] = triple(bootstrap_over_seeds(found[arm, kind], [[0.0] * len(same)], groups=same))
+            start = [[float(one) for one in before[kind]]]
+            row[f"{kind}_gain"] = triple(bootstrap_over_seeds(found[arm, kind], start, groups=same))
             if other:
-                over = bootstrap_over_seeds(found[BASE, kind], found[arm, kind], groups=groups)
+                over = bootstrap_over_seeds(found[BASE, kind], found[arm, kind], groups=same)
                 row[f"search_minus_{kind}"] = triple(over)
         if other:
             both = found[BASE, "greedy"], found[arm, "greedy"]
-            row["primary"] = triple(bootstrap_over_seeds(*both, confidence=together, groups=groups))
+            row["primary"] = triple(bootstrap_over_seeds(*both, confidence=together, groups=groups["greedy"]))
         summary.append(row)
     return summary
 

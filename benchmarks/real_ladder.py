@@ -37,6 +37,7 @@ KEPT = (
 )  # fmt: skip
 PROGRAM = [sys.executable, "-m", "alphazero_llm_trainer"]
 ROUND, UPDATES = 96, 14  # questions of a round of each arm, and updates after it
+VALIDATION = 300  # problems that choose an arm's checkpoint
 CHAINS = ["--set", "train.groups=chain", "--set", "train.chain_samples=8"]
 RATE = "train.{}.learning_rate={}"
 GRPO = ["--use-grpo", "--set", "train.grpo.batch_size=16", "--set", "train.grpo.epochs=2"]
@@ -62,6 +63,7 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
     warm += ["--set", "train.sft.validation_size=50", *size, *EVERY]
     steps = ["--set", f"train.sft.steps={args.rows // 16}"]
     updates = args.questions // ROUND * UPDATES
+    kept_out = ["--set", f"problems.hold_out={args.hold_out}"]
     found = {
         "sft": (
             ["sft", "--model", args.model, "-n", rows, "--out", str(sft), *steps, *warm],
@@ -69,7 +71,7 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
             "test_greedy",
         )
     }
-    train = ["--set", f"train.demonstrations={rows}", "--set", "train.validation_size=300"]
+    train = ["--set", f"train.demonstrations={rows}", "--set", f"train.validation_size={VALIDATION}"]
     for name, own in ARMS.items():
         times = MORE.get(name, 1)
         command = ["train", "--model", str(sft), "-n", str(times * args.questions), "--save-every", str(times * ROUND)]
@@ -105,6 +107,8 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
         command = ["eval", "--model", str(folder), "--methods", *methods, "--verifier", "calculator"]
         command += ["--budget-tokens", *map(str, args.budgets), "--num", str(args.searched)]
         found[f"eval-{name}"] = ([*command, "--out", str(args.out / f"eval-{name}"), *EVERY], "results.json", "rows")
+    if args.hold_out != "questions":  # stages kept from before this option must stay as they were
+        found = {name: ([*command, *kept_out], last, key) for name, (command, last, key) in found.items()}
     return found
 
 
@@ -125,9 +129,10 @@ def run(name: str, command: list[str], done: Path, key: str) -> float:
     return time.monotonic() - began
 
 
-def over_own_samples(right: dict[str, list[float]], problems: int) -> list[dict[str, Any]]:
+def over_own_samples(right: dict[str, list[float]], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Each arm's greedy accuracy less that of `rft` with the same seeds, over problems: so few seeds have no interval."""
-    groups = repeats(tasks_of(load_config(overrides=[word for word in LEVELS if word != "--set"]), "test", problems))
+    chosen = [word for word in LEVELS if word != "--set"] + [f"problems.hold_out={args.hold_out}"]
+    groups = repeats(tasks_of(load_config(overrides=chosen), "test", args.problems))
     found = []
     for arm in ARMS:
         ends = [end for end in ("", f"-{AGAIN.get(arm)}") if arm + end in right and "rft" + end in right]
@@ -149,6 +154,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=500, help="test problems before and after GRPO")
     parser.add_argument("--searched", type=int, default=200, help="test problems of each method")
     parser.add_argument("--budgets", type=int, nargs="+", default=[100, 300], help="tokens a problem")
+    parser.add_argument("--hold-out", default="questions", help="what the test holds out: questions or structures")
     parser.add_argument("--stages", nargs="+", help="some of them (default: all)")
     parser.add_argument("--result", type=Path, default=ROOT / "benchmarks" / "results" / "real_ladder.json")
     args = parser.parse_args()
@@ -175,12 +181,16 @@ def main() -> None:
             row.pop("outcomes", None)
     options = f"--rows {args.rows} --questions {args.questions} --problems {args.problems} --searched {args.searched}"
     options += f" --budgets {' '.join(map(str, args.budgets))}"
+    if args.hold_out != "questions":
+        options += f" --hold-out {args.hold_out}"
     if args.stages:
         options += f" --stages {' '.join(args.stages)}"
     result = {
         "command": f"uv run python benchmarks/real_ladder.py {options}",
         "machine": platform.machine(), "cores": os.cpu_count(), "model": args.model, "seed": 7,
-        "seconds": times, "stages": found, "arms": over_own_samples(right, args.problems),
+        "rows": args.rows, "questions": args.questions, "hold_out": args.hold_out, "round": ROUND, "updates": UPDATES,
+        "validation": VALIDATION, "more": MORE, "again": AGAIN,
+        "seconds": times, "stages": found, "arms": over_own_samples(right, args),
     }  # fmt: skip
     args.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

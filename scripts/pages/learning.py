@@ -313,40 +313,6 @@ def loop(data: Row) -> Page:
     )
 
 
-def search_vs_greedy(data: Row) -> Page:
-    rows = data["rows"]
-    best = max((row for row in rows if row["method"].startswith("mcts")), key=lambda row: row["accuracy"][0])
-    shown = (row | {"share": share(row["accuracy"]), "over": judged(row["gain"])} for row in rows)
-    columns = {
-        "method": "{method}",
-        "accuracy": "{share}",
-        "tokens a problem": "{tokens:.0f}",
-        "over greedy": "{over}",
-    }
-    return Page(
-        "Search at answering time, judged by perplexity alone",
-        f"greedy {rows[0]['accuracy'][0]:.3f}; best MCTS setting {best['accuracy'][0]:.3f}, {gain(best['gain'])}"
-        f" ({verdict(best['gain'])})",
-        "Step-level MCTS values responses by PRE, their perplexity under the student. No method sees the gold answer and"
-        " none uses a teacher. The student is the one that `uv run vf-eval alphazero-llm-trainer -s -- --use-grpo` trains.",
-        {
-            "Problems": f"{data['num']:,} {EMBEDDED}, {data['distinct_solutions']:,} distinct solutions, over which the"
-            " intervals are",
-            "Seeds": str(data["seed"]),
-            "Tokens": "all that the model computes for an answer. The greedy response that PRE measures against is among them;"
-            " a sample's own log-probabilities are its perplexity, so no token is scored a second time",
-            "Command": command(data),
-        },
-        [
-            *table(shown, columns),
-            f"Above greedy by its interval: {listed(row['method'] for row in rows if row['gain'] and row['gain'][1] > 0)}."
-            " The student is sure of its mistakes, and perplexity cannot tell them apart. See what a"
-            " [value network](value.md) and an exact check of each step ([ladder](ladder.md)) can do.",
-        ],
-        [TINY, twins(), "One seed. The gains are not corrected for the number of settings.", *version_of(data)],
-    )
-
-
 def perplexity_reward(data: Row) -> Page:
     rows = [
         {
@@ -480,106 +446,53 @@ def learning_curves(data: Row) -> str:
     return standalone([chart])
 
 
-def search_budgets(data: Row) -> Page:
-    factors, largest = data["factors"], str(data["factors"][-1])
-    columns = {
-        "method": "{arm}",
-        **{f"x{factor}": f"{{x{factor}}}" for factor in factors},
-        "more tokens ever hurt": "{fell}",
-    }
-    body, leads = [], []
-    for task in data["tasks"]:
-        cells = {(row["arm"], row["factor"]): row for row in task["rows"]}
-        rows = []
-        for step in task["steps"]:
-            fell = [f"x{factor}" for factor, found in step["gains"].items() if found[2] < 0]
-            found = {f"x{factor}": share(cells[step["arm"], factor]["accuracy"]) for factor in factors}
-            rows.append({"arm": step["arm"], **found, "fell": f"yes, to {listed(fell)}" if fell else "no"})
-        last = {row["arm"]: row for row in task["rows"] if row["factor"] == factors[-1]}
-        against = [
-            {"arm": arm, "tokens": last[arm]["tokens"]}
-            | {f"x{factor}": judged(gains[str(factor)]) for factor in factors}
-            for arm, gains in task["minus"].items()
-        ]
-        settings = f", `{'`, `'.join(task['settings'])}`" if task["settings"] else ""
-        body += [
-            *("", f"## {task['name']}", ""),
-            f"{task['problems']:,} test problems of levels {listed(task['levels'])}, {task['distinct']:,} of them distinct;"
-            f" verifier `{task['verifier']}`{settings}; x1 is {task['tokens']} tokens.",
-            *table(rows, columns),
-            f"PUCT, the default, less another method, which spent so many tokens of x{largest} (PUCT:"
-            f" {last['puct']['tokens']:.0f}):",
-            *table(
-                against, {"against": "{arm}", "tokens": "{tokens:.0f}", **{f"x{one}": f"{{x{one}}}" for one in factors}}
-            ),
-        ]
-        over = {
-            arm: listed(
-                f"{gain(gains[str(factor)])} at x{factor}"
-                for factor in factors
-                if gains[str(factor)][1] > 0 or gains[str(factor)][2] < 0
-            )
-            for arm, gains in task["minus"].items()
-        }
-        leads.append(
-            f"{task['name']}: {over['adaptive-best-of-n']} over adaptive best-of-n,"
-            f" {over['puct, steps repeat']} over drawing steps again"
-        )
-    return Page(
-        "Search with a growing budget",
-        f"PUCT at {'; '.join(leads)}",
-        "Selection rules of tree search and simpler methods get the same budgets, verifier and seeds. A budget is sampled and"
-        " scored tokens a problem. PUCT, UCB1 and Gumbel are the method `mcts` of `eval` with `search.select`; a method that"
-        " finds an accepted response early spends less. All draw without replacement; `steps repeat` is PUCT with"
-        " `search.verify.repeat=true`, as all searches were before.",
-        {
-            "Problems": listed(f"{task['name']} ({task['problems']:,})" for task in data["tasks"]),
-            "Seeds": str(data["seed"]),
-            "Tokens": "the budgets of the tables; what the largest one took is beside it",
-            "Students": listed(
-                f"`{one['command']}` (greedy {one['test_greedy']['value']:.3f})" for one in data["made"].values()
-            ),
-            "Command": command(data),
-        },
-        body,
-        [
-            TINY,
-            "One seed of the student and of the draws. The intervals are not corrected for the number of comparisons.",
-            "A difference whose interval holds 0 is not shown to be none: so few problems tell large differences alone.",
-            *version_of(data),
-        ],
-    )
-
-
 def structures(data: Row) -> Page:
-    rows = [
-        row | {"first": share(row["after SFT"]), "last": share(row["after GRPO"]), "over": judged(row["gain"])}
-        for row in data["rows"]
+    kinds = {"greedy": "held-out structures", "held_in": "held-in structures, held-out numbers"}
+    rows = [{"arm": "start", "tokens": "", **{kind: share(data["start"][kind]) for kind in kinds}}]
+    for row in data["summary"]:
+        both = {kind: f"{share(row[kind])}<br>{judged(row[f'{kind}_gain'])}" for kind in kinds}
+        rows.append({"arm": row["arm"], "tokens": f"{row['tokens']:,}", **both})
+    against = [
+        {"arm": row["arm"], **{kind: judged(row[f"search_minus_{kind}"]) for kind in kinds}}
+        for row in data["summary"]
+        if row["arm"] != "search"
     ]
-    columns = {
-        "test problems": "{problems}",
-        "structures": "{structures}",
-        "distinct solutions": "{distinct_solutions}",
-        "after SFT": "{first}",
-        "after GRPO": "{last}",
-        "gain": "{over}",
-    }
-    new = rows[0]
+    columns = {what: f"{{{kind}}}" for kind, what in kinds.items()}
+    search = next(row for row in data["summary"] if row["arm"] == "search")
+    last = data["first"] + data["problems"] - 1
+    counted = ", ".join(
+        f"{data['structures'][kind]} {what} ({data['distinct_by_kind'][kind]} distinct solutions)"
+        for kind, what in kinds.items()
+    )
     return Page(
         "Stories of a kind that nobody trained on",
-        f"GRPO on {new['problems']}: {new['first']} -> {new['last']}, {gain(new['gain'])} ({verdict(new['gain'])})",
+        f"expert iteration on held-out structures: {data['start']['greedy'][0]:.3f} -> {search['greedy'][0]:.3f},"
+        f" {gain(search['greedy_gain'])} ({verdict(search['greedy_gain'])})",
         "A structure is an opening, its events in order and a closing. `problems.hold_out: structures` keeps whole structures"
-        " for the test. A student is trained from scratch on the others alone, with SFT and then with GRPO on search trees, and"
-        " answers test problems of both kinds greedily.",
+        " for the test. A student is trained from scratch on worked solutions of the others alone; then each arm teaches it"
+        " on questions of the others, final answers only, and it answers test problems of both kinds greedily.",
         {
-            "Problems": f"{rows[0]['num']:,} {EMBEDDED} of each kind; intervals are over distinct worked solutions",
-            "Seeds": str(data["seed"]),
-            "Tokens": f"{data['sampled_tokens']:,} sampled in training on {data['num_examples']:,} questions,"
-            f" {data['training_seconds']:,.0f} seconds",
+            "Problems": f"{EMBEDDED} of each kind: numbers {data['first']:,} to {last:,}; {counted}",
+            "Seeds": listed(data["seeds"]) + " of training, one student to start from",
+            "Tokens": "sampled in training, in the table",
+            "The start": f"`alphazero-llm-trainer {data['start_command']}`",
             "Command": command(data),
         },
-        table(rows, columns),
-        [TINY, "One seed. The structures are the generator's own, so a new one is new only within it."],
+        [
+            "",
+            *table(rows, {"arm": "{arm}", "sampled": "{tokens}", **columns}),
+            "Below each accuracy is the gain over the start. The gain of `search` (expert iteration, `train` as it comes) on"
+            " held-out structures was the comparison to be made, written down before these problems were read.",
+            "",
+            "`search` less another arm:",
+            *table(against, {"against": "{arm}", **columns}),
+        ],
+        [
+            TINY,
+            "Intervals are over distinct worked solutions and over the seeds of training; few seeds are few. The structures"
+            " are the generator's own, so a new one is new only within it.",
+            *version_of(data),
+        ],
     )
 
 
@@ -713,8 +626,6 @@ PAGES = (
     student,
     improvement,
     ladder,
-    search_vs_greedy,
-    search_budgets,
     from_rules,
     perplexity_reward,
     value,

@@ -63,19 +63,16 @@ def real_ladder(data: Row) -> Page:
         "The gain of a `then` line is over the SFT student on the same problems. After SFT pass@8 is"
         f" {share(triple(sft['test_pass_at_8']))} and the mean at temperature 1 {sft['test_mean_at_temperature_1']:.3f}."
         f" Every arm starts from it, with a seed of 7 where none is named, asks {plain['questions']} new questions"
-        f" ({best['questions']:,} where it says three times) in {plain['rounds']} rounds of 14 updates and keeps its best"
-        " checkpoint on 300 validation problems. `rft` draws eight samples a question; expert iteration searches under the"
-        " rule that a step's written results are right, until a first right response. The control makes as many updates on"
+        f" ({best['questions']:,} where it says three times) in {plain['rounds']} rounds of {data['updates']} updates and keeps"
+        f" its best checkpoint on {data['validation']} validation problems. `rft` draws eight samples a question; expert"
+        " iteration searches under the rule that a step's written results are right, until a first right response. The control"
+        " makes as many updates on"
         f" worked solutions, {stages['more-sft']['rows'] - sft['rows']} of which it hadn't seen.",
         "",
         f"With measurements and evaluations the stages took {times} on {data['cores']} cores, some beside other work.",
         "",
         f"Kept in the end: {kept(stages)}",
-        *("", "### Over its own right samples", ""),
-        *table(
-            ({"arm": ARMS[row["arm"]], "less": judged(triple(row)), "seeds": row["seeds"]} for row in data["arms"]),
-            {"arm": "{arm}", "less `rft`, greedy": "{less}", "seeds of both": "{seeds}"},
-        ),
+        *over_own_samples(data["arms"]),
         "The intervals are over problems, not over seeds.",
     ]
     for name in (found for found in stages if found.startswith("eval-")):
@@ -89,6 +86,7 @@ def real_ladder(data: Row) -> Page:
         if rows:
             columns = {"student": "{student}", "problems": "{problems}", "accuracy": "{accuracy}"}
             body += ["", f"### {what}, greedy", "", *table(rows, columns)]
+    body += held_out_structures(load("real_structures"))
     body += [
         *("", "## An earlier run", ""),
         "The same commands and seed, of before; its student after SFT is not to the bit the one above, and the first two lines"
@@ -114,7 +112,7 @@ def real_ladder(data: Row) -> Page:
         {
             "Problems": f"{plain['after']['problems']} embedded test problems, levels 1 to 3,"
             f" {plain['after']['distinct']} of them distinct",
-            "Seeds": f"{data['seed']}; the arms whose name says so, 8",
+            "Seeds": f"{data['seed']}; the arms whose name says so, {listed(sorted(set(map(str, data['again'].values()))))}",
             "Tokens": listed(f"{count:,} ({name})" for name, count in tokens.items()) + " sampled in training",
             "Model": data["model"],
             "Command": command(data),
@@ -122,10 +120,32 @@ def real_ladder(data: Row) -> Page:
         body,
         [
             "One SFT student, one seed or two of an arm, and one learning rate an arm.",
-            "Embedded problems of known structures; no student was taught on held-in structures alone.",
             f"Of the earlier run: {REPEATED[0].lower()}{REPEATED[1:]}",
         ],
     )
+
+
+def over_own_samples(arms: list[Row]) -> list[str]:
+    """Each arm less `rft`; nothing where that was not run."""
+    rows = [{"arm": ARMS[row["arm"]], "less": judged(triple(row)), "seeds": row["seeds"]} for row in arms]
+    columns = {"arm": "{arm}", "less `rft`, greedy": "{less}", "seeds of both": "{seeds}"}
+    return ["", "### Over its own right samples", "", *table(rows, columns)] if rows else []
+
+
+def held_out_structures(data: Row) -> list[str]:
+    """The same commands with whole structures held out for the test."""
+    stages = data["stages"]
+    arm = stages[BEST]
+    return [
+        *("", "## Stories of a kind that nobody trained on", ""),
+        "The same commands with `problems.hold_out=structures`: no student saw a structure of the"
+        f" {arm['after']['problems']} test problems ({arm['after']['distinct']} distinct solutions), nor one of the"
+        f" {data['validation']} validation problems that chose its checkpoint.",
+        *("", *table(students(stages), COLUMNS)),
+        *over_own_samples(data["arms"]),
+        f"Kept in the end: {kept(stages)} [JSON]({REPOSITORY}/blob/main/benchmarks/results/real_structures.json), written by"
+        f" `{data['command']}`.",
+    ]
 
 
 def searched(student: str, found: Row) -> list[str]:
@@ -153,14 +173,15 @@ def searched(student: str, found: Row) -> list[str]:
 
 def result() -> Row:
     """The row of README's table."""
-    data = load("real_ladder")
+    data, kinds = load("real_ladder"), load("real_structures")["stages"][BEST]
     stages = data["stages"]
     warm, best, control = stages["sft"], stages[BEST], stages["more-sft"]
     less = next(row for row in data["arms"] if row["arm"] == BEST)
     return {
         "what": "[A real model](docs/results/real_ladder.md): SmolLM2-135M, SFT, then expert iteration",
         "result": f"{warm['test_before']['value']:.3f} -> {warm['test_greedy']['value']:.3f} by SFT, then"
-        f" {gain(triple(best['gain']))}; over its own right samples {gain(triple(less))}, {verdict(triple(less))}",
+        f" {gain(triple(best['gain']))}; over its own right samples {gain(triple(less))}, {verdict(triple(less))}; on kinds"
+        f" of stories that nobody trained on {gain(triple(kinds['gain']))}",
         "on": f"{best['after']['problems']} problems, two CPU cores,"
         f" {best['search_cost']['sampled_tokens'] / 1e6:.2f} M tokens",
         "not": "that own samples are worth their time where there are solutions: as many updates of SFT,"

@@ -1,0 +1,147 @@
+"""Pages of how students answer: search and simpler methods at equal tokens."""
+
+from __future__ import annotations
+
+from .page import (
+    EMBEDDED,
+    REPOSITORY,
+    TINY,
+    Page,
+    Row,
+    command,
+    gain,
+    judged,
+    listed,
+    load,
+    share,
+    table,
+    twins,
+    verdict,
+    version_of,
+)
+
+
+def search_vs_greedy(data: Row) -> Page:
+    rows = data["rows"]
+    best = max((row for row in rows if row["method"].startswith("mcts")), key=lambda row: row["accuracy"][0])
+    shown = (row | {"share": share(row["accuracy"]), "over": judged(row["gain"])} for row in rows)
+    columns = {
+        "method": "{method}",
+        "accuracy": "{share}",
+        "tokens a problem": "{tokens:.0f}",
+        "over greedy": "{over}",
+    }
+    return Page(
+        "Search at answering time, judged by perplexity alone",
+        f"greedy {rows[0]['accuracy'][0]:.3f}; best MCTS setting {best['accuracy'][0]:.3f}, {gain(best['gain'])}"
+        f" ({verdict(best['gain'])})",
+        "Step-level MCTS values responses by PRE, their perplexity under the student. No method sees the gold answer and"
+        " none uses a teacher. The student is the one that `uv run vf-eval alphazero-llm-trainer -s -- --use-grpo` trains.",
+        {
+            "Problems": f"{data['num']:,} {EMBEDDED}, {data['distinct_solutions']:,} distinct solutions, over which the"
+            " intervals are",
+            "Seeds": str(data["seed"]),
+            "Tokens": "all that the model computes for an answer. The greedy response that PRE measures against is among them;"
+            " a sample's own log-probabilities are its perplexity, so no token is scored a second time",
+            "Command": command(data),
+        },
+        [
+            *table(shown, columns),
+            f"Above greedy by its interval: {listed(row['method'] for row in rows if row['gain'] and row['gain'][1] > 0)}."
+            " The student is sure of its mistakes, and perplexity cannot tell them apart. See what a"
+            " [value network](value.md) and an exact check of each step ([ladder](ladder.md)) can do.",
+        ],
+        [TINY, twins(), "One seed. The gains are not corrected for the number of settings.", *version_of(data)],
+    )
+
+
+def search_budgets(data: Row) -> Page:
+    studies = (data, load("search_budgets_embedded"))
+    body, leads = [], []
+    for study in studies:
+        for task in study["tasks"]:
+            body += budget_tables(task, study["factors"])
+            leads.append(
+                f"{task['name']}: {shown_gains(task, 'adaptive-best-of-n')} over adaptive best-of-n,"
+                f" {shown_gains(task, 'puct, steps repeat')} over drawing steps again"
+            )
+    made = {name: one for study in studies for name, one in study["made"].items()}
+    body += votes(load("search_budgets_votes"))
+    return Page(
+        "Search with a growing budget",
+        f"PUCT at {'; '.join(leads)}",
+        "Selection rules of tree search and simpler methods get the same budgets, verifier and seeds. A budget is sampled and"
+        " scored tokens a problem. PUCT, UCB1 and Gumbel are the method `mcts` of `eval` with `search.select`; a method that"
+        " finds an accepted response early spends less. All draw without replacement; `steps repeat` is PUCT with"
+        " `search.verify.repeat=true`, as all searches were before.",
+        {
+            "Problems": listed(
+                f"{task['name']} ({task['problems']:,})" for study in studies for task in study["tasks"]
+            ),
+            "Seeds": str(data["seed"]),
+            "Tokens": "the budgets of the tables; what the largest one took is beside it",
+            "Students": listed(
+                f"`{one['command']}` (greedy {one['test_greedy']['value']:.3f})" for one in made.values()
+            ),
+            "Command": listed(map(command, studies)),
+        },
+        body,
+        [
+            TINY,
+            "One seed of the student and of the draws. The intervals are not corrected for the number of comparisons.",
+            "A difference whose interval holds 0 is not shown to be none: so few problems tell large differences alone.",
+            *version_of(data),
+        ],
+    )
+
+
+def budget_tables(task: Row, factors: list[int]) -> list[str]:
+    """A task's accuracies by budget, and PUCT less each other method."""
+    budgets = {f"x{factor}": f"{{x{factor}}}" for factor in factors}
+    cells = {(row["arm"], row["factor"]): row for row in task["rows"]}
+    rows = []
+    for step in task["steps"]:
+        fell = [f"x{factor}" for factor, found in step["gains"].items() if found[2] < 0]
+        found = {f"x{factor}": share(cells[step["arm"], factor]["accuracy"]) for factor in factors}
+        rows.append({"arm": step["arm"], **found, "fell": f"yes, to {listed(fell)}" if fell else "no"})
+    last = {row["arm"]: row for row in task["rows"] if row["factor"] == factors[-1]}
+    against = [
+        {"arm": arm, "tokens": last[arm]["tokens"]} | {f"x{factor}": judged(gains[str(factor)]) for factor in factors}
+        for arm, gains in task["minus"].items()
+    ]
+    settings = f", `{'`, `'.join(task['settings'])}`" if task["settings"] else ""
+    return [
+        *("", f"## {task['name']}", ""),
+        f"{task['problems']:,} test problems of levels {listed(task['levels'])}, {task['distinct']:,} of them distinct;"
+        f" verifier `{task['verifier']}`{settings}; x1 is {task['tokens']} tokens.",
+        *table(rows, {"method": "{arm}", **budgets, "more tokens ever hurt": "{fell}"}),
+        f"PUCT, the default, less another method, which spent so many tokens of x{factors[-1]} (PUCT:"
+        f" {last['puct']['tokens']:.0f}):",
+        *table(against, {"against": "{arm}", "tokens": "{tokens:.0f}", **budgets}),
+    ]
+
+
+def votes(data: Row) -> list[str]:
+    """What trees answered before their votes went by probability."""
+    [task] = data["tasks"]
+    rows: dict[str, Row] = {}
+    for row in task["rows"]:
+        rows.setdefault(row["arm"], {"arm": row["arm"]})[f"x{row['factor']}"] = share(row["accuracy"])
+    trees = [row for arm, row in rows.items() if arm in ("puct", "puct, steps repeat", "gumbel", "ucb1")]
+    return [
+        *("", f"### {task['name']}: votes by visits", ""),
+        "The same trees, before a vote under a verifier went by the probability of a response. Steps are drawn once, so that"
+        " unlikely wrong responses had as many votes as likely right ones; PUCT spends its visits where the policy is.",
+        *table(trees, {"method": "{arm}", **{f"x{factor}": f"{{x{factor}}}" for factor in data["factors"]}}),
+        f"[JSON]({REPOSITORY}/blob/main/benchmarks/results/search_budgets_votes.json), written by `{data['command']}`.",
+    ]
+
+
+def shown_gains(task: Row, arm: str) -> str:
+    """PUCT less `arm` at the budgets where a difference is shown."""
+    gains = task["minus"][arm].items()
+    return listed(f"{gain(one)} at x{factor}" for factor, one in gains if one[1] > 0 or one[2] < 0) or "nothing shown"
+
+
+# In the order of the index.
+PAGES = (search_vs_greedy, search_budgets)
