@@ -125,10 +125,12 @@ def summary() -> str:
     sft, grpo = rungs["SFT"], rungs["+GRPO (PRM)"]
     main = settings(climbed)[0]
     methods = {row["name"]: row for row in climbed["methods"] if (row["verifier"], row["budget"]) == main}
-    mcts, rejection, tool = (methods[name] for name in ("mcts", "step-rejection", "calculator-tool"))
+    mcts, tool = (methods[name] for name in ("mcts", "calculator-tool"))
     game, most = load("search_budgets")["tasks"][0], load("search_budgets")["factors"][-1]
     simple, tree = (at_most(game, arm, most) for arm in ("adaptive-best-of-n", "puct"))
     over_simple = game["minus"]["adaptive-best-of-n"][str(most)]
+    [easy] = load("search_budgets_embedded")["tasks"]
+    mended = easy["minus"]["adaptive-best-of-n"]
     fast_rows = [row for row in fast["decode"] if row["batch"] == 32 and row["samples_a_prompt"] == 1]
     rows = [
         {
@@ -152,9 +154,10 @@ def summary() -> str:
             " rules of a game",
             "result": f"{simple['accuracy'][0]:.3f} -> {tree['accuracy'][0]:.3f}, {judged(over_simple)}",
             "on": f"{game['problems']:,} games of four and five numbers, up to {tree['budget']:,} tokens each",
-            "not": f"that it helps where steps are easily mended: on [embedded problems](docs/results/ladder.md) MCTS gets"
-            f" {mcts['accuracy'][0]:.3f}, step rejection {rejection['accuracy'][0]:.3f}, a calculator that writes the results"
-            f" {tool['accuracy'][0]:.3f}",
+            "not": f"that it helps where steps are easily mended: on embedded problems {gain(mended['2'])} at"
+            f" {2 * easy['tokens']} tokens and {gain(mended['16'])} ({verdict(mended['16'])}) at {16 * easy['tokens']:,}; or"
+            f" that it beats a tool: MCTS got {mcts['accuracy'][0]:.3f} where a calculator that writes the results got"
+            f" {tool['accuracy'][0]:.3f} ([ladder](docs/results/ladder.md))",
         },
         {
             "what": "[The engine](docs/results/engine.md): tokens/s over HF `generate`",

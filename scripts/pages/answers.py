@@ -65,6 +65,7 @@ def search_budgets(data: Row) -> Page:
                 f"{task['name']}: {shown_gains(task, 'adaptive-best-of-n')} over adaptive best-of-n,"
                 f" {shown_gains(task, 'puct, steps repeat')} over drawing steps again"
             )
+    body += ["", f"[Its JSON]({REPOSITORY}/blob/main/benchmarks/results/search_budgets_embedded.json)."]
     made = {name: one for study in studies for name, one in study["made"].items()}
     body += votes(load("search_budgets_votes"))
     return Page(
