@@ -63,6 +63,7 @@ class Study:
     facts: Mapping[str, Any] = field(default_factory=dict)
     options: Sequence[tuple[str, int, str]] = ()
     others: Mapping[str, Callable[[int, int], list[Task]]] = field(default_factory=dict)  # kinds with own test problems
+    count: Callable[[list[Task]], int] | None = None  # what `structures` of a kind's test problems says in the JSON
 
 
 def run(study: Study) -> None:
@@ -185,7 +186,8 @@ def measured(study: Study, folder: Path | None, args: argparse.Namespace) -> dic
 
 def report(study: Study, rows: list[dict[str, Any]], before: Mapping[str, str], args: argparse.Namespace) -> None:
     """The table, and everything as JSON."""
-    groups = {kind: repeats(study.others.get(kind, study.tasks)(args.num, args.first)) for kind in study.kinds}
+    problems = {kind: study.others.get(kind, study.tasks)(args.num, args.first) for kind in study.kinds}
+    groups = {kind: repeats(tasks) for kind, tasks in problems.items()}
     distinct = {kind: len(set(found)) for kind, found in groups.items()}
     arms = [arm for arm in study.arms if any(row["arm"] == arm for row in rows)]
     summary = compared(rows, arms, before, groups)
@@ -203,6 +205,7 @@ def report(study: Study, rows: list[dict[str, Any]], before: Mapping[str, str], 
         "problems": args.num,
         "distinct": distinct["greedy"],
         **({"distinct_by_kind": distinct} if study.others else {}),
+        **({"structures": {kind: study.count(tasks) for kind, tasks in problems.items()}} if study.count else {}),
         "validation_problems": study.validation,
         **study.facts,
         **{option: getattr(args, option) for option, _, _ in study.options},

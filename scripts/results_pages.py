@@ -154,7 +154,7 @@ def summary() -> str:
             " rules of a game",
             "result": f"{simple['accuracy'][0]:.3f} -> {tree['accuracy'][0]:.3f}, {judged(over_simple)}",
             "on": f"{game['problems']:,} games of four and five numbers, up to {tree['budget']:,} tokens each",
-            "not": f"that it helps where steps are easily mended: on embedded problems {gain(mended['2'])} at"
+            "not": f"that it helps much where steps are easily mended: on embedded problems {gain(mended['2'])} at"
             f" {2 * easy['tokens']} tokens and {gain(mended['16'])} ({verdict(mended['16'])}) at {16 * easy['tokens']:,}; or"
             f" that it beats a tool: MCTS got {mcts['accuracy'][0]:.3f} where a calculator that writes the results got"
             f" {tool['accuracy'][0]:.3f} ([ladder](docs/results/ladder.md))",

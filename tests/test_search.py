@@ -700,6 +700,9 @@ def test_a_vote_by_probability_does_not_count_how_often_a_response_was_found() -
     # So unlikely that exp gives 0 for all of them.
     long = grown((("a" * 900, "#### 7"), 0.9, 1), (("b" * 899, "#### 8"), 0.9, 1))
     assert choose(long, "mass").answer == "8"  # type: ignore[union-attr]
+    # One without an answer is far likelier, and has no vote.
+    quiet = grown((("no",), 0.9, 1), (("a" * 900, "#### 7"), 0.1, 1), (("b" * 899, "#### 8"), 0.9, 1))
+    assert choose(quiet, "mass").answer == "8"  # type: ignore[union-attr]
 
 
 def test_choose_without_answers_or_without_leaves() -> None:

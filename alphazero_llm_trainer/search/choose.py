@@ -26,7 +26,7 @@ class Choice:
 class Response:
     """A finished response of a tree: a visited terminal node, or a rollout.
 
-    `earned` is visits times mean reward, `logprob` its log-probability under the policy (nats).
+    `earned` is visits times mean reward, `logprob` the log-probability of all its tokens under the policy (nats).
     """
 
     node: int
@@ -114,10 +114,12 @@ def choose(
     if rule == "value":
         best = max(found, key=lambda one: (one.value, one.visits, -one.node))
         return _choice(best, reading, f"largest mean reward ({best.value:.3f}) of {len(found)} finished responses")
-    top = max(one.logprob for one in found)
+    top = max((one.logprob for one in found if one.earned > 0 and reading(one.text) is not None), default=0.0)
 
     def weight(one: Response) -> float:
-        return one.value * math.exp(one.logprob - top) if rule == "mass" else one.earned
+        if rule == "vote" or one.earned <= 0:
+            return one.earned
+        return one.value * math.exp(min(one.logprob - top, 0.0))  # a likelier one without an answer doesn't vote
 
     votes = ballot(found, reading, weight)
     if not votes:

@@ -153,11 +153,14 @@ class Search:
 
     @property
     def choosing(self) -> str:
-        """The rule of `choose`. Under a verifier no step is drawn twice, and a vote goes by probability."""
-        if self.settings.rollout == "none":
-            return "end"
-        distinct = self.verifier is not None and self.settings.choose == "vote"
-        return "mass" if distinct else self.settings.choose
+        """The rule of `choose` for a search that has ended."""
+        return "end" if self.settings.rollout == "none" else self.voting
+
+    @property
+    def voting(self) -> str:
+        """`search.choose`. Under a verifier a vote goes by probability: steps are drawn once there, and where they may
+        repeat, visits are no better than what they estimate."""
+        return "mass" if self.verifier is not None and self.settings.choose == "vote" else self.settings.choose
 
     def left(self, cost: Cost, kept: int = 0) -> int | None:
         """Sampled and scored tokens that the budget leaves beside `kept`; None without a budget."""
@@ -283,7 +286,7 @@ class Search:
             # A step-level simulation backs up at most one visit a sample.
             visits = 1 if settings.mode == "token" else settings.samples
             # Without rollouts the most visited path decides.
-            rule = "visits" if settings.rollout == "none" else self.choosing
+            rule = "visits" if settings.rollout == "none" else self.voting
             if settled(tree, rule, left * visits, self.text, reading):
                 return "settled"
         return None

@@ -114,7 +114,7 @@ class Answerer:
                 outcome.answer = extract(outcome.text)
                 return outcome
         if result is None:
-            choice, ended_by, saved = choose(tree, search.settings.choose, None, search.text), DEADLINE, 0
+            choice, ended_by, saved = choose(tree, search.voting, None, search.text), DEADLINE, 0
         else:
             choice, ended_by, saved = result.choice, result.ended_by, result.saved
         outcome = chosen(conversation, wanted, seed, tree, choice, ended_by, search.text, self.decode)

@@ -27,7 +27,7 @@ STATE_DICT = "FSDP_STATE_DICT_TYPE"
 
 def uses_fsdp() -> bool:
     """Whether this process was launched for FSDP."""
-    return turned_on("ACCELERATE_USE_FSDP")
+    return os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"  # as accelerate reads it
 
 
 def turned_on(name: str) -> bool:

@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from trl.trainer.utils import FusedCausalLMOutput
 
 ROWS = 64  # of logits in fp32 at a time: 64 x 49,152 are 12 MiB, which stay in a cache
@@ -100,7 +100,7 @@ def project_labels_only(model: Any, temperature: float = 1.0) -> None:
         mask = wanted != -100
         weight = self.get_output_embeddings().weight
         if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
-            weight = weight.full_tensor()
+            weight = weight.full_tensor(grad_placements=[Partial("avg")])  # each rank's gradient is of its own rows
         found = LabelLogProbs.apply(hidden[mask], weight, wanted[mask], temperature)
         # `masked_scatter` leaves a batch without a label connected to the model: its gradient is 0, not an error.
         logprobs, entropy, best = (one.new_zeros(mask.shape).masked_scatter(mask, one) for one in found)
