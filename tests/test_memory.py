@@ -92,6 +92,9 @@ def test_the_engine_holds_what_is_forecast() -> None:
     engine = InProcessEngine(llama().eval(), eos_id=1, step_ends=STEP_ENDS, settings=config.engine)
     made = forecast(config, prompt=50)
     assert part(made, "prefix cache", "search") == bytes_of([engine.tree.states])
+    assert part(made, "prefix cache", "train") == part(made, "prefix cache", "load") == 0
+    engine.rest()  # as before updates
+    assert engine.tree._states is None
     assert engine.tree.next_logprobs is not None
     assert part(made, "next-token table", "search") == bytes_of([engine.tree.next_logprobs])
     held: Any = engine.forward

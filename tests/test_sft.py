@@ -13,6 +13,7 @@ from alphazero_llm_trainer.errors import DataError, TrainingError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
+from alphazero_llm_trainer.train import warmup
 from alphazero_llm_trainer.train.models import Economy
 from alphazero_llm_trainer.train.sft import (
     SftSettings,
@@ -283,3 +284,25 @@ def test_updates_are_by_length_where_they_take_several_forwards(student, tmp_pat
 
     assert isinstance(sampler(Economy(micro_batch=2)), UpdatesByLength)
     assert not isinstance(sampler(Economy()), UpdatesByLength)
+
+
+def test_the_engine_holds_no_cache_while_updates_are_made(tmp_path, monkeypatch) -> None:
+    loaded, load = [], warmup.load_student
+
+    def kept(*args, **more):
+        loaded.append(load(*args, **more))
+        return loaded[-1]
+
+    class Begun(Exception):
+        pass
+
+    def updates(*args, **more):
+        raise Begun
+
+    monkeypatch.setattr(warmup, "load_student", kept)
+    monkeypatch.setattr(warmup, "run_sft", updates)
+    config = load_config(overrides=["student=embedded", "train.demonstrations=4", "train.sft.validation_size=2"])
+    with pytest.raises(Begun):
+        warmup.supervise(config, None, tmp_path, 3, scratch=False)
+    [student] = loaded
+    assert student.engine.cost.sampled_tokens > 0 and student.engine.tree._states is None
