@@ -709,9 +709,12 @@ def test_choose_without_answers_or_without_leaves() -> None:
     assert all(choose(Tree(), rule) is None for rule in ("vote", "value", "visits"))
     unanswered = grown((("no",), 0.2, 5), (("none",), 0.3, 1))
     assert choose(unanswered, "vote").response == "none"  # type: ignore[union-attr]
-    unearned = grown((("#### 1",), 0.0, 2), (("#### 2",), 0.0, 3))
+    # Nothing was earned: responses count by visits, or by their probability.
+    unearned = grown((("#### 1",), 0.0, 2), (("so\n", "#### 2"), 0.0, 3))
     chosen = choose(unearned, "vote")
-    assert chosen is not None and chosen.answer in ("1", "2") and chosen.why.startswith("0%")
+    assert chosen is not None and chosen.answer == "2" and chosen.why.startswith("60% of the visit-weighted vote")
+    likely = choose(unearned, "mass")
+    assert likely is not None and likely.answer == "1" and "probability-weighted vote" in likely.why
     # The most visited path can end in a node that nobody finished: then the value decides.
     open_end = grown((("a\n", "#### 1"), 0.9, 1))
     node = open_end.attach(ROOT, Step((1,), (-1.0,), "b\n"))

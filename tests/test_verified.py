@@ -14,6 +14,7 @@ from support import ScriptedPolicy
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Drawn, Judgement
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.search.choose import choose
 from alphazero_llm_trainer.search.driver import Search, SearchResult
 from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.search.select import RULES, open_puct
@@ -181,6 +182,16 @@ def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on
     assert late.choice is not None and "probability-weighted vote" in late.choice.why
     asked = search(fine, 3, verify={"accept_above": 0.7}, choose="visits").choice
     assert asked is not None and "most visited path" in asked.why
+
+
+def test_what_was_accepted_is_the_answer_whatever_the_vote_says() -> None:
+    doubtful = Rule(lambda text: 0.6 if text.startswith("w1") else 0.95)
+    ended = [search(doubtful, seed, seed, verify={"accept_above": 0.9}) for seed in range(60)]
+    accepted = [result for result in ended if result.ended_by == "accepted"]
+    assert len(accepted) > 40
+    assert all(result.choice is not None and result.choice.value >= 0.9 for result in accepted)
+    voted = [choose(result.tree, "mass") for result in accepted]
+    assert any(one is not None and one.value < 0.9 for one in voted), "no vote that goes another way: other seeds"
 
 
 def test_where_nothing_passes_one_unjudged_chain_still_answers() -> None:

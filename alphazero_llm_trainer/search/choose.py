@@ -93,6 +93,7 @@ def choose(
       the best one. Weighted majority voting (Wang et al. 2023, self-consistency) over the tree's responses.
     - "mass": as "vote", for a tree in which no step is drawn twice: how often a response was found says nothing of how
       likely it is, so each earns its value times its probability under the policy.
+      Where nothing was earned, both count responses without their value.
     - "value": the response with the largest mean reward, the most visited on ties.
     - "visits": the response at the end of the most visited path.
     - "end": the response that ends in or goes on from node `end`.
@@ -114,22 +115,22 @@ def choose(
     if rule == "value":
         best = max(found, key=lambda one: (one.value, one.visits, -one.node))
         return _choice(best, reading, f"largest mean reward ({best.value:.3f}) of {len(found)} finished responses")
-    top = max((one.logprob for one in found if one.earned > 0 and reading(one.text) is not None), default=0.0)
+    voters = [one for one in found if reading(one.text) is not None]
+    if not voters:
+        return choose(tree, "value", None, text, reading)
+    earned = [one for one in voters if one.earned > 0]
+    top = max(one.logprob for one in earned or voters)
 
     def weight(one: Response) -> float:
-        if rule == "vote" or one.earned <= 0:
-            return one.earned
-        return one.value * math.exp(min(one.logprob - top, 0.0))  # a likelier one without an answer doesn't vote
+        worth = one.value if earned else 1.0
+        return worth * (one.visits if rule == "vote" else math.exp(min(one.logprob - top, 0.0)))
 
-    votes = ballot(found, reading, weight)
-    if not votes:
-        return choose(tree, "value", None, text, reading)
+    votes = ballot(voters, reading, weight)
     winner = max(votes, key=lambda answer: votes[answer])
-    agreeing = [one for one in found if reading(one.text) == winner]
+    agreeing = [one for one in voters if reading(one.text) == winner]
     best = max(agreeing, key=lambda one: (weight(one), one.value, -one.node))
-    total = sum(votes.values())
-    share = votes[winner] / total if total > 0 else 0.0
-    weighted = "value" if rule == "vote" else "probability"
+    share = votes[winner] / sum(votes.values())
+    weighted = "probability" if rule == "mass" else "value" if earned else "visit"
     return _choice(best, reading, f"{share:.0%} of the {weighted}-weighted vote over {len(found)} finished responses")
 
 

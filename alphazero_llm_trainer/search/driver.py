@@ -148,7 +148,8 @@ class Search:
         cost.seconds = time.perf_counter() - began
         early = ("settled", "agreed", "accepted", "enough", "solved")
         saved = mcts.iterations - mcts.iteration if ended_by in early else 0
-        choice = choose(tree, self.choosing, node, self.text, self.reading(problem))
+        rule = "value" if ended_by == "accepted" else self.choosing  # what was accepted is the answer
+        choice = choose(tree, rule, node, self.text, self.reading(problem))
         return SearchResult(problem, tree, choice, cost, ended_by, seed, saved)
 
     @property

@@ -80,7 +80,7 @@ class Answerer:
         watching = None
         tree = Tree()
         if wanted.stream:
-            watching = asyncio.ensure_future(self.progress(tree, conversation, index, tell))
+            watching = asyncio.ensure_future(self.progress(tree, conversation, index, tell, wanted.method.name))
         try:
             if wanted.method.name in self.stepwise:
                 return await self.by_steps(conversation, wanted, problem, seed, due, tree)
@@ -197,15 +197,15 @@ class Answerer:
         outcome.deadline_hit = answer is None
         return outcome
 
-    async def progress(self, tree: Tree, conversation: Conversation, index: int, tell: Tell) -> None:
+    async def progress(self, tree: Tree, conversation: Conversation, index: int, tell: Tell, method: str) -> None:
         """Tell how far a search is, now and then."""
-        told = -1
+        told, rule = -1, "mass" if method == MCTS and self.verifier is not None else "vote"
         while True:
             await asyncio.sleep(self.config.serve.progress_seconds)
             sampled = conversation.engine.sampled_tokens
             if sampled != told:
                 told = sampled
-                best = choose(tree, "vote") if self.config.search.mode == "step" else None
+                best = choose(tree, rule) if self.config.search.mode == "step" else None
                 event = {
                     "simulations": tree.N[ROOT],
                     "nodes": len(tree),
