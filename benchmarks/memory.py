@@ -3,7 +3,8 @@
     uv run python benchmarks/memory.py
 
 Random Llamas of three sizes, trained whole in fp32 and as NF4 with LoRA, go through load -> tree search -> GRPO updates,
-each in a process of its own, with activations kept and with them computed again (gradient checkpointing). The peak of a
+each in a process of its own, with activations kept and with them computed again (gradient checkpointing); or through load ->
+tree search -> the training of a value network or a process reward model on the trees, with made-up grades. The peak of a
 phase is the most that torch's allocator had handed out at once, summed from the profiler's record of every allocation: the
 CPU's counterpart of `torch.cuda.max_memory_allocated`, which is what the planner forecasts. The process's resident peak is
 printed beside it; it also holds the interpreter, its libraries and the profiler's own record, keeps what the C library does
@@ -28,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.cli.plan import read_shape  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
+from alphazero_llm_trainer.train.judge_memory import EXTRA_LAYERS, JudgeForecast  # noqa: E402
 from alphazero_llm_trainer.train.memory import AFTER_LOAD, PHASES, Forecast  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -40,6 +42,8 @@ WHOLE = {"adapter": "full", "quantization": "none", "dtype": "float32"}
 NF4 = {"adapter": "lora", "quantization": "nf4", "dtype": "bfloat16"}
 # What is trained, and whether activations are kept or computed again.
 ARMS = {"full": (WHOLE, "off"), "full, again": (WHOLE, "on"), "nf4": (NF4, "off"), "nf4, again": (NF4, "on")}
+JUDGES = {"value": (WHOLE, "off"), "value, nf4": (NF4, "on"), "prm": (WHOLE, "off"), "prm, nf4": (NF4, "on")}
+ARMS |= JUDGES
 HEAD_DIM, BATCH = 64, 4
 
 
@@ -71,6 +75,7 @@ def build(size: str, dtype: str, folder: Path) -> None:
 
 def configuration(arm: str, folder: Path, overrides: list[str]) -> Config:
     """Torch's forwards, as on a GPU: the C kernels allocate past torch."""
+    judge = {"batch_size": BATCH, "epochs": 3, "evaluate_every": 1, "collect": {"iterations": 2, "samples": 4}}
     return load_config(
         overrides=[
             {
@@ -85,6 +90,8 @@ def configuration(arm: str, folder: Path, overrides: list[str]) -> Config:
                 "train": {
                     "gradient_checkpointing": ARMS[arm][1],
                     "grpo": {"batch_size": BATCH, "epochs": 1, "pack": "off"},
+                    "value": judge,
+                    "prm": judge,
                 }
             },
             *overrides,
@@ -100,10 +107,7 @@ def child(arm: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     from alphazero_llm_trainer.collect import Collector
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import load_tasks
-    from alphazero_llm_trainer.search.extract import trajectories
-    from alphazero_llm_trainer.train.grpo import make_grpo_trainer
-    from alphazero_llm_trainer.train.models import Economy, make_trainable
-    from alphazero_llm_trainer.train.rows import TrainRow
+    from alphazero_llm_trainer.train.models import make_trainable
 
     config = configuration(arm, folder, overrides)
     tasks = load_tasks("embedded", "train", config.search.concurrent)
@@ -114,10 +118,11 @@ def child(arm: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
         with record_function("phase load"):
             student = load_student(config)
         resident["load"] = resident_peak()
-        with record_function("phase first search"):
-            model = make_trainable(student.model, student.spec, student.spec.adapter)
-            student.model.eval()
-            student.engine.set_policy(None, 0)
+        with record_function("phase search" if arm in JUDGES else "phase first search"):
+            if arm not in JUDGES:
+                model = make_trainable(student.model, student.spec, student.spec.adapter)
+                student.model.eval()
+                student.engine.set_policy(None, 0)
             collector = Collector(student, config, None)
 
             async def grow() -> list[Any]:
@@ -125,46 +130,96 @@ def child(arm: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
 
             trees = asyncio.run(grow())
             student.engine.rest()
-        resident_peak()
-        with record_function("phase train"):
-            rows = []
-            for tree in trees:
-                for found in trajectories(tree.tree):
-                    sign = 1.0 if len(rows) % 2 else -1.0
-                    silent = (sign,) * len(found.token_ids)
-                    rows.append(TrainRow(tree.prompt_ids, found.token_ids, found.logprobs, silent))
-            rows = sorted(rows, key=lambda row: -len(row.prompt_ids) - len(row.completion_ids))[:BATCH]
-            student.model.train()
-            trainer = make_grpo_trainer(
-                model,
-                student.tokenizer,
-                config.train.grpo,
-                rounds=2,
-                rows_per_round=BATCH,
-                rows_of_round=lambda number: rows,
-                output_dir=folder / "run",
-                save_every_rounds=100,
-                seed=config.seed,
-                max_completion=config.search.max_tokens,
-                economy=Economy.of(config, student.spec),
-            )
-            trainer.train()
-        resident["train"] = resident_peak()
-        with record_function("phase search"):  # of the second round: the optimiser's states are there now
-            student.model.eval()
-            student.engine.set_policy(None, 1)
-            asyncio.run(grow())
         resident["search"] = resident_peak()
-    prompt = max(len(row.prompt_ids) for row in rows)
-    length = max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+        with record_function("phase train"):
+            if arm in JUDGES:
+                lengths = train_judge(arm, student, config, trees, folder)
+            else:
+                lengths, trainer = train_policy(model, student, config, trees, folder)
+        resident["train"] = resident_peak()
+        if arm not in JUDGES:
+            with record_function("phase search"):  # of the second round: the optimiser's states are there now
+                student.model.eval()
+                student.engine.set_policy(None, 1)
+                asyncio.run(grow())
+            resident["search"] = resident_peak()
+            del trainer
     peaks = allocated(record.profiler.kineto_results.events())
-    return {
-        "prompt": prompt,
-        "length": length,
-        "allocated": peaks,
-        "resident": resident,
-        "threads": torch.get_num_threads(),
-    }
+    return {**lengths, "allocated": peaks, "resident": resident, "threads": torch.get_num_threads()}
+
+
+def train_policy(
+    model: Any, student: Any, config: Config, trees: list[Any], folder: Path
+) -> tuple[dict[str, int], Any]:
+    """Two GRPO updates on the longest responses; their prompts' and rows' longest, in tokens, and the trainer."""
+    from alphazero_llm_trainer.search.extract import trajectories
+    from alphazero_llm_trainer.train.grpo import make_grpo_trainer
+    from alphazero_llm_trainer.train.models import Economy
+    from alphazero_llm_trainer.train.rows import TrainRow
+
+    rows = []
+    for tree in trees:
+        for found in trajectories(tree.tree):
+            sign = 1.0 if len(rows) % 2 else -1.0
+            silent = (sign,) * len(found.token_ids)
+            rows.append(TrainRow(tree.prompt_ids, found.token_ids, found.logprobs, silent))
+    rows = sorted(rows, key=lambda row: -len(row.prompt_ids) - len(row.completion_ids))[:BATCH]
+    student.model.train()
+    trainer = make_grpo_trainer(
+        model,
+        student.tokenizer,
+        config.train.grpo,
+        rounds=2,
+        rows_per_round=BATCH,
+        rows_of_round=lambda number: rows,
+        output_dir=folder / "run",
+        save_every_rounds=100,
+        seed=config.seed,
+        max_completion=config.search.max_tokens,
+        economy=Economy.of(config, student.spec),
+    )
+    trainer.train()
+    prompt = max(len(row.prompt_ids) for row in rows)
+    return {"prompt": prompt, "length": max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)}, trainer
+
+
+def train_judge(arm: str, student: Any, config: Config, trees: list[Any], folder: Path) -> dict[str, int]:
+    """Three updates of a judge on trees with made-up grades; the longest prompt and packed tree, in tokens."""
+    from alphazero_llm_trainer.search.extract import trajectories
+    from alphazero_llm_trainer.train import prm, value
+    from alphazero_llm_trainer.train.models import bare, checkpoint_layers, make_trainable
+    from alphazero_llm_trainer.train.rows import pack_values
+
+    settings: Any = config.train.value if arm.startswith("value") else config.train.prm
+    rows: list[Any] = []
+    for number, tree in enumerate(trees):
+        found = [response.token_ids for response in trajectories(tree.tree)]
+        if arm.startswith("value"):
+            rows.append(pack_values(str(number), tree.prompt_ids, [(ids, i % 2, 1.0) for i, ids in enumerate(found)]))
+        else:
+            steps = [prm.LabelledStep((), ids, i % 2) for i, ids in enumerate(found)]
+            pairs = [prm.StepPair((), good, bad) for bad, good in zip(found[::2], found[1::2], strict=False)]
+            rows.append(prm.pack_steps(str(number), tree.prompt_ids, steps, pairs))
+    rows.sort(key=lambda row: -len(row.token_ids))
+    parts = rows[:BATCH], rows[BATCH:]
+    if arm.startswith("value"):
+        if "nf4" in arm:
+            network = value.adapter_network(student.model, student.spec.lora)
+            checkpoint_layers(bare(network))
+        else:
+            network = make_trainable(
+                value.new_network(student.model, EXTRA_LAYERS), student.spec, "full", task="TOKEN_CLS"
+            )
+        value.train_network(network, *parts, settings, out_dir=folder / "run", seed=config.seed)
+    else:
+        if "nf4" in arm:
+            scorer = prm.adapter_scorer(student.model, settings.kind, settings, student.spec.lora)
+            checkpoint_layers(scorer.bare)
+        else:
+            scorer = prm.new_scorer(student.model, settings.kind, settings, 0)
+        prm.train_scorer(scorer, settings.kind, *parts, settings, out_dir=folder / "run", seed=config.seed)
+    prompt = max(len(tree.prompt_ids) for tree in trees)
+    return {"prompt": prompt, "length": len(rows[0].token_ids)}
 
 
 def allocated(events: Any) -> dict[str, int]:
@@ -209,8 +264,13 @@ def measure(size: str, arm: str, overrides: list[str]) -> dict[str, Any]:
         assert shape is not None
         spec = config.models["random"]
         # The rows that were trained on, not the longest that there could have been.
-        config = configuration(arm, folder, [*overrides, f"search.max_tokens={real['length'] - real['prompt']}"])
-        plan = Forecast(config, spec, shape, "cpu", real["prompt"]).plan(1 << 40)
+        if arm in JUDGES:
+            judge: Any = arm.partition(",")[0]
+            forecast: Forecast = JudgeForecast(judge, config, spec, shape, "cpu", real["prompt"], real["length"])
+        else:
+            config = configuration(arm, folder, [*overrides, f"search.max_tokens={real['length'] - real['prompt']}"])
+            forecast = Forecast(config, spec, shape, "cpu", real["prompt"])
+        plan = forecast.plan(1 << 40)
     row: dict[str, Any] = {"size": size, "arm": arm, "overrides": overrides, **real}
     row["forecast"] = {phase: round(plan.allocated(phase)) for phase in PHASES}
     row["ratio"] = {phase: row["forecast"][phase] / real["allocated"][phase] for phase in PHASES}

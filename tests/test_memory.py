@@ -17,6 +17,7 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
+from alphazero_llm_trainer.train.judge_memory import JudgeForecast
 from alphazero_llm_trainer.train.memory import (
     AFTER_LOAD,
     GIB,
@@ -313,3 +314,47 @@ def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
     )
     assert made.micro_batch == 4
     assert Forecast(configured("train.grpo.batch_size=16"), config.models["tiny"], large, "cuda").micro_batch == 16
+
+
+# -- judges ------------------------------------------------------------------------------------------------------------
+
+
+def judge_forecast(judge: Any, *overrides: str, adapter: str = "full") -> JudgeForecast:
+    config = load_config(overrides=["student=embedded", *overrides])
+    spec = config.models["embedded"].model_copy(update={"adapter": adapter, "lora": LoraConfig(rank=4)})
+    return JudgeForecast(judge, config, spec, SHAPE, "cpu", 40, 300)
+
+
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+def test_a_judges_weights_and_states_are_those_that_its_training_holds(adapter: str, tmp_path: Path) -> None:
+    from alphazero_llm_trainer.train.value import new_network
+
+    made = judge_forecast("value", adapter=adapter)
+    network = make_trainable(new_network(llama(), made.extra_layers), made.spec, adapter, task="TOKEN_CLS")
+    trained = [parameter for name, parameter in network.named_parameters() if parameter.requires_grad]
+    score = 2 * (SHAPE.hidden + 1) if adapter == "lora" else SHAPE.hidden + 1  # not planned: a number a unit
+    parts = {part.name: part.size for part in made.training()}
+    assert sum(parameter.numel() for parameter in trained) - made.trained_parameters[0] in range(score + 1)
+    assert parts["optimiser"] == made.trained_parameters[0] * 3 * 4
+    assert made.extra_layers == (2 if adapter == "full" else 0)
+
+
+def test_a_prm_that_computes_logits_keeps_them() -> None:
+    implicit, plain = judge_forecast("prm"), judge_forecast("prm", "train.prm.kind=classifier", "train.prm.logprob=false")
+    output = {part.name: part.size for part in implicit.step()}["output layer"]
+    assert output == implicit.micro_batch * 300 * VOCABULARY * 16
+    assert {part.name: part.size for part in plain.step()}["output layer"] == 0
+    assert implicit.extra_layers == 0 and plain.extra_layers == 2
+    every = {part.name: part.size for part in judge_forecast("prm", "train.prm.kind=all").training()}
+    assert every["judge"] == 3 * judge_forecast("prm", "train.prm.kind=all").whole * 4
+
+
+def test_a_heads_states_are_counted_and_nothing_else_of_it() -> None:
+    made = judge_forecast("value", "train.value.kind=head", "train.value.collect.questions=10")
+    assert made.training() == [] and {part.name for part in made.step()} == {"activations", "states"}
+    assert next(part.size for part in made.step() if part.name == "states") == 10 * 300 * SHAPE.hidden * 3 * 4
+
+
+def test_fewer_questions_a_forward_take_less() -> None:
+    sizes = [judge_forecast("value", f"train.value.micro_batch={size}").plan(1 << 40).at("train") for size in (1, 4, 32)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[2]

@@ -160,6 +160,23 @@ def test_info_plans_for_another_device(capsys: Any) -> None:
     assert "--memory" in one_sentence(capsys.readouterr().err)
 
 
+def test_info_plans_the_training_of_judges_and_each_stage_of_a_loop(capsys: Any) -> None:
+    def planned(command: str, *flags: str) -> Any:
+        assert main(["info", "--plan", "--json", "--command", command, *REAL, "--memory", "24", *flags]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    value, prm, loop = planned("value"), planned("prm"), planned("loop", "--set", "loop.value=network")
+    assert value["fits"] and prm["fits"] and loop["stages"] == {"train": planned("train"), "value": value, "prm": prm}
+    assert value["phases"]["load"] < value["phases"]["train"] < prm["phases"]["train"]  # a PRM has logits at each token
+    assert list(planned("loop", "--set", "loop.value=none", "--set", "loop.prm=false")["stages"]) == ["train"]
+    tight = ["info", "--plan", "--command", "prm", *REAL, "--memory", "8"]
+    assert main(tight) == 0
+    assert "train.prm.collect.samples=4: saves" in capsys.readouterr().out
+    for flags in (["--command", "value"], ["--plan", "--command", "value", "--machine", "1x4090"]):
+        assert main(["info", *flags]) == 2
+        assert "--command is value" in one_sentence(capsys.readouterr().err)
+
+
 def test_a_student_without_a_shape_is_one_sentence(capsys: Any) -> None:
     student = ["--set", "models.other={path: some/model}", "--student", "other"]
     assert main(["info", "--plan", *student, "--memory", "8"]) == 2

@@ -10,13 +10,14 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support import EOS, VOCABULARY, tiny_engine, tiny_llama
-from transformers import AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification, LlamaConfig
 
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli import base as cli
@@ -48,6 +49,7 @@ from alphazero_llm_trainer.train.value import (
     network_logits,
     new_network,
     platt,
+    questions_at_once,
     ranking_loss,
     score_layer,
     train_head,
@@ -266,6 +268,36 @@ def test_a_network_learns_and_ends_with_its_best_weights(adapter: str, tmp_path:
     assert float(((logits.sigmoid() - states) ** 2).mean()) < 0.2
     assert torch.equal(score_layer(network).weight[0].detach(), fitted.weight)
     assert not list(tmp_path.iterdir())  # no stray checkpoints
+
+
+def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path: Path) -> None:
+    def trained(micro_batch: int | None) -> dict[str, torch.Tensor]:
+        network = new_network(tiny_llama())
+        settings = ValueConfig(
+            epochs=1, evaluate_every=100, warmup_steps=0, batch_size=16, micro_batch=micro_batch, rank_weight=0.0
+        )
+        train_network(network, rows_of(1, 64), rows_of(2, 5), settings, out_dir=tmp_path, seed=0)
+        return network.state_dict()
+
+    whole, parts = trained(None), trained(4)
+    assert not torch.equal(whole["score.weight"], new_network(tiny_llama()).state_dict()["score.weight"])
+    for name, expected in whole.items():
+        torch.testing.assert_close(parts[name], expected, atol=2e-5, rtol=1e-3)
+
+
+def test_a_judges_forward_takes_what_fits_or_what_is_asked_for() -> None:
+    rows = rows_of(1, 3)
+    shape = LlamaConfig(vocab_size=500_000)  # else Llama 7B's
+    small, large = tiny_llama(), SimpleNamespace(config=shape)
+    assert questions_at_once(ValueConfig(), small, rows) == 32
+    long = [pack_values("q", range(5, 45), [((token,) * 2000, 1.0, 1.0) for token in (5, 6)])]
+    assert questions_at_once(ValueConfig(), large, rows) == 16
+    assert questions_at_once(ValueConfig(), large, long) == 1
+    assert questions_at_once(ValueConfig(), large, rows, logits=True) == 8
+    assert questions_at_once(ValueConfig(micro_batch=8), large, rows) == 8
+    assert questions_at_once(ValueConfig(micro_batch=64), large, rows) == 32
+    with pytest.raises(ConfigError, match=r"train.value.micro_batch is 5 and train.value.batch_size 32: give a divisor"):
+        questions_at_once(ValueConfig(micro_batch=5), small, rows)
 
 
 def test_training_stops_when_held_out_questions_gain_nothing(tmp_path: Path) -> None:

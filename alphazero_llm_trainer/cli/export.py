@@ -151,7 +151,7 @@ def grown(trees: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Tre
             continue
         if not record.get("prompt_ids"):
             raise DataError(f"record {record['key']!r} has no prompt_ids: it is of an older version, sample it again")
-        yield record, Tree.from_dict(record["tree"])
+        yield record, Tree.from_dict(record["tree"], checked=True)
 
 
 def rows(

@@ -43,6 +43,11 @@ def add_info(commands: Any) -> None:
         help="with --plan: for 8xh100-80, 1x4090, or 2x24 (GiB): placement, memory, tokens a second, hours, dollars",
     )
     parser.add_argument("--dollars", type=float, metavar="X", help="with --machine: what a card costs an hour")
+    parser.add_argument(
+        "--command",
+        choices=("train", "value", "prm", "loop"),
+        help="with --plan: whose memory (default: train); loop: each of its stages",
+    )
     parser.add_argument("--prompt-tokens", type=int, metavar="N", help="with --plan: tokens of the longest prompt")
     add_json(parser)
     add_config_arguments(parser, bare="also print the whole configuration, with FILE's keys in it")
@@ -54,7 +59,7 @@ def run_info(args: argparse.Namespace) -> int:
     whole, args.config = args.config is not None, None if args.config is True else args.config
     config = resolve(args, load=load_training if args.plan else load_config)
     numbers = {"--memory": args.memory, "--prompt-tokens": args.prompt_tokens, "--dollars": args.dollars}
-    for flag, value in (numbers | {"--machine": args.machine}).items():
+    for flag, value in (numbers | {"--machine": args.machine, "--command": args.command}).items():
         if value is not None and not args.plan:
             raise ConfigError(f"{flag} is {value}, and only --plan reads it: add --plan or leave it out")
         if value is not None and flag in numbers and not 0 < value < math.inf:
@@ -63,6 +68,8 @@ def run_info(args: argparse.Namespace) -> int:
         raise ConfigError("--memory and --machine both say what a card has: leave one out")
     if args.dollars is not None and args.machine is None:
         raise ConfigError("--dollars is the price of --machine's cards: name a machine, or leave it out")
+    if args.machine is not None and args.command not in (None, "train"):
+        raise ConfigError(f"--machine plans train and --command is {args.command}: use --memory with it")
     if args.machine is not None:
         from .machine import print_machine
 
@@ -71,7 +78,8 @@ def run_info(args: argparse.Namespace) -> int:
     if args.plan:
         from .plan import print_memory
 
-        print_memory(config, resolve_name(config), args.memory, args.prompt_tokens, args.json)
+        command = args.command or "train"
+        print_memory(config, resolve_name(config), args.memory, args.prompt_tokens, args.json, command)
         return 0
     facts = gather(config)
     shown = config.model_dump(mode="json", exclude={"models", "teacher_tiers"}) if whole else None

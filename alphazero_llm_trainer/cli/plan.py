@@ -17,6 +17,7 @@ from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_nam
 from ..problems.source import open_source
 from ..train.checkpoint import sealed
 from ..train.disk import DiskPlan
+from ..train.judge_memory import Judge, JudgeForecast
 from ..train.memory import GIB, PHASES, Forecast, MemoryPlan
 from ..train.size import RunSize
 from .base import print_json
@@ -113,9 +114,10 @@ def device_memory() -> tuple[str, int, int]:
 
 
 def memory_plan(
-    config: Config, name: str, memory: float | None = None, prompt: int | None = None
+    config: Config, name: str, memory: float | None = None, prompt: int | None = None, judge: Judge | None = None
 ) -> tuple[MemoryPlan, str] | None:
-    """The forecast for this device, or for a CUDA device of `memory` GiB, and where the shape was read; None without one."""
+    """The forecast of `train`, or of the training of a `judge`, for this device or a CUDA device of `memory` GiB, and where
+    the shape was read; None without one."""
     spec = config.models[name]
     found = find_shape(config, spec)
     if found is None:
@@ -123,17 +125,24 @@ def memory_plan(
     shape, source = found
     device, free, total = device_memory() if memory is None else ("cuda", int(memory * GIB), int(memory * GIB))
     longest = open_source(config).prompt_tokens if prompt is None else prompt
-    return Forecast(config, spec, shape, device, longest).plan(free, total), source
+    forecast = Forecast(config, spec, shape, device, longest)
+    if judge is not None:
+        forecast = JudgeForecast(judge, config, spec, shape, device, longest)
+    return forecast.plan(free, total), source
 
 
-def suggestions(config: Config, name: str, plan: MemoryPlan, memory: float | None, prompt: int | None) -> list[str]:
+def suggestions(
+    config: Config, name: str, plan: MemoryPlan, memory: float | None, prompt: int | None, judge: Judge | None = None
+) -> list[str]:
     """What to change when a plan doesn't fit: each change with what it saves, and the fewest of them that fit together."""
     train, search, engine = config.train, config.search, config.engine
+    own = ["train.micro_batch=1", "train.optimizer=adamw_8bit", "rewards.use_student_model=false"]
+    if judge is not None:
+        samples = getattr(train, judge).collect.samples
+        own = [f"train.{judge}.micro_batch=1", f"train.{judge}.collect.samples={max(samples // 2, 1)}"]
     candidates = [
         "train.gradient_checkpointing=on",
-        "train.micro_batch=1",
-        "train.optimizer=adamw_8bit",
-        "rewards.use_student_model=false",
+        *own,
         f"engine.cache_bytes={min(engine.cache_bytes, GIB)}",
         f"engine.max_batch={8 if engine.max_batch is None else min(engine.max_batch, 8)}",
         f"search.max_tokens={max(search.max_tokens // 2, 1)}",
@@ -145,7 +154,7 @@ def suggestions(config: Config, name: str, plan: MemoryPlan, memory: float | Non
         raw = config.model_dump()
         for text in texts:
             raw = merge(raw, parse_override(text))
-        made = memory_plan(validate(raw), student, memory, prompt)
+        made = memory_plan(validate(raw), student, memory, prompt, judge)
         assert made is not None
         return made[0]
 
@@ -179,10 +188,10 @@ def suggestions(config: Config, name: str, plan: MemoryPlan, memory: float | Non
     return lines
 
 
-def memory_table(plan: MemoryPlan, source: str) -> str:
+def memory_table(plan: MemoryPlan, source: str, stage: str = "") -> str:
     """Parts, formulas and sizes, largest first; what each phase comes to, and whether it fits."""
     width = max(len(part.formula) for part in plan.parts)
-    lines = [f"memory on {plan.device}, in GiB (shape read from {source}):"]
+    lines = [f"{stage}memory on {plan.device}, in GiB (shape read from {source}):"]
     for part in sorted(plan.parts, key=lambda part: -part.size):
         when = "" if part.phases == PHASES else " in " + ", ".join(part.phases)
         lines.append(f"  {part.name:20} {part.formula:{width}} {part.size / GIB:9.3f}{when}")
@@ -193,22 +202,36 @@ def memory_table(plan: MemoryPlan, source: str) -> str:
 
 
 def print_memory(
-    config: Config, name: str, memory: float | None = None, prompt: int | None = None, as_json: bool = False
+    config: Config,
+    name: str,
+    memory: float | None = None,
+    prompt: int | None = None,
+    as_json: bool = False,
+    command: str = "train",
 ) -> None:
-    """The memory table, and what to change where it doesn't fit."""
-    made = memory_plan(config, name, memory, prompt)
-    if made is None:
-        raise ConfigError(
-            f"student {name} has no shape to plan with: add models.{name}.shape, or download its config.json first"
-        )
-    plan, source = made
-    changes = [] if plan.fits else suggestions(config, name, plan, memory, prompt)
+    """The memory table of `train`, `value` or `prm`, or of each stage of a `loop`; and what to change where it doesn't fit."""
+    found = {}
+    for stage in stages(config) if command == "loop" else (command,):
+        judge: Judge | None = None if stage == "train" else stage  # type: ignore[assignment]
+        made = memory_plan(config, name, memory, prompt, judge)
+        if made is None:
+            raise ConfigError(
+                f"student {name} has no shape to plan with: add models.{name}.shape, or download its config.json first"
+            )
+        plan, source = made
+        changes = [] if plan.fits else suggestions(config, name, plan, memory, prompt, judge)
+        found[stage] = memory_facts(plan, source) | {"suggestions": changes}
+        if not as_json:
+            print(memory_table(plan, source, "" if stage == "train" == command else f"{stage}: "))
+            for line in changes:
+                print(f"  {line}")
     if as_json:
-        print_json(memory_facts(plan, source) | {"suggestions": changes})
-        return
-    print(memory_table(plan, source))
-    for line in changes:
-        print(f"  {line}")
+        print_json({"stages": found} if command == "loop" else found[command])
+
+
+def stages(config: Config) -> list[str]:
+    """What a loop trains, one after the other, each with the device to itself."""
+    return ["train", *(["value"] if config.loop.value != "none" else []), *(["prm"] if config.loop.prm else [])]
 
 
 def memory_facts(plan: MemoryPlan, source: str) -> dict[str, Any]:

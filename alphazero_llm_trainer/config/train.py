@@ -116,6 +116,7 @@ class JudgeConfig(Section):
     rank_weight: NonNegativeFloat = 1.0
     learning_rate: PositiveFloat
     batch_size: Positive = 32
+    micro_batch: Positive | None = None
     epochs: Positive
     warmup_steps: NonNegative
     weight_decay: NonNegativeFloat = 0.01

@@ -199,7 +199,7 @@ def examples(journal: Path) -> list[str]:
     """A tree of each outcome: of the mixed ones the most evenly mixed, of the others the last."""
     found: dict[str, tuple[float, Tree, str, str]] = {}
     for record in read(journal):
-        tree = Tree.from_dict(record["tree"])
+        tree = Tree.from_dict(record["tree"], checked=True)
         ended = trajectories(tree)
         samples, right = sum(one.samples for one in ended), sum(one.samples for one in ended if one.right)
         if samples:

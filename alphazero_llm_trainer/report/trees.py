@@ -100,7 +100,7 @@ class TreeReader:
         self._pieces: dict[int, str] = {}
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
-        tree = Tree.from_dict(record.get("tree") or {})
+        tree = Tree.from_dict(record.get("tree") or {}, checked="tree" in record)
         found: dict[str, Any] = {}
         if self.settings is not None:
             rule = self.settings.rule

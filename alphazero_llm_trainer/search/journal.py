@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from ..errors import DataError
 from ..files import parse_json, put_in_place, sync
-from .tree import check_columns, is_id, is_number
+from .columns import IDS, NUMBERS, TEXTS, check_columns
 
 HASH = re.compile(rb',"sha256":"([0-9a-f]{64})"}\n?$')
 HASH_BYTES = 80  # of the end of a line: its hash is there or nowhere
@@ -216,14 +216,14 @@ def check_record(record: Mapping[str, Any]) -> None:
     if not all(isinstance(text, str) for text in texts):
         raise DataError("its ended_by, split or question is no text: search it again")
     prompt = record.get("prompt_ids") or []
-    if not isinstance(prompt, list) or not all(map(is_id, prompt)):
+    if not isinstance(prompt, list) or not IDS.fit(prompt):
         raise DataError("its prompt_ids are no token ids: search it again")
     if not all(isinstance(record.get(name, {}) or {}, dict) for name in ("cost", "served", "search", "pieces")):
         raise DataError("its cost is no mapping: search it again")
     counts, said = (record.get("cost") or {}).values(), [record.get(name) or {} for name in ("search", "pieces")]
-    if not all(map(is_number, counts)):
+    if not NUMBERS.fit(list(counts)):
         raise DataError("its cost holds something else than numbers: search it again")
-    if not all(isinstance(value, str) or is_number(value) for one in said for value in one.values()):
+    if not all(TEXTS.fit((value,)) or NUMBERS.fit((value,)) for one in said for value in one.values()):
         raise DataError("its search or pieces hold something else than texts and numbers: search it again")
     version = record.get("policy_version")
     if isinstance(version, bool) or not isinstance(version or 0, str | int):

@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DataError
 from ..types import STUDENT, Direction, RewardParts, Step
+from .columns import COLUMNS, OUTCOME, check_columns
 
 ROOT = 0
 FORMAT = 2
 READABLE = (1, 2)  # format 1 had no rollouts
 
 REJECTED = "rejected"  # the verdict of a step that a verifier refused
-MOST_IDS = 2**31  # token ids and counts fit into 32 bits with a sign
 NO_DIRECTION = str(Direction.NONE)
-
-# Every column has one entry a node. A node stores only what it adds to its parent.
-COLUMNS = (
-    "parent",  # index of the parent; -1 for the root
-    "token_ids",  # the step's token ids
-    "logprobs",  # nats, under the policy that sampled them (a teacher's: the student's at ingest)
-    "text",  # what the tokens decode to
-    "source",  # "student" or "teacher:<name>"
-    "direction",  # "right", "wrong" or "none": what the proposer was asked for
-    "N",  # visits
-    "W",  # sum of backed-up rewards
-    "V",  # the value estimate of the node's own evaluation, None without one
-    "prior",  # P(step | prefix), None where the selection rule needs none
-    "prm",  # process reward, None without a model
-    "samples",  # complete responses that ended here
-    "expanded",  # its children were asked for
-    "verdict",  # why a terminal node is one, a verdict of `steps.verdict` or "rejected"; None elsewhere
-    "reward",  # a terminal node's reward in [0, 1]
-    "hre",  # the reward's correctness part, None where gold is unknown
-    "pre",  # the reward's perplexity part, None without a student model
-)
-# Written only where a response has one: correctness and the user's own reward, None where that has no part in it.
-OUTCOME = "outcome"
 
 
 @dataclass(slots=True)
@@ -69,69 +44,6 @@ class Rollout:
     def grade(self) -> float | None:
         """The outcome, else the correctness; None where neither is known."""
         return self.hre if self.outcome is None else self.outcome
-
-
-def is_id(value: Any) -> bool:
-    """Whether a value read from JSON can be a token's id."""
-    return type(value) is int and 0 <= value < MOST_IDS
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value read from JSON is a finite number."""
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def check_columns(raw: Any) -> None:
-    """Raise DataError where what was read as a tree has a column of another type, and say which."""
-    if not isinstance(raw, dict):
-        raise DataError("it holds no search tree: name a journal that a search wrote")
-    lists = [name for name in COLUMNS if not isinstance(raw.get(name), list)]
-    lists += [name for name in (OUTCOME, "rollouts") if not isinstance(raw.get(name, []), list)]
-    if lists:
-        raise DataError(f"tree column {lists[0]} is no list: search it again")
-    for name, fits in TYPES.items():
-        wrong = next((value for value in raw.get(name, ()) if not fits(value)), None)
-        if wrong is not None or (None in raw.get(name, ()) and not fits(None)):
-            raise DataError(f"tree column {name} has {reprlib.repr(wrong)}: search it again")
-    if any(len(ids) != len(values) for ids, values in zip(raw["token_ids"], raw["logprobs"], strict=False)):
-        raise DataError("a node of the tree has more tokens than log-probabilities, or fewer: search it again")
-    for row in raw.get("rollouts", ()):
-        fits_row = (
-            isinstance(row, list) and len(row) >= 8 and is_list_of(is_id)(row[1]) and is_list_of(is_number)(row[2])
-        )
-        if not fits_row or not is_id(row[0]) or not isinstance(row[3], str) or not optional(is_text)(row[4]):
-            raise DataError("a rollout of the tree is none: search it again")
-        if not all(map(optional(is_number), row[5:])):
-            raise DataError("a rollout of the tree has a reward that is no number: search it again")
-    history = raw.get("history", {})
-    if not isinstance(history, dict) or not all(is_list_of(is_list_of(is_number))(rows) for rows in history.values()):
-        raise DataError("the tree's history is none: search it again")
-
-
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def is_list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(map(fits, value))
-
-
-def optional(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
-
-
-# What a column's values are.
-TYPES: dict[str, Callable[[Any], bool]] = {
-    "parent": lambda value: type(value) is int and value >= -1,
-    "token_ids": is_list_of(is_id),
-    "logprobs": is_list_of(is_number),
-    **dict.fromkeys(("text", "source", "direction"), is_text),
-    **dict.fromkeys(("N", "samples"), is_id),
-    "W": is_number,
-    "expanded": lambda value: isinstance(value, bool),
-    "verdict": optional(is_text),
-    **dict.fromkeys(("V", "prior", "prm", "reward", "hre", "pre", OUTCOME), optional(is_number)),
-}
 
 
 class Tree:
@@ -339,9 +251,13 @@ class Tree:
         return {"format": FORMAT, **columns, "rollouts": rollouts, "history": history}
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> Tree:
-        """The tree that `to_dict` saved. Raises DataError when columns are missing, of another type or disagree."""
-        check_columns(raw)
+    def from_dict(cls, raw: dict[str, Any], checked: bool = False) -> Tree:
+        """The tree that `to_dict` saved. Raises DataError when columns are missing, of another type or disagree.
+
+        `checked` says that their types were looked at already, as `journal.read` does.
+        """
+        if not checked:
+            check_columns(raw)
         if raw.get("format") not in READABLE:
             raise DataError(f"tree format is {raw.get('format')!r}, this version reads {FORMAT}: search it again")
         tree = cls()

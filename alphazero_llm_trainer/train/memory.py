@@ -23,6 +23,7 @@ NODE_BYTES = 350  # the prefix tree's links of a node: C arrays, and a dictionar
 HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # TRL's tile of logits, on CUDA
 HEAD_ROWS, HEAD_COPIES = 64, 5  # `train.head`: rows of logits in fp32 at a time, and tensors of them
 FORWARD_BYTES = 2 * GIB  # of activations that a forward on a CPU may keep, where `train.micro_batch` says nothing
+LOGIT_COPIES = 4  # of a judge's logits, in fp32
 PROMPT = 96  # tokens of the longest prompt where nobody says: a short word problem
 
 
@@ -98,12 +99,13 @@ def nf4_bytes(counts: Counts) -> float:
     return counts.linear * (0.5 + 1 / 64 + 4 / (64 * 256)) + counts.matrices * (16 * 4 + 256 * 4 + 4)
 
 
-def rows_of_a_forward(batch: int, length: int, layers: int, hidden: int, intermediate: int) -> int:
+def rows_of_a_forward(batch: int, length: int, layers: int, hidden: int, intermediate: int, words: int = 0) -> int:
     """Rows of `length` tokens that a forward on a CPU takes by default: a divisor of `batch`, within FORWARD_BYTES in fp32.
 
-    It depends on the model and the configuration alone, so that a run adds its gradients up in one order everywhere.
+    `words` is the vocabulary where every token's logits are kept too. It depends on the model, the configuration and the data
+    alone, so that a run adds its gradients up in one order everywhere.
     """
-    row = length * layers * (10 * hidden + 4 * intermediate) * 4
+    row = length * (layers * (10 * hidden + 4 * intermediate) + LOGIT_COPIES * words) * 4
     return max(size for size in range(1, batch + 1) if batch % size == 0 and (size == 1 or size * row <= FORWARD_BYTES))
 
 

@@ -43,6 +43,7 @@ from .value import (
     forward_rows,
     judge_arguments,
     platt,
+    questions_at_once,
 )
 
 Ids = tuple[int, ...]
@@ -361,23 +362,24 @@ def train_scorer(
     Raises DataError for data without pairs, or where both parts share a question.
     """
     check(train, held_out)
+    size = questions_at_once(settings, scorer.lm, [*train, *held_out], scorer.logprob)
     if scorer.logprob:
         chosen = Random(seed).sample(range(len(train)), min(len(train), 200))
         rows = [train[i] for i in chosen]
-        logprobs = torch.cat([both[:, 1] for both in step_scores(scorer, rows, settings.batch_size)])
+        logprobs = torch.cat([both[:, 1] for both in step_scores(scorer, rows, size)])
         mix, bias = platt(logprobs.clamp(min=FLOOR), *label_data(rows))
         with torch.no_grad():
             scorer.mix.fill_(mix)
             scorer.bias.fill_(bias)
 
     def measure(loss: float) -> dict[str, float]:
-        scores = [both[:, 0] for both in step_scores(scorer, held_out, settings.batch_size)]
+        scores = [both[:, 0] for both in step_scores(scorer, held_out, size)]
         labels_loss = float(cross_entropy(torch.cat(scores), *label_data(held_out)))
         return {"loss": loss, "held_out_pairs": pair_accuracy(scores, held_out), "held_out_loss": labels_loss}
 
     trainer = PrmTrainer(
         model=scorer,
-        args=Arguments(**judge_arguments(settings, out_dir, seed), remove_unused_columns=False, label_names=[]),
+        args=Arguments(**judge_arguments(settings, out_dir, seed, size), remove_unused_columns=False, label_names=[]),
         train_dataset=list(train),
         data_collator=StepCollator(scorer.dtype),
         callbacks=list(callbacks),

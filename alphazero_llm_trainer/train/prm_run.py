@@ -24,11 +24,11 @@ from .models import Economy, checkpoint_layers, make_trainable
 from .prm import FittedPrm, StepRow, StepScorer, adapter_scorer, balanced, new_scorer, step_scores, train_scorer
 from .prm_data import StepSet
 from .progress import StepProgress
-from .value import platt
+from .value import platt, questions_at_once
 from .value_run import data_hash, layers_on_top, save_judge
 
 KINDS = ("implicit", "classifier", "bradley-terry")
-WHOLE_TREES = 8  # questions a forward where all their steps are scored
+WHOLE_TREES = 8  # questions a forward where all their steps are scored, at most
 POLICY = "policy log-probability"
 COMBINED = "kept + policy log-probability"
 
@@ -70,6 +70,7 @@ def train_prm(
     """Train on the first part, choose, stop and calibrate on the second, report on the third."""
     progress = progress if progress is not None else Progress(quiet=True)
     settings = config.train.prm
+    student.engine.rest()  # nothing is searched from here on
     if settings.trainer == "trl" and (settings.kind != "bradley-terry" or settings.logprob):
         raise ConfigError(
             f"train.prm.trainer is trl and train.prm.kind {settings.kind}: TRL's reward trainer is for bradley-terry with"
@@ -83,9 +84,10 @@ def train_prm(
     extra = layers_on_top(student, config, settings)
     scores: dict[str, list[torch.Tensor]] = {}
     policy = StepScorer(student.model, head=False, logprob=True)
-    scores[POLICY] = logprobs_of(policy, reported)
     whole = [one.row() for one in validation]
-    own = logprobs_of(policy, whole)
+    size = min(WHOLE_TREES, questions_at_once(settings, student.model, [*reported, *whole], logits=True))
+    scores[POLICY] = logprobs_of(policy, reported, size)
+    own = logprobs_of(policy, whole, size)
     base = student.model if settings.base is None else other_model(student, config, Path(settings.base))
     fits: dict[str, FittedPrm] = {}
     for kind in KINDS if settings.kind == "all" else (settings.kind,):
@@ -96,11 +98,11 @@ def train_prm(
                     " train.prm.base=null"
                 )
             scorer = adapter_scorer(base, kind, settings, student.spec.lora)
-            if Economy.of(config, student.spec, student.model).checkpointing:
-                checkpoint_layers(base)
         else:
             scorer = new_scorer(base, kind, settings, extra)
             scorer.lm = make_trainable(scorer.lm, student.spec, config.train.adapter or student.spec.adapter)
+        if Economy.of(config, student.spec, student.model).checkpointing:
+            checkpoint_layers(scorer.bare)
         common: dict[str, Any] = {
             "out_dir": out,
             "seed": config.library_seed,
@@ -119,10 +121,10 @@ def train_prm(
             fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, **common)
         if scorer.adapter is not None:
             scorer.lm.requires_grad_(False)  # the next kind's adapter is trained alone
-        scores[kind] = scores_of(scorer, reported, WHOLE_TREES)
+        scores[kind] = scores_of(scorer, reported, size)
     kept = max(fits, key=lambda kind: fits[kind].best["held_out_pairs"])
     fitted = fits[kept]
-    judged = scores_of(fitted.scorer, whole, WHOLE_TREES)
+    judged = scores_of(fitted.scorer, whole, size)
     scale, weight, shift = calibration(judged, own if settings.policy else None, validation)
     sure = [scale * one + weight * logprob + shift for one, logprob in zip(judged, own, strict=True)]
     total, totals = best_total(responses_of(sure, validation))
@@ -154,9 +156,9 @@ def scores_of(scorer: StepScorer, rows: Sequence[StepRow], size: int) -> list[to
     return [both[:, 0] for both in step_scores(scorer, rows, size)]
 
 
-def logprobs_of(policy: StepScorer, rows: Sequence[StepRow]) -> list[torch.Tensor]:
+def logprobs_of(policy: StepScorer, rows: Sequence[StepRow], size: int) -> list[torch.Tensor]:
     """The policy's log-probabilities of each row's steps `[S]`, not below the floor."""
-    return [both[:, 1].clamp(min=FLOOR) for both in step_scores(policy, rows, WHOLE_TREES)]
+    return [both[:, 1].clamp(min=FLOOR) for both in step_scores(policy, rows, size)]
 
 
 def other_model(student: Student, config: Config, folder: Path) -> Any:

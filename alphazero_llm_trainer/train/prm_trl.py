@@ -20,7 +20,7 @@ from ..config.train import PrmConfig
 from ..errors import DataError
 from ..policy.adapters import bind
 from .prm import FittedPrm, StepPair, StepRow, StepScorer, pair_accuracy, step_scores
-from .value import Watcher, check, judge_arguments
+from .value import Watcher, check, judge_arguments, questions_at_once
 
 TrlRow = dict[str, Any]
 
@@ -57,10 +57,11 @@ def train_reward(
     check(train, held_out)
     if scorer.logprob or scorer.head is None:
         raise DataError("TRL's reward trainer reads the linear layer alone: set train.prm.logprob to false")
+    size = questions_at_once(settings, scorer.lm, held_out)
     curve: list[dict[str, float]] = []
 
     def evaluate(step: int, loss: float) -> None:
-        scores = [both[:, 0] for both in step_scores(scorer, held_out, settings.batch_size)]
+        scores = [both[:, 0] for both in step_scores(scorer, held_out, size)]
         line = {"step": float(step), "loss": loss, "held_out_pairs": pair_accuracy(scores, held_out)}
         curve.append(line | {"held_out_loss": float("nan")})
         watch(curve[-1])
@@ -69,7 +70,7 @@ def train_reward(
     trainer = RewardTrainer(
         model=sequence_model(scorer, tokenizer.pad_token_id),
         args=RewardConfig(
-            **judge_arguments(settings, out_dir, seed),
+            **judge_arguments(settings, out_dir, seed, settings.micro_batch or settings.batch_size),
             max_length=None,
             # TRL's defaults suit large models; the scorer keeps its own precision.
             bf16=False,

@@ -215,7 +215,7 @@ def watching(stop: Stop) -> Callable[[dict[str, float]], None]:
 
 def outcomes_of(journal: Path) -> dict[str, str]:
     """What the questions of a journal came out as, by problem id."""
-    found = {record["problem"]["id"]: outcome(Tree.from_dict(record["tree"])) for record in read(journal)}
+    found = {record["problem"]["id"]: outcome(Tree.from_dict(record["tree"], checked=True)) for record in read(journal)}
     return {name: kind for name, kind in found.items() if kind is not None}
 
 

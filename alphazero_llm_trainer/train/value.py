@@ -25,9 +25,10 @@ from transformers import TrainingArguments as Arguments
 
 from ..config.sections import LoraConfig
 from ..config.train import JudgeConfig, ValueConfig
-from ..errors import DataError, TrainingError
+from ..errors import ConfigError, DataError, TrainingError
 from ..policy.adapters import VALUE, bind
 from ..policy.logistic import fit_logistic
+from .memory import rows_of_a_forward
 from .models import attach, bare, deepen, load_trained_state, quiet_arguments, trained_state
 from .packing import ancestor_mask
 from .rows import ValueRow
@@ -115,6 +116,27 @@ def ranking_loss(
     share = weights[:, :, None] * weights[:, None, :] * ahead.clamp(min=0.0) * ~related
     loss = F.softplus(logits[:, None, :].float() - logits[:, :, None].float())
     return (loss * share).sum() / share.sum().clamp(min=1e-8)
+
+
+def questions_at_once(settings: JudgeConfig, model: Any, rows: Sequence[ValueRow], logits: bool = False) -> int:
+    """Questions of one forward of a judge over `model`: `train.SECTION.micro_batch`, or a divisor of the batch size for which
+    the longest row's activations, with `logits` its log-probabilities' too, stay small.
+
+    Raises ConfigError for a micro_batch that is no divisor.
+    """
+    batch, shape = settings.batch_size, bare(model).config
+    if settings.micro_batch is not None:
+        size = min(settings.micro_batch, batch)
+        if batch % size:
+            field = f"train.{settings.section}"
+            raise ConfigError(
+                f"{field}.micro_batch is {size} and {field}.batch_size {batch}: give a divisor of {batch}"
+            )
+        return size
+    inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+    longest = max(len(row.token_ids) for row in rows)
+    words = shape.vocab_size if logits else 0
+    return rows_of_a_forward(batch, longest, shape.num_hidden_layers, shape.hidden_size, inner, words)
 
 
 def batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
@@ -214,7 +236,8 @@ def train_head(
     check(train, held_out)
     data = []
     for rows in (weighted(train, settings.weight_power), weighted(held_out, settings.weight_power)):
-        data.append((torch.cat(hidden_states(policy, rows, settings.batch_size)), *state_data(rows)))
+        size = questions_at_once(settings, policy, rows)
+        data.append((torch.cat(hidden_states(policy, rows, size)), *state_data(rows)))
     (x, y, w), (xh, yh, wh) = data
     centre, spread = x.mean(0), x.std(0).clamp(min=1e-6)
     x, xh, w = (x - centre) / spread, (xh - centre) / spread, w / w.sum()
@@ -337,10 +360,15 @@ class LikeLengths(torch.utils.data.Sampler):
 
 
 class JudgeTrainer(Trainer):
-    """Hugging Face's trainer over rows of like length."""
+    """Hugging Face's trainer over rows of like length; an update's forwards are averaged, whatever the model takes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = False
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return LikeLengths(cast(Sequence[ValueRow], self.train_dataset), self.args.train_batch_size, self.args.seed)
+        update = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LikeLengths(cast(Sequence[ValueRow], self.train_dataset), update, self.args.seed)
 
     def fit(self, watch: HeldOutWatch) -> float:
         """Train; the model ends with its best held-out weights. Returns the seconds of training alone."""
@@ -433,12 +461,13 @@ class HeldOutWatch(TrainerCallback):
         return value
 
 
-def judge_arguments(settings: JudgeConfig, out_dir: Path, seed: int) -> dict[str, Any]:
-    """The training arguments of transformers for a judge."""
+def judge_arguments(settings: JudgeConfig, out_dir: Path, seed: int, size: int) -> dict[str, Any]:
+    """The training arguments of transformers for a judge with `size` rows a forward."""
     return quiet_arguments() | {
         "output_dir": str(out_dir),
         "num_train_epochs": settings.epochs,
-        "per_device_train_batch_size": settings.batch_size,
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": settings.batch_size // size,
         "learning_rate": settings.learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": settings.warmup_steps,
@@ -468,18 +497,19 @@ def train_network(
     # As many training questions as held-out ones: the same figure on both, for the curve of overfitting. They come from
     # all over the list, because journals begin with the questions that were searched fastest: the easy ones.
     chosen = Random(0).sample(range(len(train)), min(len(train), len(held_out)))
+    size = questions_at_once(settings, network, [*train, *held_out])
     sets = {"train": [train[i] for i in chosen], "held_out": held_out}
 
     def measure(loss: float) -> dict[str, float]:
         line = {}
         for name, rows in sets.items():
-            logits = torch.cat(network_logits(network, rows, settings.batch_size))
+            logits = torch.cat(network_logits(network, rows, size))
             line[f"{name}_loss"], line[f"{name}_brier"] = figures(logits, *state_data(rows))
         return line
 
     trainer = ValueTrainer(
         model=network,
-        args=Arguments(**judge_arguments(settings, out_dir, seed), remove_unused_columns=False),
+        args=Arguments(**judge_arguments(settings, out_dir, seed, size), remove_unused_columns=False),
         train_dataset=list(train),
         data_collator=ValueCollator(next(network.parameters()).dtype),
         callbacks=list(callbacks),
@@ -496,6 +526,6 @@ def train_network(
         held.best,
     )
     if settings.calibrate:
-        logits = torch.cat(network_logits(network, held_out, settings.batch_size))
+        logits = torch.cat(network_logits(network, held_out, size))
         fitted.calibrate(*platt(logits, *state_data(held_out)))
     return fitted

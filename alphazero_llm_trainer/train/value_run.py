@@ -33,7 +33,8 @@ from ..search.targets import endings, value_targets
 from ..search.tree import Tree
 from ..types import Task
 from .checkpoint import fingerprint
-from .models import Economy, checkpoint_layers, make_trainable, save_adapter
+from .judge_memory import EXTRA_LAYERS
+from .models import Economy, bare, checkpoint_layers, make_trainable, save_adapter
 from .progress import StepProgress, tell_tree
 from .rows import ValueRow, pack_values
 from .value import (
@@ -43,12 +44,10 @@ from .value import (
     hidden_states,
     network_logits,
     new_network,
+    questions_at_once,
     train_head,
     train_network,
 )
-
-EXTRA_LAYERS = 2  # of a small network that is trained whole, where train.value.extra_layers is null
-
 
 # -- trees -------------------------------------------------------------------------------------------------------------
 
@@ -101,7 +100,7 @@ def read_questions(paths: Iterable[Path], vocabulary: int | None = None) -> list
         for place, record in placed(path):
             check_train_split(record, path)
             try:
-                text, tree = record["problem"]["question"], Tree.from_dict(record["tree"])
+                text, tree = record["problem"]["question"], Tree.from_dict(record["tree"], checked=True)
             except (KeyError, TypeError) as error:
                 raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
             check_tokens(tree, vocabulary, path)
@@ -264,6 +263,7 @@ def train_value(
     """Train on the first part, stop, calibrate, judge and fit the blend on the second, report on the third."""
     settings = config.train.value
     progress = progress if progress is not None else Progress(quiet=True)
+    student.engine.rest()  # nothing is searched from here on
     training, validation, test = parts
     rows = value_rows(training, student, settings.every_token)
     held_out = value_rows(validation, student, settings.every_token)
@@ -280,17 +280,18 @@ def train_value(
         extra = layers_on_top(student, config, settings)
         if student.spec.quantization != "none":
             network = adapter_network(student.model, student.spec.lora)
-            if Economy.of(config, student.spec, student.model).checkpointing:
-                checkpoint_layers(student.model)
         else:
             adapter = config.train.adapter or student.spec.adapter
             network = make_trainable(new_network(student.model, extra), student.spec, adapter, task="TOKEN_CLS")
+        if Economy.of(config, student.spec, student.model).checkpointing:
+            checkpoint_layers(bare(network))
         callbacks = [StepProgress(progress, "network")]
         fitted = train_network(
             network, rows, held_out, settings, out_dir=out, seed=config.library_seed, watch=watch, callbacks=callbacks
         )
-    size, least = settings.batch_size, settings.least_outcomes
+    least = settings.least_outcomes
     states, packed = held_out_states(validation, student)
+    size = questions_at_once(settings, student.model if fitted.network is None else fitted.network, packed)
     base = base_rate(training)
     value = values_of(fitted, student, packed, size)
     judged = measure(value, states, base, least, config.seed)

@@ -321,10 +321,14 @@ def memory(data: Row) -> Page:
         {
             "Problems": "random Llamas of 20 and 60 million parameters, whole and as NF4 with LoRA",
             "Seeds": FIXED,
-            "Tokens": f"prompts of {data['rows'][0]['prompt']}, rows of {data['rows'][0]['length']}",
+            "Tokens": f"prompts of {data['rows'][0]['prompt']}, rows of {data['rows'][0]['length']}; a judge's trees of"
+            f" {max(row['length'] for row in data['rows'])}",
             "Command": command(data),
         },
         [
+            "`value` and `prm` train a value network and a process reward model on the search's trees; the other arms train the"
+            " policy.",
+            "",
             *table(rows, columns),
             f"Of what a phase adds to the loaded weights the forecast is off by at most {over:.0%}.",
             "",

@@ -189,8 +189,53 @@ def result() -> Row:
     }
 
 
+def real_signal(data: Row) -> Page:
+    rows = [{"task": task} | line for task, lines in data["tasks"].items() for line in lines]
+    shown = (
+        row | {name: share((row[name][0], row[name][1], row[name][2])) for name in ("greedy", "pass_at_8", "mixed_groups")}
+        for row in rows
+    )
+    columns = {
+        "task": "{task}",
+        "worked solutions": "{rows:,}",
+        "minutes": "{minutes:.0f}",
+        "greedy": "{greedy}",
+        "mean at temperature 1": "{mean:.3f}",
+        "pass@8": "{pass_at_8}",
+        "groups with both outcomes": "{mixed_groups}",
+        "tokens an answer": "{tokens_an_answer:.0f}",
+    }
+    between = [row for row in rows if 0.2 <= row["greedy"][0] <= 0.6]
+    taught = listed(f"{row['task']} after {row['rows']:,}" for row in between) or "none of them"
+    most = max(rows, key=lambda row: row["mixed_groups"][0])
+    return Page(
+        "Where a real model has something to learn",
+        f"{len(data['tasks'])} tasks: most groups with both outcomes on {most['task']} after {most['rows']:,} solutions"
+        f" ({most['mixed_groups'][0]:.2f})",
+        "A model learns from its own samples where some of them are right and some are wrong. SmolLM2-135M-Instruct goes on"
+        " through growing numbers of worked solutions, each once, and is then asked new problems. The tasks of reasoning-gym"
+        " that have no worked solutions teach the answer alone.",
+        {
+            "Problems": f"{data['problems']} validation problems a task, greedily; {data['grouped']} of them with"
+            f" {data['samples']} samples each",
+            "Seeds": data["seed"],
+            "Tokens": f"at most {data['max_tokens']} an answer; what was sampled is the last column's",
+            "Model": data["model"],
+            "Command": command(data),
+        },
+        [
+            *table(shown, columns),
+            f"Between .2 and .6 greedily, where GRPO and rejection sampling have most to go by: {taught}.",
+        ],
+        [
+            "One run a task, with one learning rate. Few problems: intervals are wide.",
+            "Minutes are of one CPU core that shared the machine.",
+        ],
+    )
+
+
 def triple(found: Row) -> Triple:
     return found["value"], found["low"], found["high"]
 
 
-PAGES = (real_ladder,)
+PAGES = (real_ladder, real_signal)
