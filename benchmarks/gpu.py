@@ -34,10 +34,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.cli.plan import device_memory, read_shape  # noqa: E402
+from alphazero_llm_trainer.cli.plan import read_shape  # noqa: E402
 from alphazero_llm_trainer.collect import Collector, answer_search  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import ModelShape  # noqa: E402
+from alphazero_llm_trainer.engine.device import device_memory  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student  # noqa: E402
@@ -297,7 +298,7 @@ def inprocess(folder: Path, tiny: bool) -> list[dict[str, Any]]:
     assert shape is not None
     prompt = SIZES[tiny][0]
     device, free, total = device_memory()
-    plan = Forecast(config, config.models["random"], shape, device, prompt).plan(free, total)
+    plan = Forecast(config, config.models["random"], shape, device, prompt, total).plan(free, total)
     with Stage() as stage:
         student = load_student(config)
     rows = [stage.row("load", plan.allocated("load"), bandwidth=bandwidth)]

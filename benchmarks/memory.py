@@ -266,7 +266,7 @@ def measure(size: str, arm: str, overrides: list[str]) -> dict[str, Any]:
         # The rows that were trained on, not the longest that there could have been.
         if arm in JUDGES:
             judge: Any = arm.partition(",")[0]
-            forecast: Forecast = JudgeForecast(judge, config, spec, shape, "cpu", real["prompt"], real["length"])
+            forecast: Forecast = JudgeForecast(judge, config, spec, shape, "cpu", real["prompt"], tree=real["length"])
         else:
             config = configuration(arm, folder, [*overrides, f"search.max_tokens={real['length'] - real['prompt']}"])
             forecast = Forecast(config, spec, shape, "cpu", real["prompt"])

@@ -252,23 +252,23 @@ def test_a_row_is_no_longer_than_the_context() -> None:
 
 def test_what_does_not_fit_gets_suggestions_that_save_what_they_say() -> None:
     config = load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k"])
-    made = memory_plan(config, "llama-3.2-3b", 16.0)
+    made = memory_plan(config, "llama-3.2-3b", 6.0)
     assert made is not None
     plan, source = made
     assert source == "models.yaml" and not plan.fits
-    lines = suggestions(config, "llama-3.2-3b", plan, 16.0, None)
+    lines = suggestions(config, "llama-3.2-3b", plan, 6.0, None)
     fitting = [line for line in lines if line.endswith(", fits")]
     assert fitting
     flags = fitting[0].partition(":")[0].replace("--set ", "").split()
     again = memory_plan(
-        load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k", *flags]), "llama-3.2-3b", 16.0
+        load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k", *flags]), "llama-3.2-3b", 6.0
     )
     assert again is not None and again[0].fits
     assert f"{again[0].peak / GIB:.1f} GiB" in fitting[0]
 
 
-def test_the_defaults_fit_the_3b_into_24_gib() -> None:
-    made = memory_plan(load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k"]), "llama-3.2-3b", 24.0)
+def test_the_defaults_fit_the_3b_into_12_gib() -> None:
+    made = memory_plan(load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k"]), "llama-3.2-3b", 12.0)
     assert made is not None and made[0].fits
 
 
@@ -322,7 +322,7 @@ def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
 def judge_forecast(judge: Any, *overrides: str, adapter: str = "full") -> JudgeForecast:
     config = load_config(overrides=["student=embedded", *overrides])
     spec = config.models["embedded"].model_copy(update={"adapter": adapter, "lora": LoraConfig(rank=4)})
-    return JudgeForecast(judge, config, spec, SHAPE, "cpu", 40, 300)
+    return JudgeForecast(judge, config, spec, SHAPE, "cpu", 40, tree=300)
 
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
@@ -340,7 +340,10 @@ def test_a_judges_weights_and_states_are_those_that_its_training_holds(adapter: 
 
 
 def test_a_prm_that_computes_logits_keeps_them() -> None:
-    implicit, plain = judge_forecast("prm"), judge_forecast("prm", "train.prm.kind=classifier", "train.prm.logprob=false")
+    implicit, plain = (
+        judge_forecast("prm"),
+        judge_forecast("prm", "train.prm.kind=classifier", "train.prm.logprob=false"),
+    )
     output = {part.name: part.size for part in implicit.step()}["output layer"]
     assert output == implicit.micro_batch * 300 * VOCABULARY * 16
     assert {part.name: part.size for part in plain.step()}["output layer"] == 0
@@ -356,5 +359,20 @@ def test_a_heads_states_are_counted_and_nothing_else_of_it() -> None:
 
 
 def test_fewer_questions_a_forward_take_less() -> None:
-    sizes = [judge_forecast("value", f"train.value.micro_batch={size}").plan(1 << 40).at("train") for size in (1, 4, 32)]
+    sizes = [
+        judge_forecast("value", f"train.value.micro_batch={size}").plan(1 << 40).at("train") for size in (1, 4, 32)
+    ]
     assert sizes == sorted(sizes) and sizes[0] < sizes[2]
+
+
+def test_a_small_devices_cache_is_an_eighth_of_it() -> None:
+    engine, share = configured().engine, GIB
+    assert engine.cache_bytes is None and engine.cache(8 * GIB) == share and engine.cache(1 << 40) == 4 * GIB
+    assert configured("engine.cache_bytes=5").engine.cache(8 * GIB) == 5
+    large = SHAPE.model_copy(update={"layers": 30, "hidden": 576, "kv_heads": 3, "head_dim": 64})
+    config = configured("engine.cache_tokens=400000")
+    laptop, server = (
+        Forecast(config, config.models["tiny"], large, "cpu", memory=memory) for memory in (8 * GIB, 64 * GIB)
+    )
+    assert laptop.capacity * laptop.token_bytes <= share < server.capacity * server.token_bytes <= 4 * GIB
+    assert laptop.batch < server.batch

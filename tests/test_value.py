@@ -296,7 +296,9 @@ def test_a_judges_forward_takes_what_fits_or_what_is_asked_for() -> None:
     assert questions_at_once(ValueConfig(), large, rows, logits=True) == 8
     assert questions_at_once(ValueConfig(micro_batch=8), large, rows) == 8
     assert questions_at_once(ValueConfig(micro_batch=64), large, rows) == 32
-    with pytest.raises(ConfigError, match=r"train.value.micro_batch is 5 and train.value.batch_size 32: give a divisor"):
+    with pytest.raises(
+        ConfigError, match=r"train.value.micro_batch is 5 and train.value.batch_size 32: give a divisor"
+    ):
         questions_at_once(ValueConfig(micro_batch=5), small, rows)
 
 

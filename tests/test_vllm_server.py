@@ -25,6 +25,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, StudentModel, VllmConfig
 from alphazero_llm_trainer.engine.background import LoopThread
 from alphazero_llm_trainer.engine.completions import Answer, Ask, BaseModelEngine, CompletionEngine, ranked, sample_seed
+from alphazero_llm_trainer.engine.device import device_memory
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Engine, Generated, GenerateRequest
 from alphazero_llm_trainer.engine.vllm_launch import Launch, launch_for
@@ -330,7 +331,10 @@ def test_how_vllm_is_started() -> None:
     assert full["generation_config"] == "vllm" and full["logprobs_mode"] == "raw_logprobs"
     if not torch.cuda.is_available():
         # The cache limits of the in-process engine: 2 layers' keys and values, fp32.
-        assert full["kv_cache_memory_bytes"] <= load_config().engine.cache_bytes and full["block_size"] % 32 == 0
+        assert (
+            full["kv_cache_memory_bytes"] <= load_config().engine.cache(device_memory()[2])
+            and full["block_size"] % 32 == 0
+        )
         with pytest.raises(ConfigError, match="no CUDA device"):
             launch("engine.vllm.sleep=on")
         with pytest.raises(ConfigError, match="4-bit"):

@@ -21,8 +21,8 @@ ENGINE_SHARE = 0.9  # of a card that a vLLM server takes (engine.vllm.gpu_memory
 APART = {"engine": {"backend": "vllm-server"}}
 
 
-def forecast_of(config: Config, name: str, prompt: int | None) -> tuple[Forecast, str]:
-    """The memory forecast of a CUDA card and where the student's shape was read. Raises ConfigError without a shape."""
+def forecast_of(config: Config, name: str, prompt: int | None, memory: int) -> tuple[Forecast, str]:
+    """The memory forecast of a CUDA card with so many bytes, and where the shape was read. Raises ConfigError without one."""
     spec = config.models[name]
     found = find_shape(config, spec)
     if found is None:
@@ -31,14 +31,15 @@ def forecast_of(config: Config, name: str, prompt: int | None) -> tuple[Forecast
         )
     shape, source = found
     longest = open_source(config).prompt_tokens if prompt is None else prompt
-    return Forecast(config, spec, shape, "cuda", longest), source
+    return Forecast(config, spec, shape, "cuda", longest, memory), source
 
 
 def placements(config: Config, machine: Machine, table: Machines, prompt: int | None) -> list[Placement]:
     """The ways a run can use the machine, the quickest that fits first."""
     name = resolve_name(config)
-    forecast, _ = forecast_of(config, name, prompt)
-    work, memory = Work.of(forecast, RunSize.of(config)), int(machine.memory * GIB)
+    memory = int(machine.memory * GIB)
+    forecast, _ = forecast_of(config, name, prompt, memory)
+    work = Work.of(forecast, RunSize.of(config))
     plan = forecast.plan(memory)
     backend = "inprocess" if config.engine.backend == "inprocess" else "vllm"
     one = Placement("one card", "train: search and training share it", 1, 1, plan.peak / GIB, plan.fits, {})
@@ -51,7 +52,7 @@ def placements(config: Config, machine: Machine, table: Machines, prompt: int | 
         found.append((ranks, backend))
     if machine.count > 1 and forecast.lora:
         # A server takes new adapters and no new weights.
-        apart, _ = forecast_of(validate(merge(config.model_dump(), APART)), name, prompt)
+        apart, _ = forecast_of(validate(merge(config.model_dump(), APART)), name, prompt, memory)
         needs, rest = apart.plan(memory), machine.count - 1
         served = forecast.counts.whole * forecast.width + forecast.rows * forecast.length * forecast.token_bytes
         fits = needs.fits and served <= ENGINE_SHARE * memory
@@ -72,8 +73,9 @@ def print_machine(
     table = read_machines()
     machine = parse_machine(text, table)
     name = resolve_name(config)
-    forecast, source = forecast_of(config, name, prompt)
-    plan = forecast.plan(int(machine.memory * GIB))
+    memory = int(machine.memory * GIB)
+    forecast, source = forecast_of(config, name, prompt, memory)
+    plan = forecast.plan(memory)
     found, card = placements(config, machine, table, prompt), machine.card
     price = dollars if dollars is not None or card is None else card.dollars
     work = Work.of(forecast, RunSize.of(config))

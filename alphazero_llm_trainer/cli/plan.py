@@ -11,6 +11,7 @@ from typing import Any
 
 from ..config.load import Config, merge, parse_override, validate
 from ..config.sections import ModelShape, StudentModel
+from ..engine.device import device_memory
 from ..errors import ConfigError
 from ..files import check_space, free_bytes, read_object
 from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name, weights_of
@@ -97,22 +98,6 @@ def find_shape(config: Config, spec: StudentModel) -> tuple[ModelShape, str] | N
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def device_memory() -> tuple[str, int, int]:
-    """ "cuda" or "cpu", and its free and total bytes."""
-    import torch
-
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        return "cuda", free, total
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return "cpu", next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), total
-    except (OSError, StopIteration):
-        return "cpu", total, total
-
-
 def memory_plan(
     config: Config, name: str, memory: float | None = None, prompt: int | None = None, judge: Judge | None = None
 ) -> tuple[MemoryPlan, str] | None:
@@ -125,9 +110,9 @@ def memory_plan(
     shape, source = found
     device, free, total = device_memory() if memory is None else ("cuda", int(memory * GIB), int(memory * GIB))
     longest = open_source(config).prompt_tokens if prompt is None else prompt
-    forecast = Forecast(config, spec, shape, device, longest)
+    forecast = Forecast(config, spec, shape, device, longest, total)
     if judge is not None:
-        forecast = JudgeForecast(judge, config, spec, shape, device, longest)
+        forecast = JudgeForecast(judge, config, spec, shape, device, longest, total)
     return forecast.plan(free, total), source
 
 
@@ -143,7 +128,7 @@ def suggestions(
     candidates = [
         "train.gradient_checkpointing=on",
         *own,
-        f"engine.cache_bytes={min(engine.cache_bytes, GIB)}",
+        f"engine.cache_bytes={GIB // 2}",
         f"engine.max_batch={8 if engine.max_batch is None else min(engine.max_batch, 8)}",
         f"search.max_tokens={max(search.max_tokens // 2, 1)}",
     ]

@@ -96,6 +96,10 @@ class VllmConfig(Section):
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
 FIRST_ROWS, FIRST_TOKENS = 32, 128  # that the engine's slots begin with, at most
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
+MOST_CACHE, CACHE_SHARE = (
+    4 << 30,
+    8,
+)  # engine.cache_bytes where it is null: at most so many, and this part of the memory
 MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of them fit into this
 
 
@@ -104,7 +108,7 @@ class EngineConfig(Section):
     max_batch: Positive | None = None
     max_context: Positive = 1024
     cache_tokens: NonNegative = 400_000
-    cache_bytes: NonNegative = 4 << 30
+    cache_bytes: NonNegative | None = None
     # YAML reads `off` as false.
     native: Annotated[Literal["auto", "off"], BeforeValidator(lambda given: "off" if given is False else given)] = (
         "auto"
@@ -112,11 +116,15 @@ class EngineConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     vllm: VllmConfig = VllmConfig()
 
-    def rows(self, row_bytes: int) -> int:
-        """Rows decoded together: `max_batch`, or as many rows of `row_bytes` as `cache_bytes` holds (8 to 256)."""
+    def cache(self, memory: int) -> int:
+        """Bytes of the prefix cache on a device with so much memory: `cache_bytes`, or an eighth of it and 4 GiB at most."""
+        return min(memory // CACHE_SHARE, MOST_CACHE) if self.cache_bytes is None else self.cache_bytes
+
+    def rows(self, row_bytes: int, memory: int) -> int:
+        """Rows decoded together: `max_batch`, or as many rows of `row_bytes` as the cache holds (8 to 256)."""
         if self.max_batch is not None:
             return self.max_batch
-        return min(max(self.cache_bytes // row_bytes, LEAST_ROWS), MOST_ROWS)
+        return min(max(self.cache(memory) // row_bytes, LEAST_ROWS), MOST_ROWS)
 
 
 class WideningConfig(Section):

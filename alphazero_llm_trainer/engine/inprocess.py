@@ -21,6 +21,7 @@ from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
 from .admission import check_ids, check_request, check_tokens
+from .device import device_memory
 from .forward import make_forward
 from .native import NativeLlama, library
 from .prefix_tree import TOP, WHOLE, PrefixTree
@@ -86,8 +87,9 @@ class InProcessEngine:
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
         token_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize
         kernels = library() if settings.native == "auto" else None
+        memory = device_memory()[2]
         self.tree = PrefixTree(
-            max(min(settings.cache_tokens, settings.cache_bytes // token_bytes), 4 * context),
+            max(min(settings.cache_tokens, settings.cache(memory) // token_bytes), 4 * context),
             layers,
             kv_heads,
             head_dim,
@@ -100,7 +102,7 @@ class InProcessEngine:
         self.capabilities = Capabilities(
             scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True, excludes=True
         )
-        self.max_batch = settings.rows(token_bytes * context)
+        self.max_batch = settings.rows(token_bytes * context, memory)
         self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
         self.valued = False
         self.cost, self.stats, self.version = Cost(), InProcessStats(), 0

@@ -10,6 +10,7 @@ import torch
 
 from ..config.sections import MOST_ROWS, EngineConfig, StudentModel
 from ..errors import ConfigError
+from .device import device_memory
 from .vllm_weights import RANKS
 
 CPU_BLOCK = 32  # tokens of a cache block: the CPU attention kernel wants a multiple of 32
@@ -96,7 +97,7 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
         spec.lora.targets,
         cuda and settings.vllm.sleep != "off",
         settings,
-        min(settings.cache_bytes, max(settings.cache_tokens, 4 * context) * token_bytes),
+        min(settings.cache(device_memory()[2]), max(settings.cache_tokens, 4 * context) * token_bytes),
     )
 
 

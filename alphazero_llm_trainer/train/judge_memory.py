@@ -31,6 +31,7 @@ class JudgeForecast(Forecast):
         shape: ModelShape,
         device: str,
         prompt: int = PROMPT,
+        memory: int | None = None,
         tree: int | None = None,
     ) -> None:
         settings: ValueConfig | PrmConfig = config.train.value if judge == "value" else config.train.prm
@@ -50,7 +51,7 @@ class JudgeForecast(Forecast):
                 "rewards": config.rewards.model_copy(update=graded),
             }
         )
-        super().__init__(config, spec, shape, device, prompt)
+        super().__init__(config, spec, shape, device, prompt, memory)
         most = self.prompt + collect.iterations * collect.samples * config.search.max_tokens
         self.tree = most if tree is None else tree
 

@@ -15,6 +15,7 @@ from ..config.sections import FIRST_ROWS, FIRST_TOKENS, MEMO_BYTES, PREFILL_TOKE
 from .disk import DiskPlan, disk_plan
 
 GIB = 1 << 30
+PLENTY = 1 << 40  # of memory: nothing is small for its sake
 CONTEXT = 600 << 20  # CUDA's own: kernels, cuBLAS workspaces
 FRAGMENTATION = 0.06  # of what torch allocates, reserved and unused
 PHASES = ("load", "search", "train")
@@ -116,11 +117,18 @@ def doubled(start: int, wanted: int) -> int:
 
 class Forecast:
     """The parts of a run. `width` is bytes of a weight and of an activation, `trained` of a trained parameter, `prompt` and
-    `length` tokens of the longest prompt and row."""
+    `length` tokens of the longest prompt and row; `memory` is what the device has, in bytes (None: plenty)."""
 
     def __init__(
-        self, config: Config, spec: StudentModel, shape: ModelShape, device: str, prompt: int = PROMPT
+        self,
+        config: Config,
+        spec: StudentModel,
+        shape: ModelShape,
+        device: str,
+        prompt: int = PROMPT,
+        memory: int | None = None,
     ) -> None:
+        self.memory = PLENTY if memory is None else memory
         self.config, self.spec, self.shape, self.cuda = config, spec, shape, device != "cpu"
         self.lora = (config.train.adapter or spec.adapter) == "lora"
         self.quantised = spec.quantization != "none"
@@ -208,12 +216,12 @@ class Forecast:
     def capacity(self) -> int:
         """Tokens of the prefix cache."""
         engine = self.config.engine
-        return max(min(engine.cache_tokens, engine.cache_bytes // self.token_bytes), 4 * self.context)
+        return max(min(engine.cache_tokens, engine.cache(self.memory) // self.token_bytes), 4 * self.context)
 
     @property
     def batch(self) -> int:
         """Rows that the engine may decode together."""
-        return self.config.engine.rows(self.token_bytes * self.context)
+        return self.config.engine.rows(self.token_bytes * self.context, self.memory)
 
     @property
     def rows(self) -> int:

@@ -192,7 +192,8 @@ def result() -> Row:
 def real_signal(data: Row) -> Page:
     rows = [{"task": task} | line for task, lines in data["tasks"].items() for line in lines]
     shown = (
-        row | {name: share((row[name][0], row[name][1], row[name][2])) for name in ("greedy", "pass_at_8", "mixed_groups")}
+        row
+        | {name: share((row[name][0], row[name][1], row[name][2])) for name in ("greedy", "pass_at_8", "mixed_groups")}
         for row in rows
     )
     columns = {
