@@ -376,3 +376,21 @@ def test_a_small_devices_cache_is_an_eighth_of_it() -> None:
     )
     assert laptop.capacity * laptop.token_bytes <= share < server.capacity * server.token_bytes <= 4 * GIB
     assert laptop.batch < server.batch
+
+
+def test_processes_share_what_is_trained_and_search_with_whole_weights() -> None:
+    """The table of docs/guides/train.md: bytes a parameter beside the weights, 12 in one process and 16 / N under FSDP."""
+
+    def beside_weights(shards: int, *overrides: str, dtype: str = "float32") -> float:
+        config = configured(*overrides)
+        spec = config.models["tiny"].model_copy(update={"adapter": "full", "dtype": dtype})
+        made = Forecast(config, spec, SHAPE, "cuda", shards=shards)
+        kept = {part.name: part.size for part in made.training()}
+        if shards > 1:
+            layer = made.counts.linear / SHAPE.layers
+            assert kept.pop("gathered layer") == 2 * layer * made.trained
+        return (sum(kept.values()) + made.counts.whole * made.trained / shards) / made.counts.whole
+
+    assert beside_weights(1) == 12 and beside_weights(4) == 4
+    assert beside_weights(4, dtype="bfloat16") == 4  # accelerate shards fp32 weights
+    assert beside_weights(4, "train.precision=float32", dtype="bfloat16") == 2

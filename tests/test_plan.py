@@ -304,6 +304,16 @@ def test_rates_follow_the_card_the_model_and_the_method(capsys: Any) -> None:
     assert "critic" in names and "critic" not in {part["name"] for part in whole["memory"]["parts"]}
 
 
+def test_sharded_training_is_planned_where_whole_weights_are_trained(capsys: Any) -> None:
+    full = ["--set", "train.adapter=full", "--set", "models.llama-3.2-3b.quantization=none"]
+    found = {one["name"]: one for one in planned(capsys, *REAL, *full, "--machine", "8x30")["placements"]}
+    assert set(found) == {"one card", "ranks", "sharded"}
+    assert found["sharded"]["fits"] and not found["one card"]["fits"] and not found["ranks"]["fits"]
+    more = {one["name"]: one for one in planned(capsys, *REAL, *full, "--machine", "4x30")["placements"]}
+    assert more["sharded"]["needs_gib"] > found["sharded"]["needs_gib"]
+    assert "sharded" not in {one["name"] for one in planned(capsys, *REAL, "--machine", "8x30")["placements"]}
+
+
 def test_a_machine_of_memory_alone_has_no_hours(capsys: Any) -> None:
     facts = planned(capsys, *REAL, "--machine", "2x24")
     assert facts["tokens_a_second"] == {} and all(one["hours"] is one["dollars"] is None for one in facts["placements"])

@@ -21,7 +21,7 @@ ENGINE_SHARE = 0.9  # of a card that a vLLM server takes (engine.vllm.gpu_memory
 APART = {"engine": {"backend": "vllm-server"}}
 
 
-def forecast_of(config: Config, name: str, prompt: int | None, memory: int) -> tuple[Forecast, str]:
+def forecast_of(config: Config, name: str, prompt: int | None, memory: int, shards: int = 1) -> tuple[Forecast, str]:
     """The memory forecast of a CUDA card with so many bytes, and where the shape was read. Raises ConfigError without one."""
     spec = config.models[name]
     found = find_shape(config, spec)
@@ -31,7 +31,7 @@ def forecast_of(config: Config, name: str, prompt: int | None, memory: int) -> t
         )
     shape, source = found
     longest = open_source(config).prompt_tokens if prompt is None else prompt
-    return Forecast(config, spec, shape, "cuda", longest, memory), source
+    return Forecast(config, spec, shape, "cuda", longest, memory, shards), source
 
 
 def placements(config: Config, machine: Machine, table: Machines, prompt: int | None) -> list[Placement]:
@@ -50,6 +50,12 @@ def placements(config: Config, machine: Machine, table: Machines, prompt: int | 
         copies = plan.peak / GIB + (forecast.trained * sum(forecast.trained_parameters)) / GIB  # DDP's gradient buckets
         ranks = Placement("ranks", how, machine.count, machine.count, copies, copies <= machine.memory, {})
         found.append((ranks, backend))
+        if not forecast.lora and not forecast.quantised:
+            parts, _ = forecast_of(config, name, prompt, memory, machine.count)
+            each = parts.plan(memory)
+            how = f"accelerate launch --config_file examples/accelerate_fsdp.yaml --num_processes {machine.count} train_vllm.py"
+            sharded = Placement("sharded", how, machine.count, machine.count, each.peak / GIB, each.fits, {})
+            found.append((sharded, backend))
     if machine.count > 1 and forecast.lora:
         # A server takes new adapters and no new weights.
         apart, _ = forecast_of(validate(merge(config.model_dump(), APART)), name, prompt, memory)

@@ -117,7 +117,8 @@ def doubled(start: int, wanted: int) -> int:
 
 class Forecast:
     """The parts of a run. `width` is bytes of a weight and of an activation, `trained` of a trained parameter, `prompt` and
-    `length` tokens of the longest prompt and row; `memory` is what the device has, in bytes (None: plenty)."""
+    `length` tokens of the longest prompt and row; `memory` is what the device has, in bytes (None: plenty). Under FSDP so many
+    `shards` share what is trained, a copy of the model that searches (`train.fsdp`)."""
 
     def __init__(
         self,
@@ -127,7 +128,9 @@ class Forecast:
         device: str,
         prompt: int = PROMPT,
         memory: int | None = None,
+        shards: int = 1,
     ) -> None:
+        self.shards = shards
         self.memory = PLENTY if memory is None else memory
         self.config, self.spec, self.shape, self.cuda = config, spec, shape, device != "cpu"
         self.lora = (config.train.adapter or spec.adapter) == "lora"
@@ -135,7 +138,9 @@ class Forecast:
         self.counts = Counts.of(shape, spec.lora)
         self.width = 2 if spec.dtype == "bfloat16" else 4
         # peft's adapters are fp32; what flows between the layers has the precision of the base.
-        self.trained = 4 if self.lora else self.width
+        # accelerate shards fp32 weights where the products are in bf16.
+        wide = self.lora or (shards > 1 and config.train.precision != "float32")
+        self.trained = 4 if wide else self.width
         self.context = config.engine.max_context
         self.prompt = max(min(prompt, self.context - 1), 1)
         self.length = min(self.prompt + config.search.max_tokens, self.context)
@@ -178,7 +183,14 @@ class Forecast:
         elif critic:
             parts.append(Part("critic", f"{critic / 1e6:,.1f} M x {self.width} B", critic * self.width, AFTER_LOAD))
         states = 2.07 if self.config.train.in_eight_bits(self.cuda, self.quantised) else 2 * self.trained
-        parts.append(Part("optimiser", f"two moments: {what} x {states:.3g} B", both * states, AFTER_LOAD))
+        each = "" if self.shards == 1 else f" / {self.shards} processes"
+        formula = f"two moments: {what} x {states:.3g} B{each}"
+        parts.append(Part("optimiser", formula, both * states / self.shards, AFTER_LOAD))
+        if self.shards > 1:
+            copy = both * self.trained / self.shards
+            parts.append(Part("sharded copy", f"what is trained: {what} x {self.trained} B{each}", copy, AFTER_LOAD))
+            layer = 2 * self.counts.linear / self.shape.layers * self.trained
+            parts.append(Part("gathered layer", "a layer's weights and gradients, whole", layer, ("train",)))
         return parts
 
     def disk(self, checkpoints: int) -> DiskPlan:
@@ -370,7 +382,7 @@ class Forecast:
             what = f"{rows} rows x {length} tokens x {shape.layers} layers x {self.layer_bytes():,.0f} B"
         kept += tokens * shape.hidden * 2 * 4  # embedding and last norm
         head, how = self.head(rows, length)
-        gradients = sum(self.trained_parameters) * self.trained
+        gradients = sum(self.trained_parameters) * self.trained / self.shards
         embedded = 0 if self.lora else shape.vocabulary * shape.hidden * 4
         # Gradients come as activations go: the larger of both ends counts.
         start, end = policies * kept + head + embedded, gradients + one + embedded
