@@ -116,7 +116,8 @@ def main() -> None:
     sizes = ["--rows", *map(str, args.rows), "--problems", str(args.problems), "--grouped", str(args.grouped)]
     found = {}
     for task in args.tasks:
-        kept = args.work / f"{task.replace(',', '').replace(' ', '-')}.json"
+        named = "-".join([task.replace(",", ""), Path(args.model).name, *sizes[1:]]).replace(" ", "-").replace("--", "")
+        kept = args.work / f"{named}.json"
         if not kept.exists():
             part = kept.with_suffix(".part")
             command = [sys.executable, __file__, "--one", task, str(part), "--model", args.model, "--data", args.data]

@@ -8,8 +8,7 @@ demonstrations, and without any, which is the like-for-like arm. All arms see th
 same optimiser, learning-rate shape, clip range, loss normalisation and passes over the samples, and stop at the same
 number of generated tokens: what our arms used, the smaller of the two. Plain TRL runs at each of `--plain-rates`; the
 rate with the best validation accuracy counts. Validation is measured along the way, test problems once at the end, on
-the weights that were best on validation. An interrupted benchmark goes on where it was. Prints a table, writes JSON and
-PNG.
+the weights that were best on validation. An interrupted benchmark goes on where it was. Prints a table, writes JSON.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import bootstrap_over_seeds, repeats  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT  # noqa: E402
-from alphazero_llm_trainer.report.charts import line_chart, standalone  # noqa: E402
 
 OURS = {"tree GRPO": [], "tree GRPO, no replay": ["--set", "train.demonstration_share=0"]}
 PLAIN = "plain TRL GRPO"
@@ -269,10 +267,14 @@ def main() -> None:
 
 
 def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """The table, JSON and the picture. Intervals are over problems, each with its mean over seeds."""
+    """The table and JSON. Intervals are over distinct problems and over seeds."""
+    groups = repeats(load_tasks("embedded", "test", args.eval_size, levels=args.levels))
 
-    def by_problem(arm: str, key: str = "correct") -> list[float]:
-        return [sum(one) / len(one) for one in zip(*(row[key] for row in rows if row["arm"] == arm), strict=True)]
+    def by_seed(arm: str, key: str = "correct") -> list[list[float]]:
+        return [[float(one) for one in row[key]] for row in rows if row["arm"] == arm]
+
+    def mean(found: list[list[float]]) -> float:
+        return sum(map(sum, found)) / sum(map(len, found))
 
     summary = []
     print(
@@ -280,8 +282,9 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
     )
     for arm in (*OURS, PLAIN):
         mine = [row for row in rows if row["arm"] == arm]
-        after, before = by_problem(arm), by_problem(arm, "before")
-        gain, versus = paired_bootstrap(after, before), paired_bootstrap(after, by_problem(PLAIN))
+        after, before = by_seed(arm), by_seed(arm, "before")[:1]
+        gain = bootstrap_over_seeds(after, before, groups=groups)
+        versus = bootstrap_over_seeds(after, by_seed(PLAIN), groups=groups)
         reached = []
         for row in mine:
             other = next(r for r in rows if r["arm"] == PLAIN and r["seed"] == row["seed"])
@@ -291,14 +294,14 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
         tokens = sum(row["tokens"] for row in mine) // len(mine)
         shown = "/".join("never" if share is None else f"{share:.2f}" for share in shares)
         print(
-            f"{arm:24} {sum(before) / len(before):6.3f} {sum(after) / len(after):6.3f} {gain!s:>24}"
+            f"{arm:24} {mean(before):6.3f} {mean(after):6.3f} {gain!s:>24}"
             f" {'' if arm == PLAIN else str(versus):>24} {tokens:10,} {shown:>18}"
         )
         summary.append(
             {
                 "arm": arm,
-                "before": sum(before) / len(before),
-                "after": sum(after) / len(after),
+                "before": mean(before),
+                "after": mean(after),
                 "gain": vars_of(gain),
                 "over_plain": None if arm == PLAIN else vars_of(versus),
                 "tokens": tokens,
@@ -313,18 +316,25 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
     for row in runs:
         for name in ("correct", "before"):
             row[name] = "".join("1" if x else "0" for x in row[name])
-    command = "python benchmarks/tree_grpo.py " + " ".join(sys.argv[1:])
+    options = {
+        "seeds": args.seeds,
+        "num-examples": [args.num_examples],
+        "eval-size": [args.eval_size],
+        "plain-rates": args.plain_rates,
+    }
+    command = " ".join(f"--{name} {' '.join(map(str, values))}" for name, values in options.items())
+    facts = {
+        "command": f"uv run python benchmarks/tree_grpo.py {command}",
+        "seeds": args.seeds,
+        "questions": args.num_examples,
+        "problems": args.eval_size,
+        "distinct": len(set(groups)),
+        "validation_problems": args.validation_size,
+        "summary": summary,
+        "runs": runs,
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"command": command.strip(), "summary": summary, "runs": runs}, indent=1) + "\n")
-    draw(rows, args.out.with_suffix(".svg"))
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Validation accuracy over generated tokens, a line a seed."""
-    series = {f"{row['arm']}, seed {row['seed']}": [(x, Interval(y, y, y)) for x, y in row["curve"]] for row in rows}
-    chart = line_chart("Greedy accuracy, validation problems", series, "generated tokens")
-    if chart is not None:
-        path.write_text(standalone([chart]), encoding="utf-8")
+    args.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def vars_of(interval: Any) -> dict[str, float]:

@@ -173,7 +173,15 @@ def test_info_plans_the_training_of_judges_and_each_stage_of_a_loop(capsys: Any)
         return json.loads(capsys.readouterr().out)
 
     value, prm, loop = planned("value"), planned("prm"), planned("loop", "--set", "loop.value=network")
-    assert value["fits"] and prm["fits"] and loop["stages"] == {"train": planned("train"), "value": value, "prm": prm}
+    assert value["fits"] and prm["fits"] and loop["stages"]["train"] == planned("train")
+    assert list(loop["stages"]) == ["train", "value", "prm"]
+    # A loop's judges search nothing: they learn from the trees of training.
+    assert all(part["phases"] != ["search"] for part in loop["stages"]["value"]["parts"])
+    trees = ["--set", "loop.value=network", "--set", "train.groups=tree"]
+    more = planned("loop", *trees, "--set", "train.samples=16")["stages"]["prm"]["peak"]
+    assert more > planned("loop", *trees)["stages"]["prm"]["peak"]
+    credit = planned("prm", "--set", "train.method=grpo", "--set", "train.grpo.credit=process")
+    assert credit["peak"] == prm["peak"]
     assert value["phases"]["load"] < value["phases"]["train"] < prm["phases"]["train"]  # a PRM has logits at each token
     assert list(planned("loop", "--set", "loop.value=none", "--set", "loop.prm=false")["stages"]) == ["train"]
     tight = ["info", "--plan", "--command", "prm", *REAL, "--memory", "8"]

@@ -173,6 +173,23 @@ def test_each_kind_learns_and_leaves_the_policy_alone(kind: str, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["implicit", "classifier", "bradley-terry"])
+def test_an_update_in_several_forwards_is_the_update_in_one(kind: str, tmp_path: Path) -> None:
+    rows = rows_of(1, 21)
+    rows += [pack_steps(f"l{i}", (i, 9), steps_of(((), (5, 6), 1.0)), []) for i in range(20, 26)]  # labels alone
+    rows += [pack_steps(f"p{i}", (i, 9), [], [StepPair((), (5, 6), (7, 8))]) for i in range(30, 36)]  # pairs alone
+
+    def trained(micro_batch: int | None) -> dict[str, torch.Tensor]:
+        settings = PrmConfig(epochs=1, evaluate_every=100, warmup_steps=0, batch_size=16, micro_batch=micro_batch)
+        scorer = new_scorer(tiny_llama(), kind, settings, 0)
+        train_scorer(scorer, kind, rows, rows_of(2, 5), settings, out_dir=tmp_path, seed=0)
+        return scorer.state_dict()
+
+    whole, parts = trained(None), trained(4)
+    for name, expected in whole.items():
+        torch.testing.assert_close(parts[name], expected, atol=2e-5, rtol=1e-3)
+
+
 def test_trl_trains_the_same_scorer_on_whole_sequences(student: Student, tmp_path: Path) -> None:
     settings = PrmConfig.model_validate({**QUICK, "trainer": "trl", "logprob": False, "epochs": 8})
     scorer = new_scorer(tiny_llama(), "bradley-terry", settings, 1)

@@ -715,6 +715,12 @@ def test_choose_without_answers_or_without_leaves() -> None:
     assert chosen is not None and chosen.answer == "2" and chosen.why.startswith("60% of the visit-weighted vote")
     likely = choose(unearned, "mass")
     assert likely is not None and likely.answer == "1" and "probability-weighted vote" in likely.why
+    # A value below 0, which a damaged journal may hold, counts for nothing.
+    below = grown((("#### 1",), 1.0, 1), (("#### 2",), 1.0, 1))
+    below.W[2] = -1.0
+    for rule in ("vote", "mass"):
+        left = choose(below, rule)
+        assert left is not None and left.answer == "1" and left.why.startswith("100%")
     # The most visited path can end in a node that nobody finished: then the value decides.
     open_end = grown((("a\n", "#### 1"), 0.9, 1))
     node = open_end.attach(ROOT, Step((1,), (-1.0,), "b\n"))

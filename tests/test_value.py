@@ -51,6 +51,7 @@ from alphazero_llm_trainer.train.value import (
     platt,
     questions_at_once,
     ranking_loss,
+    ranking_shares,
     score_layer,
     train_head,
     train_network,
@@ -241,10 +242,8 @@ def test_a_bf16_policy_gets_a_last_layer_in_fp32(tmp_path: Path) -> None:
 def test_the_ranking_loss_compares_alternatives_only() -> None:
     # 9 -> (1 -> 2), 3: the two paths are alternatives, 1 and 2 are not, and 9 is above all of them.
     row = pack_values("q", (9,), [((1,), 1.0, 2.0), ((1, 2), 0.5, 1.0), ((3,), 0.0, 3.0), ((), 0.25, 5.0)])
-    inputs = ValueCollator()([row])
-    seen = inputs["attention_mask"][:, 0] == 0
     logits = torch.tensor([[0.1, 0.7, -0.2, 0.4]])
-    loss = ranking_loss(logits, inputs["targets"], inputs["weights"], seen | seen.transpose(1, 2))
+    loss = ranking_loss(logits, ranking_shares(ValueCollator()([row])))
     pairs = [(2 * 3 * 1.0, 0.7 - 0.4), (1 * 3 * 0.5, -0.2 - 0.4)]
     expected = sum(w * math.log1p(math.exp(-d)) for w, d in pairs) / sum(w for w, _ in pairs)
     assert float(loss) == pytest.approx(expected, abs=1e-6)
@@ -271,12 +270,15 @@ def test_a_network_learns_and_ends_with_its_best_weights(adapter: str, tmp_path:
 
 
 def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path: Path) -> None:
+    # Clear pairs, near ties, questions without a pair; and a last update of 5 rows.
+    rows = rows_of(1, 25)
+    rows += [pack_values(f"t{i}", (i, 9), [((5,), 0.52, 1.0), ((6,), 0.48, 1.0)]) for i in range(20, 26)]
+    rows += [pack_values(f"n{i}", (i, 9), [((5,), 1.0, 1.0)]) for i in range(30, 36)]
+
     def trained(micro_batch: int | None) -> dict[str, torch.Tensor]:
         network = new_network(tiny_llama())
-        settings = ValueConfig(
-            epochs=1, evaluate_every=100, warmup_steps=0, batch_size=16, micro_batch=micro_batch, rank_weight=0.0
-        )
-        train_network(network, rows_of(1, 64), rows_of(2, 5), settings, out_dir=tmp_path, seed=0)
+        settings = ValueConfig(epochs=1, evaluate_every=100, warmup_steps=0, batch_size=16, micro_batch=micro_batch)
+        train_network(network, rows, rows_of(2, 5), settings, out_dir=tmp_path, seed=0)
         return network.state_dict()
 
     whole, parts = trained(None), trained(4)
@@ -286,20 +288,18 @@ def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path: Path) -> N
 
 
 def test_a_judges_forward_takes_what_fits_or_what_is_asked_for() -> None:
-    rows = rows_of(1, 3)
     shape = LlamaConfig(vocab_size=500_000)  # else Llama 7B's
     small, large = tiny_llama(), SimpleNamespace(config=shape)
-    assert questions_at_once(ValueConfig(), small, rows) == 32
-    long = [pack_values("q", range(5, 45), [((token,) * 2000, 1.0, 1.0) for token in (5, 6)])]
-    assert questions_at_once(ValueConfig(), large, rows) == 16
-    assert questions_at_once(ValueConfig(), large, long) == 1
-    assert questions_at_once(ValueConfig(), large, rows, logits=True) == 8
-    assert questions_at_once(ValueConfig(micro_batch=8), large, rows) == 8
-    assert questions_at_once(ValueConfig(micro_batch=64), large, rows) == 32
-    with pytest.raises(
-        ConfigError, match=r"train.value.micro_batch is 5 and train.value.batch_size 32: give a divisor"
-    ):
-        questions_at_once(ValueConfig(micro_batch=5), small, rows)
+    plain = ValueConfig(rank_weight=0.0)
+    assert questions_at_once(plain, small, 40) == 32
+    assert questions_at_once(plain, large, 12) == 16 and questions_at_once(plain, large, 12, logits=True) == 8
+    assert questions_at_once(plain, large, 4000) == 1
+    # Pairs of tokens count: the mask, and the ranking loss.
+    assert questions_at_once(plain, small, 3000) > questions_at_once(ValueConfig(), small, 3000)
+    assert questions_at_once(ValueConfig(micro_batch=8), large, 12) == 8
+    assert questions_at_once(ValueConfig(micro_batch=64), large, 12) == 32
+    with pytest.raises(ConfigError, match=r"train.value.micro_batch is 5: give a divisor of batch_size, which is 32"):
+        load_config(overrides=["train.value.micro_batch=5"])
 
 
 def test_training_stops_when_held_out_questions_gain_nothing(tmp_path: Path) -> None:

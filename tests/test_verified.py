@@ -194,6 +194,15 @@ def test_what_was_accepted_is_the_answer_whatever_the_vote_says() -> None:
     assert any(one is not None and one.value < 0.9 for one in voted), "no vote that goes another way: other seeds"
 
 
+def test_what_the_last_simulation_accepts_is_the_answer_too() -> None:
+    doubtful = Rule(lambda text: 0.6 if text.startswith("w1") else 0.95)
+    # The seventh simulation is the first that accepts, and a vote would name another response.
+    last = search(doubtful, 50, 50, verify={"accept_above": 0.9}, iterations=7)
+    assert last.ended_by == "accepted" and last.choice is not None and last.choice.value >= 0.9
+    voted = choose(last.tree, "mass")
+    assert voted is not None and voted.value < 0.9
+
+
 def test_where_nothing_passes_one_unjudged_chain_still_answers() -> None:
     never = Rule(lambda text: 0.0)
     answered = 0

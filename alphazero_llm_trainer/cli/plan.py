@@ -99,10 +99,15 @@ def find_shape(config: Config, spec: StudentModel) -> tuple[ModelShape, str] | N
 
 
 def memory_plan(
-    config: Config, name: str, memory: float | None = None, prompt: int | None = None, judge: Judge | None = None
+    config: Config,
+    name: str,
+    memory: float | None = None,
+    prompt: int | None = None,
+    judge: Judge | None = None,
+    loop: bool = False,
 ) -> tuple[MemoryPlan, str] | None:
-    """The forecast of `train`, or of the training of a `judge`, for this device or a CUDA device of `memory` GiB, and where
-    the shape was read; None without one."""
+    """The forecast of `train`, or of the training of a `judge` (in a `loop` on the trees of training), for this device or a
+    CUDA device of `memory` GiB, and where the shape was read; None without one."""
     spec = config.models[name]
     found = find_shape(config, spec)
     if found is None:
@@ -112,19 +117,30 @@ def memory_plan(
     longest = open_source(config).prompt_tokens if prompt is None else prompt
     forecast = Forecast(config, spec, shape, device, longest, total)
     if judge is not None:
-        forecast = JudgeForecast(judge, config, spec, shape, device, longest, total)
+        given: dict[str, Any] = {}
+        if loop:
+            tokens = RunSize.of(config).sampled_tokens // config.train.num_examples
+            given = {"tree": forecast.prompt + tokens, "searches": False}
+        forecast = JudgeForecast(judge, config, spec, shape, device, longest, total, **given)
     return forecast.plan(free, total), source
 
 
 def suggestions(
-    config: Config, name: str, plan: MemoryPlan, memory: float | None, prompt: int | None, judge: Judge | None = None
+    config: Config,
+    name: str,
+    plan: MemoryPlan,
+    memory: float | None,
+    prompt: int | None,
+    judge: Judge | None = None,
+    loop: bool = False,
 ) -> list[str]:
     """What to change when a plan doesn't fit: each change with what it saves, and the fewest of them that fit together."""
     train, search, engine = config.train, config.search, config.engine
     own = ["train.micro_batch=1", "train.optimizer=adamw_8bit", "rewards.use_student_model=false"]
     if judge is not None:
-        samples = getattr(train, judge).collect.samples
-        own = [f"train.{judge}.micro_batch=1", f"train.{judge}.collect.samples={max(samples // 2, 1)}"]
+        samples = train.samples if loop else getattr(train, judge).collect.samples
+        fewer = "train.samples" if loop else f"train.{judge}.collect.samples"
+        own = [f"train.{judge}.micro_batch=1", f"{fewer}={max(samples // 2, 1)}"]
     candidates = [
         "train.gradient_checkpointing=on",
         *own,
@@ -139,7 +155,7 @@ def suggestions(
         raw = config.model_dump()
         for text in texts:
             raw = merge(raw, parse_override(text))
-        made = memory_plan(validate(raw), student, memory, prompt, judge)
+        made = memory_plan(validate(raw), student, memory, prompt, judge, loop)
         assert made is not None
         return made[0]
 
@@ -195,23 +211,23 @@ def print_memory(
     command: str = "train",
 ) -> None:
     """The memory table of `train`, `value` or `prm`, or of each stage of a `loop`; and what to change where it doesn't fit."""
-    found = {}
-    for stage in stages(config) if command == "loop" else (command,):
+    found, loop = {}, command == "loop"
+    for stage in stages(config) if loop else (command,):
         judge: Judge | None = None if stage == "train" else stage  # type: ignore[assignment]
-        made = memory_plan(config, name, memory, prompt, judge)
+        made = memory_plan(config, name, memory, prompt, judge, loop)
         if made is None:
             raise ConfigError(
                 f"student {name} has no shape to plan with: add models.{name}.shape, or download its config.json first"
             )
         plan, source = made
-        changes = [] if plan.fits else suggestions(config, name, plan, memory, prompt, judge)
+        changes = [] if plan.fits else suggestions(config, name, plan, memory, prompt, judge, loop)
         found[stage] = memory_facts(plan, source) | {"suggestions": changes}
         if not as_json:
             print(memory_table(plan, source, "" if stage == "train" == command else f"{stage}: "))
             for line in changes:
                 print(f"  {line}")
     if as_json:
-        print_json({"stages": found} if command == "loop" else found[command])
+        print_json({"stages": found} if loop else found[command])
 
 
 def stages(config: Config) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, Temperature, on_or_off
 
@@ -116,13 +117,22 @@ class JudgeConfig(Section):
     rank_weight: NonNegativeFloat = 1.0
     learning_rate: PositiveFloat
     batch_size: Positive = 32
-    micro_batch: Positive | None = None
+    micro_batch: Positive | None = None  # what is more than batch_size counts as that
     epochs: Positive
     warmup_steps: NonNegative
     weight_decay: NonNegativeFloat = 0.01
     max_grad_norm: PositiveFloat = 1.0
     evaluate_every: Positive
     patience: Positive
+
+    @field_validator("micro_batch")
+    @classmethod
+    def divides(cls, value: int | None, info: ValidationInfo) -> int | None:
+        """An update is a whole number of forwards."""
+        batch = info.data.get("batch_size")
+        if value is not None and batch is not None and batch % min(value, batch):
+            raise PydanticCustomError("divisor", f"give a divisor of batch_size, which is {batch}")
+        return value
 
 
 class ValueConfig(JudgeConfig):

@@ -122,7 +122,7 @@ def choose(
     top = max(one.logprob for one in earned or voters)
 
     def weight(one: Response) -> float:
-        worth = one.value if earned else 1.0
+        worth = max(one.value, 0.0) if earned else 1.0
         return worth * (one.visits if rule == "vote" else math.exp(min(one.logprob - top, 0.0)))
 
     votes = ballot(voters, reading, weight)

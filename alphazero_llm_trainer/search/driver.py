@@ -274,10 +274,10 @@ class Search:
     def decided(self, mcts: Mcts, reading: Reading) -> str | None:
         """Why the tree needs no further simulation: the adaptive budget."""
         settings, tree, left = self.settings, mcts.tree, mcts.iterations - mcts.iteration
-        if left == 0:
-            return None
         if self.verifier is not None and not self.generating and accepted(tree, settings.verify.accept_above):
             return "accepted"
+        if left == 0:
+            return None
         enough = settings.data.enough_correct
         if self.generating and enough and right_responses(tree) >= enough:
             return "enough"

@@ -80,7 +80,9 @@ class Answerer:
         watching = None
         tree = Tree()
         if wanted.stream:
-            watching = asyncio.ensure_future(self.progress(tree, conversation, index, tell, wanted.method.name))
+            watching = asyncio.ensure_future(
+                self.progress(tree, conversation, index, tell, self.voting(wanted.method.name))
+            )
         try:
             if wanted.method.name in self.stepwise:
                 return await self.by_steps(conversation, wanted, problem, seed, due, tree)
@@ -197,9 +199,16 @@ class Answerer:
         outcome.deadline_hit = answer is None
         return outcome
 
-    async def progress(self, tree: Tree, conversation: Conversation, index: int, tell: Tell, method: str) -> None:
+    def voting(self, method: str) -> str:
+        """The rule of `choose` for what a method has so far."""
+        if method == MCTS:
+            rule = self.config.search.choose
+            return "mass" if rule == "vote" and self.verifier is not None else rule
+        return "value" if method == "best-of" else "vote"
+
+    async def progress(self, tree: Tree, conversation: Conversation, index: int, tell: Tell, rule: str) -> None:
         """Tell how far a search is, now and then."""
-        told, rule = -1, "mass" if method == MCTS and self.verifier is not None else "vote"
+        told = -1
         while True:
             await asyncio.sleep(self.config.serve.progress_seconds)
             sampled = conversation.engine.sampled_tokens

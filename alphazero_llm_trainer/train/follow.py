@@ -48,8 +48,7 @@ def search_share(run: Run, number: int, keys: Sequence[str]) -> list[dict[str, A
     training = model.training
     model.eval()
     engine.set_policy(None, number)
-    size = run.size.questions_per_round
-    tasks = {f"{number}/{task.problem.id}": task for task in run.tasks[number * size : (number + 1) * size]}
+    tasks = run.size.of_round(run.tasks, number)
     records: list[dict[str, Any]] = []
 
     async def search() -> None:

@@ -6,12 +6,13 @@ trained. In a loop they come one after the other, each with a student of its own
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from ..config.load import Config
 from ..config.sections import ModelShape, StudentModel
-from ..config.train import PrmConfig, ValueConfig
-from .memory import PROMPT, Forecast, Part, rows_of_a_forward
+from ..config.train import JudgeConfig, PrmConfig, ValueConfig
+from .memory import PHASES, PROMPT, Forecast, Part, rows_of_a_forward
 
 Judge = Literal["value", "prm"]
 
@@ -20,8 +21,17 @@ RANK_COPIES = 5  # [T, T] matrices of a question in the value's ranking loss, in
 FEATURE_COPIES = 3  # of the states that a head is fitted to: as read, joined, standardised
 
 
+def square_bytes(settings: JudgeConfig) -> int:
+    """Bytes that a forward keeps of each pair of a question's tokens: the mask, and the value's ranking loss."""
+    ranked = isinstance(settings, ValueConfig) and settings.kind == "network" and settings.rank_weight
+    return 4 * (1 + (RANK_COPIES if ranked else 0))
+
+
 class JudgeForecast(Forecast):
-    """The parts of `value` and of `prm`. `tree` is tokens of a question's trees in one sequence, at most what they sample."""
+    """The parts of `value` and of `prm`. `tree` is tokens of a question's trees in one sequence, at most what they sample.
+
+    Without `searches` the trees are there already, as a loop's are.
+    """
 
     def __init__(
         self,
@@ -33,9 +43,10 @@ class JudgeForecast(Forecast):
         prompt: int = PROMPT,
         memory: int | None = None,
         tree: int | None = None,
+        searches: bool = True,
     ) -> None:
         settings: ValueConfig | PrmConfig = config.train.value if judge == "value" else config.train.prm
-        self.judge, self.settings = judge, settings
+        self.judge, self.settings, self.searches = judge, settings, searches
         collect = settings.collect
         searched = {
             "method": "grpo",
@@ -43,6 +54,7 @@ class JudgeForecast(Forecast):
             "samples": collect.samples,
             "eval_size": 0,
             "validation_size": 0,
+            "grpo": config.train.grpo.model_copy(update={"credit": "group"}),  # nothing is trained with a PRM's credit
         }
         graded = {"use_student_model": False}  # trees are graded by correctness alone
         config = config.model_copy(
@@ -53,6 +65,8 @@ class JudgeForecast(Forecast):
         )
         super().__init__(config, spec, shape, device, prompt, memory)
         most = self.prompt + collect.iterations * collect.samples * config.search.max_tokens
+        if isinstance(settings, PrmConfig) and settings.trainer == "trl":
+            most = 2 * self.length  # a pair of whole sequences
         self.tree = most if tree is None else tree
 
     @property
@@ -102,7 +116,15 @@ class JudgeForecast(Forecast):
         if settings.micro_batch is not None:
             return min(settings.micro_batch, settings.batch_size)
         layers = shape.layers + self.extra_layers
-        return rows_of_a_forward(settings.batch_size, self.tree, layers, shape.hidden, shape.intermediate, self.words)
+        sizes = (layers, shape.hidden, shape.intermediate, self.words, square_bytes(settings))
+        return rows_of_a_forward(settings.batch_size, self.tree, *sizes)
+
+    def engines(self, total: int) -> list[Part]:
+        """The student's engine; where nothing is searched, as it was loaded."""
+        parts = super().engines(total)
+        if self.searches:
+            return parts
+        return [replace(part, name=f"engine: {part.name}", phases=PHASES) for part in parts if "load" in part.phases]
 
     def training(self) -> list[Part]:
         """The judge itself, its optimiser's states, and the best weights so far."""

@@ -100,13 +100,15 @@ def nf4_bytes(counts: Counts) -> float:
     return counts.linear * (0.5 + 1 / 64 + 4 / (64 * 256)) + counts.matrices * (16 * 4 + 256 * 4 + 4)
 
 
-def rows_of_a_forward(batch: int, length: int, layers: int, hidden: int, intermediate: int, words: int = 0) -> int:
+def rows_of_a_forward(
+    batch: int, length: int, layers: int, hidden: int, intermediate: int, words: int = 0, squares: int = 0
+) -> int:
     """Rows of `length` tokens that a forward on a CPU takes by default: a divisor of `batch`, within FORWARD_BYTES in fp32.
 
-    `words` is the vocabulary where every token's logits are kept too. It depends on the model, the configuration and the data
-    alone, so that a run adds its gradients up in one order everywhere.
+    `words` is the vocabulary where every token's logits are kept too, `squares` the bytes of each pair of tokens. It depends on
+    the model, the configuration and the data alone, so that a run adds its gradients up in one order everywhere.
     """
-    row = length * (layers * (10 * hidden + 4 * intermediate) + LOGIT_COPIES * words) * 4
+    row = length * (layers * (10 * hidden + 4 * intermediate) + LOGIT_COPIES * words) * 4 + squares * length**2
     return max(size for size in range(1, batch + 1) if batch % size == 0 and (size == 1 or size * row <= FORWARD_BYTES))
 
 

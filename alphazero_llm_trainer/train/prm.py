@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -42,6 +42,8 @@ from .value import (
     cross_entropy,
     forward_rows,
     judge_arguments,
+    longest,
+    over,
     platt,
     questions_at_once,
 )
@@ -273,10 +275,19 @@ def new_scorer(policy: PreTrainedModel, kind: str, settings: PrmConfig, extra_la
     return StepScorer(lm, head=not implicit, logprob=implicit or settings.logprob)
 
 
-def pair_loss(scores: torch.Tensor, better: torch.Tensor, worse: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Bradley-Terry (nats): the weighted mean of `-log sigmoid(better - worse)`; no pair gives 0."""
+def pair_loss(
+    scores: torch.Tensor,
+    better: torch.Tensor,
+    worse: torch.Tensor,
+    weights: torch.Tensor,
+    total: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Bradley-Terry (nats): the weighted mean of `-log sigmoid(better - worse)`; no pair gives 0.
+
+    `total` is the sum of the weights of an update of which these are a part.
+    """
     flat = scores.reshape(-1)
-    return (weights * F.softplus(flat[worse] - flat[better])).sum() / weights.sum().clamp(min=1e-8)
+    return (weights * F.softplus(flat[worse] - flat[better])).sum() / over(total, weights)
 
 
 def step_scores(scorer: StepScorer, rows: Sequence[StepRow], size: int) -> list[torch.Tensor]:
@@ -317,21 +328,25 @@ class PrmTrainer(JudgeTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        all_labels, all_pairs, all_good = self.weights_of(inputs) if num_items_in_batch is None else num_items_in_batch
         labels, weights = inputs.pop("labels"), inputs.pop("label_weights")
         better, worse, pair_weights = inputs.pop("better"), inputs.pop("worse"), inputs.pop("pair_weights")
         scores, logprobs = model(**inputs)
         loss = scores.sum() * 0.0
         if self.kind != "classifier" and len(better):
-            loss = loss + self.settings.rank_weight * pair_loss(scores, better, worse, pair_weights)
+            loss = loss + self.settings.rank_weight * pair_loss(scores, better, worse, pair_weights, all_pairs)
         if self.kind != "bradley-terry":
             share = 1.0 if self.kind == "classifier" else self.settings.label_weight
-            loss = loss + share * cross_entropy(scores, labels, weights)
+            loss = loss + share * cross_entropy(scores, labels, weights, all_labels)
         if model.logprob and self.settings.sft_weight:
             good = weights * labels
-            loss = loss - self.settings.sft_weight * (good * logprobs.clamp(min=FLOOR)).sum() / good.sum().clamp(
-                min=1e-8
-            )
+            loss = loss - self.settings.sft_weight * (good * logprobs.clamp(min=FLOOR)).sum() / over(all_good, good)
         return (loss, scores) if return_outputs else loss
+
+    def weights_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Of labelled steps, of pairs, and of good steps."""
+        weights = batch["label_weights"]
+        return torch.stack([weights.sum(), batch["pair_weights"].sum(), (weights * batch["labels"]).sum()])
 
 
 @dataclass(slots=True)
@@ -362,7 +377,7 @@ def train_scorer(
     Raises DataError for data without pairs, or where both parts share a question.
     """
     check(train, held_out)
-    size = questions_at_once(settings, scorer.lm, [*train, *held_out], scorer.logprob)
+    size = questions_at_once(settings, scorer.lm, longest(train, held_out), scorer.logprob)
     if scorer.logprob:
         chosen = Random(seed).sample(range(len(train)), min(len(train), 200))
         rows = [train[i] for i in chosen]

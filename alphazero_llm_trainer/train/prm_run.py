@@ -24,7 +24,7 @@ from .models import Economy, checkpoint_layers, make_trainable
 from .prm import FittedPrm, StepRow, StepScorer, adapter_scorer, balanced, new_scorer, step_scores, train_scorer
 from .prm_data import StepSet
 from .progress import StepProgress
-from .value import platt, questions_at_once
+from .value import longest, platt, questions_at_once
 from .value_run import data_hash, layers_on_top, save_judge
 
 KINDS = ("implicit", "classifier", "bradley-terry")
@@ -85,7 +85,7 @@ def train_prm(
     scores: dict[str, list[torch.Tensor]] = {}
     policy = StepScorer(student.model, head=False, logprob=True)
     whole = [one.row() for one in validation]
-    size = min(WHOLE_TREES, questions_at_once(settings, student.model, [*reported, *whole], logits=True))
+    size = min(WHOLE_TREES, questions_at_once(settings, student.model, longest(reported, whole), logits=True))
     scores[POLICY] = logprobs_of(policy, reported, size)
     own = logprobs_of(policy, whole, size)
     base = student.model if settings.base is None else other_model(student, config, Path(settings.base))

@@ -20,7 +20,7 @@ from ..config.train import PrmConfig
 from ..errors import DataError
 from ..policy.adapters import bind
 from .prm import FittedPrm, StepPair, StepRow, StepScorer, pair_accuracy, step_scores
-from .value import Watcher, check, judge_arguments, questions_at_once
+from .value import Watcher, check, judge_arguments, longest, questions_at_once
 
 TrlRow = dict[str, Any]
 
@@ -57,7 +57,9 @@ def train_reward(
     check(train, held_out)
     if scorer.logprob or scorer.head is None:
         raise DataError("TRL's reward trainer reads the linear layer alone: set train.prm.logprob to false")
-    size = questions_at_once(settings, scorer.lm, held_out)
+    size = questions_at_once(settings, scorer.lm, longest(held_out))
+    # A pair is two whole sequences.
+    pairs = questions_at_once(settings, scorer.lm, max(len(r["chosen_ids"]) + len(r["rejected_ids"]) for r in rows))
     curve: list[dict[str, float]] = []
 
     def evaluate(step: int, loss: float) -> None:
@@ -70,7 +72,7 @@ def train_reward(
     trainer = RewardTrainer(
         model=sequence_model(scorer, tokenizer.pad_token_id),
         args=RewardConfig(
-            **judge_arguments(settings, out_dir, seed, settings.micro_batch or settings.batch_size),
+            **judge_arguments(settings, out_dir, seed, pairs),
             max_length=None,
             # TRL's defaults suit large models; the scorer keeps its own precision.
             bf16=False,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config.load import Config
 from ..config.sections import StudentModel
 from ..config.train import ExpertConfig
 from ..problems.source import open_source
+from ..types import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class RunSize:
     sampled_tokens: int
     evaluated_tokens: int
     teacher_calls: int
+
+    def of_round(self, tasks: Sequence[Task], number: int) -> dict[str, Task]:
+        """The questions of round `number` among the run's, by their keys in the journal."""
+        size = self.questions_per_round
+        return {f"{number}/{task.problem.id}": task for task in tasks[number * size : (number + 1) * size]}
 
     @classmethod
     def of(cls, config: Config) -> RunSize:

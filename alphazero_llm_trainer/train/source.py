@@ -236,8 +236,7 @@ class RoundSource:
 
     def tasks_of_round(self, number: int) -> dict[str, Task]:
         """A round's questions by their keys in the journal."""
-        size = self.size.questions_per_round
-        return {f"{number}/{task.problem.id}": task for task in self.tasks[number * size : (number + 1) * size]}
+        return self.size.of_round(self.tasks, number)
 
     def settle(self) -> bool:
         """Wait for what is searched ahead of its round; False where the user ended that."""

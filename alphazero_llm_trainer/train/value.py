@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -25,9 +25,10 @@ from transformers import TrainingArguments as Arguments
 
 from ..config.sections import LoraConfig
 from ..config.train import JudgeConfig, ValueConfig
-from ..errors import ConfigError, DataError, TrainingError
+from ..errors import DataError, TrainingError
 from ..policy.adapters import VALUE, bind
 from ..policy.logistic import fit_logistic
+from .judge_memory import square_bytes
 from .memory import rows_of_a_forward
 from .models import attach, bare, deepen, load_trained_state, quiet_arguments, trained_state
 from .packing import ancestor_mask
@@ -97,46 +98,53 @@ class ValueCollator:
         }
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy (nats) with soft targets, weighted; all three have one shape. No weight at all gives 0."""
-    loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
-    return (loss * weights).sum() / weights.sum().clamp(min=1e-8)
+def over(total: torch.Tensor | None, weights: torch.Tensor) -> torch.Tensor:
+    """What a weighted sum is divided by: all weights of an update, or these alone."""
+    return (weights.sum() if total is None else total).clamp(min=1e-8)
 
 
-def ranking_loss(
-    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, related: torch.Tensor
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, total: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Bradley-Terry between the states of one question: `-log sigmoid(better - worse)`, weighted by how much better.
+    """Binary cross-entropy (nats) with soft targets, weighted; all three have one shape. No weight at all gives 0.
 
-    Args:
-        logits, targets, weights: `[B, T]`; a pair's weight is the product of its states' weights times the difference.
-        related: `[B, T, T]`, True where one token is the other's ancestor: those two are no alternatives.
+    `total` is the sum of the weights of an update of which these are a part.
     """
-    ahead = targets[:, :, None] - targets[:, None, :]
-    share = weights[:, :, None] * weights[:, None, :] * ahead.clamp(min=0.0) * ~related
+    loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+    return (loss * weights).sum() / over(total, weights)
+
+
+def ranking_loss(logits: torch.Tensor, shares: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
+    """Bradley-Terry between the states of one question (logits `[B, T]`): `-log sigmoid(better - worse)`, weighted by
+    `ranking_shares`, which sum to `total` over the update."""
     loss = F.softplus(logits[:, None, :].float() - logits[:, :, None].float())
-    return (loss * share).sum() / share.sum().clamp(min=1e-8)
+    return (loss * shares).sum() / over(total, shares)
 
 
-def questions_at_once(settings: JudgeConfig, model: Any, rows: Sequence[ValueRow], logits: bool = False) -> int:
-    """Questions of one forward of a judge over `model`: `train.SECTION.micro_batch`, or a divisor of the batch size for which
-    the longest row's activations, with `logits` its log-probabilities' too, stay small.
+def ranking_shares(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The weight of each pair of states `[B, T, T]`: the product of their weights times how much better the first one is.
 
-    Raises ConfigError for a micro_batch that is no divisor.
+    `inputs` are the collator's. A token and its ancestor are no alternatives: they weigh nothing.
     """
+    targets, weights, seen = inputs["targets"], inputs["weights"], inputs["attention_mask"][:, 0] == 0
+    ahead = targets[:, :, None] - targets[:, None, :]
+    return weights[:, :, None] * weights[:, None, :] * ahead.clamp(min=0.0) * ~(seen | seen.transpose(1, 2))
+
+
+def questions_at_once(settings: JudgeConfig, model: Any, longest: int, logits: bool = False) -> int:
+    """Questions of one forward of a judge over `model`: `train.SECTION.micro_batch`, or a divisor of the batch size for which
+    what a forward keeps of rows of `longest` tokens, with `logits` their log-probabilities too, stays small."""
     batch, shape = settings.batch_size, bare(model).config
     if settings.micro_batch is not None:
-        size = min(settings.micro_batch, batch)
-        if batch % size:
-            field = f"train.{settings.section}"
-            raise ConfigError(
-                f"{field}.micro_batch is {size} and {field}.batch_size {batch}: give a divisor of {batch}"
-            )
-        return size
+        return min(settings.micro_batch, batch)
     inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
-    longest = max(len(row.token_ids) for row in rows)
-    words = shape.vocab_size if logits else 0
-    return rows_of_a_forward(batch, longest, shape.num_hidden_layers, shape.hidden_size, inner, words)
+    sizes = (shape.num_hidden_layers, shape.hidden_size, inner, shape.vocab_size if logits else 0)
+    return rows_of_a_forward(batch, longest, *sizes, square_bytes(settings))
+
+
+def longest(*sets: Sequence[ValueRow]) -> int:
+    """Tokens of the longest row of all sets."""
+    return max(len(row.token_ids) for rows in sets for row in rows)
 
 
 def batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
@@ -236,7 +244,7 @@ def train_head(
     check(train, held_out)
     data = []
     for rows in (weighted(train, settings.weight_power), weighted(held_out, settings.weight_power)):
-        size = questions_at_once(settings, policy, rows)
+        size = questions_at_once(settings, policy, longest(rows))
         data.append((torch.cat(hidden_states(policy, rows, size)), *state_data(rows)))
     (x, y, w), (xh, yh, wh) = data
     centre, spread = x.mean(0), x.std(0).clamp(min=1e-6)
@@ -360,11 +368,19 @@ class LikeLengths(torch.utils.data.Sampler):
 
 
 class JudgeTrainer(Trainer):
-    """Hugging Face's trainer over rows of like length; an update's forwards are averaged, whatever the model takes."""
+    """Hugging Face's trainer over rows of like length. An update of several forwards is the update of one: each term of the
+    loss is divided by its weights in all of them."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.model_accepts_loss_kwargs = False
+        self.model_accepts_loss_kwargs = True  # the losses are divided here
+
+    def weights_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The sum of weights of each of the loss's terms in one forward."""
+        raise NotImplementedError
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
+        return torch.stack([self.weights_of(batch) for batch in batch_samples]).sum(0).to(device)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         update = self.args.train_batch_size * self.args.gradient_accumulation_steps
@@ -390,14 +406,18 @@ class ValueTrainer(JudgeTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        targets, weights = inputs["targets"], inputs["weights"]
         outputs = model(**{k: v for k, v in inputs.items() if k not in ("targets", "weights")})
         logits = outputs.logits[..., 0]
-        loss = cross_entropy(logits, targets, weights)
+        states, pairs = self.weights_of(inputs) if num_items_in_batch is None else num_items_in_batch
+        loss = cross_entropy(logits, inputs["targets"], inputs["weights"], states)
         if self.rank_weight:
-            seen = inputs["attention_mask"][:, 0] == 0
-            loss = loss + self.rank_weight * ranking_loss(logits, targets, weights, seen | seen.transpose(1, 2))
+            loss = loss + self.rank_weight * ranking_loss(logits, ranking_shares(inputs), pairs)
         return (loss, outputs) if return_outputs else loss
+
+    def weights_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Of the states, and of pairs of them."""
+        states = batch["weights"].sum()
+        return torch.stack([states, ranking_shares(batch).sum() if self.rank_weight else torch.zeros_like(states)])
 
 
 class HeldOutWatch(TrainerCallback):
@@ -497,7 +517,7 @@ def train_network(
     # As many training questions as held-out ones: the same figure on both, for the curve of overfitting. They come from
     # all over the list, because journals begin with the questions that were searched fastest: the easy ones.
     chosen = Random(0).sample(range(len(train)), min(len(train), len(held_out)))
-    size = questions_at_once(settings, network, [*train, *held_out])
+    size = questions_at_once(settings, network, longest(train, held_out))
     sets = {"train": [train[i] for i in chosen], "held_out": held_out}
 
     def measure(loss: float) -> dict[str, float]:

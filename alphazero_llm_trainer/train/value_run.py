@@ -42,6 +42,7 @@ from .value import (
     Fitted,
     adapter_network,
     hidden_states,
+    longest,
     network_logits,
     new_network,
     questions_at_once,
@@ -291,7 +292,7 @@ def train_value(
         )
     least = settings.least_outcomes
     states, packed = held_out_states(validation, student)
-    size = questions_at_once(settings, student.model if fitted.network is None else fitted.network, packed)
+    size = questions_at_once(settings, student.model if fitted.network is None else fitted.network, longest(packed))
     base = base_rate(training)
     value = values_of(fitted, student, packed, size)
     judged = measure(value, states, base, least, config.seed)
