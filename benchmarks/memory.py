@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -288,6 +289,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "memory.json")
+    parser.add_argument("--add", action="store_true", help="keep the rows of --out that are not measured again")
     parser.add_argument("--parts", action="store_true", help="print the forecast's parts too")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -297,7 +299,9 @@ def main() -> None:
         return
     heads = " ".join(f"{head:>10}" for head in ("forecast", "real", "ratio", "over load", "resident"))
     print(f"{'model':8} {'trained':12} {'phase':8} {heads}   (MiB)")
-    rows = []
+    asked = [(size, arm) for size in args.sizes for arm in args.arms]
+    rows = json.loads(args.out.read_text())["rows"] if args.add else []
+    rows = [row for row in rows if (row["size"], row["arm"]) not in asked]
     for size in args.sizes:
         for arm in args.arms:
             row = measure(size, arm, args.overrides)
@@ -324,7 +328,7 @@ def worst(rows: list[dict[str, Any]]) -> float:
 
 def keep(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write what was measured so far."""
-    command = "python benchmarks/memory.py " + " ".join(sys.argv[1:])
+    command = f"uv run python benchmarks/memory.py {shlex.join(sys.argv[1:])}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"command": command, "rows": rows, "worst": worst(rows)}, indent=1) + "\n")
 

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -124,8 +125,9 @@ def main() -> None:
             subprocess.run([*command, *sizes], check=True)
             part.rename(kept)
         found[task] = json.loads(kept.read_text())
+    named = "" if args.tasks == list(SOURCES) else f" --tasks {shlex.join(args.tasks)}"
     result = {
-        "command": f"uv run python benchmarks/real_signal.py --data FOLDER {' '.join(sizes)}",
+        "command": f"uv run python benchmarks/real_signal.py --data FOLDER {' '.join(sizes)}{named}",
         "machine": platform.machine(), "cores": os.cpu_count(), "model": args.model, "seed": SEED, "batch": BATCH,
         "learning_rate": RATE, "max_tokens": LIMIT, "problems": args.problems, "grouped": args.grouped, "samples": SAMPLES,
         "tasks": found,

@@ -11,20 +11,13 @@ from typing import Literal
 
 from ..config.load import Config
 from ..config.sections import ModelShape, StudentModel
-from ..config.train import JudgeConfig, PrmConfig, ValueConfig
-from .memory import PHASES, PROMPT, Forecast, Part, rows_of_a_forward
+from ..config.train import PrmConfig, ValueConfig
+from .memory import PHASES, PROMPT, RANK_COPIES, Forecast, Part, rows_of_a_forward, square_bytes
 
 Judge = Literal["value", "prm"]
 
 EXTRA_LAYERS = 2  # of a judge that is trained whole, where its extra_layers is null
-RANK_COPIES = 5  # [T, T] matrices of a question in the value's ranking loss, in fp32
 FEATURE_COPIES = 3  # of the states that a head is fitted to: as read, joined, standardised
-
-
-def square_bytes(settings: JudgeConfig) -> int:
-    """Bytes that a forward keeps of each pair of a question's tokens: the mask, and the value's ranking loss."""
-    ranked = isinstance(settings, ValueConfig) and settings.kind == "network" and settings.rank_weight
-    return 4 * (1 + (RANK_COPIES if ranked else 0))
 
 
 class JudgeForecast(Forecast):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ..config.load import Config
 from ..config.sections import FIRST_ROWS, FIRST_TOKENS, MEMO_BYTES, PREFILL_TOKENS, LoraConfig, ModelShape, StudentModel
+from ..config.train import JudgeConfig, ValueConfig
 from .disk import DiskPlan, disk_plan
 
 GIB = 1 << 30
@@ -25,6 +26,7 @@ HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # TRL's tile of logits, on CUDA
 HEAD_ROWS, HEAD_COPIES = 64, 5  # `train.head`: rows of logits in fp32 at a time, and tensors of them
 FORWARD_BYTES = 2 * GIB  # of activations that a forward on a CPU may keep, where `train.micro_batch` says nothing
 LOGIT_COPIES = 4  # of a judge's logits, in fp32
+RANK_COPIES = 5  # [T, T] matrices of a question in the value's ranking loss, in fp32
 PROMPT = 96  # tokens of the longest prompt where nobody says: a short word problem
 
 
@@ -110,6 +112,12 @@ def rows_of_a_forward(
     """
     row = length * (layers * (10 * hidden + 4 * intermediate) + LOGIT_COPIES * words) * 4 + squares * length**2
     return max(size for size in range(1, batch + 1) if batch % size == 0 and (size == 1 or size * row <= FORWARD_BYTES))
+
+
+def square_bytes(settings: JudgeConfig) -> int:
+    """Bytes that a forward keeps of each pair of a question's tokens: the mask, and the value's ranking loss."""
+    ranked = isinstance(settings, ValueConfig) and settings.kind == "network" and settings.rank_weight
+    return 4 * (1 + (RANK_COPIES if ranked else 0))
 
 
 def doubled(start: int, wanted: int) -> int:

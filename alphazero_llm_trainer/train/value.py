@@ -28,8 +28,7 @@ from ..config.train import JudgeConfig, ValueConfig
 from ..errors import DataError, TrainingError
 from ..policy.adapters import VALUE, bind
 from ..policy.logistic import fit_logistic
-from .judge_memory import square_bytes
-from .memory import rows_of_a_forward
+from .memory import rows_of_a_forward, square_bytes
 from .models import attach, bare, deepen, load_trained_state, quiet_arguments, trained_state
 from .packing import ancestor_mask
 from .rows import ValueRow

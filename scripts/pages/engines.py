@@ -319,7 +319,8 @@ def memory(data: Row) -> Page:
         "`info --plan` and `train --dry-run` forecast memory before anything is loaded. Here it stands beside the most that"
         " PyTorch's allocator had handed out at once.",
         {
-            "Problems": "random Llamas of 20 and 60 million parameters, whole and as NF4 with LoRA",
+            "Problems": f"random Llamas ({listed(dict.fromkeys(row['size'] for row in data['rows']))} parameters), whole and as"
+            " NF4 with LoRA",
             "Seeds": FIXED,
             "Tokens": f"prompts of {data['rows'][0]['prompt']}, rows of {data['rows'][0]['length']}; a judge's trees of"
             f" {max(row['length'] for row in data['rows'])}",
