@@ -290,7 +290,7 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
             other = next(r for r in rows if r["arm"] == PLAIN and r["seed"] == row["seed"])
             target = max(value for _, value in other["curve"])
             reached.append((tokens_to(row["curve"], target), tokens_to(other["curve"], target)))
-        shares = [None if a is None or not b else a / b for a, b in reached]
+        shares = [None if a is None or b is None else a / b if b else 0.0 for a, b in reached]
         tokens = sum(row["tokens"] for row in mine) // len(mine)
         shown = "/".join("never" if share is None else f"{share:.2f}" for share in shares)
         print(
@@ -306,7 +306,6 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
                 "over_plain": None if arm == PLAIN else vars_of(versus),
                 "tokens": tokens,
                 "share_of_plain_tokens_to_its_best_validation": shares,
-                "seconds": sum(row["seconds"] for row in mine) / len(mine),
             }
         )
     print(
@@ -314,6 +313,7 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
     )
     runs = [row for row in rows if row["arm"] != PLAIN] + plains
     for row in runs:
+        del row["seconds"]  # the arms may have shared the machine with others
         for name in ("correct", "before"):
             row[name] = "".join("1" if x else "0" for x in row[name])
     options = {

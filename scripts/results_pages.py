@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pages import answers, engines, learning, real, robustness
+from pages import answers, engines, learning, real, robustness, trl
 from pages.learning import learning_curves, settings
 from pages.page import (
     BEGIN,
@@ -38,7 +38,7 @@ from pages.page import (
 )
 
 # Stem of the JSON file, which is the function's name -> its page.
-LEARNING = {page.__name__: page for page in (*learning.PAGES, *answers.PAGES, *real.PAGES)}
+LEARNING = {page.__name__: page for page in (*learning.PAGES, *answers.PAGES, *real.PAGES, *trl.PAGES)}
 MACHINERY = {page.__name__: page for page in (*engines.PAGES, *robustness.PAGES)}
 ON_ANOTHER_PAGE = {
     "shared_base",
@@ -99,9 +99,8 @@ def index(pages: Mapping[str, Page]) -> str:
             *rows(MACHINERY),
             "## Not measured yet",
             "",
-            "These commands exist and have not been run in full: `benchmarks/tree_grpo.py` (tree GRPO against plain TRL GRPO at"
-            " equal tokens), `benchmarks/token_loss.py` (a loss over some tokens under LoRA) and `benchmarks/gpu.py` (speed and"
-            " memory on CUDA).",
+            "These commands exist and have not been run: `benchmarks/token_loss.py` (a loss over some tokens under LoRA) and"
+            " `benchmarks/gpu.py` (speed and memory on CUDA).",
         ]
     )
 
