@@ -89,7 +89,7 @@ def index(pages: Mapping[str, Page]) -> str:
             "",
             "Read three things with all of them.",
             "",
-            "- The student is tiny and the problems are generated, but where a page says that a real language model was asked.",
+            "- The student is tiny and the problems are generated, except where a page names a real language model.",
             f"- {twins()}",
             "- Nothing was measured on a GPU.",
             "",

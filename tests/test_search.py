@@ -747,6 +747,22 @@ def test_a_rejected_step_is_no_response() -> None:
     assert all(choose(alone, rule) is None for rule in ("vote", "value", "visits"))
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("parent", -2), ("token_ids", [2**31]), ("token_ids", [-1]), ("token_ids", [True]), ("token_ids", "ab"),
+        ("logprobs", [float("nan")]), ("logprobs", [10**400]), ("N", -1), ("N", 1.0), ("W", None), ("W", float("inf")),
+        ("V", "0.5"), ("text", None), ("expanded", 1), ("verdict", 3), ("samples", 2**31),
+    ],
+)  # fmt: skip
+def test_a_saved_tree_with_a_value_of_another_kind_is_refused(column: str, value: Any) -> None:
+    raw = json.loads(json.dumps(grown((("a\n", "#### 7"), 0.5, 3)).to_dict()))
+    assert len(Tree.from_dict(raw)) == 3
+    raw[column][1] = value
+    with pytest.raises(DataError, match=f"tree column {column} has "):
+        Tree.from_dict(raw)
+
+
 def test_answers_in_words_vote_too() -> None:
     tree = grown((("#### The Eiffel Tower",), 0.5, 2), (("#### eiffel tower",), 0.5, 2), (("#### Paris",), 0.9, 1))
     reading = reading_of(Problem("p", "q", "hotpotqa"))

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 # What config.json calls the numbers that no shape is without; families that name them otherwise have none to plan with.
 NAMED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+STAGES: dict[str, Judge | None] = {"train": None, "value": "value", "prm": "prm"}
 WORTH_IT = 0.01  # a change that saves less of the peak is no suggestion
 
 
@@ -212,8 +213,9 @@ def print_memory(
 ) -> None:
     """The memory table of `train`, `value` or `prm`, or of each stage of a `loop`; and what to change where it doesn't fit."""
     found, loop = {}, command == "loop"
-    for stage in stages(config) if loop else (command,):
-        judge: Judge | None = None if stage == "train" else stage  # type: ignore[assignment]
+    for stage, judge in STAGES.items():
+        if stage not in (stages(config) if loop else (command,)):
+            continue
         made = memory_plan(config, name, memory, prompt, judge, loop)
         if made is None:
             raise ConfigError(

@@ -145,6 +145,12 @@ def _end(tree: Tree, found: list[Response], end: int | None, text: Text | None, 
     return _choice(best, reading, f"the most visited path ({tree.N[node]} visits), then one rollout")
 
 
+def voting(rule: str, verified: bool) -> str:
+    """`search.choose` as a search votes. Under a verifier a vote goes by probability: steps are drawn once there, and where
+    they may repeat, visits are no better than what they estimate."""
+    return "mass" if verified and rule == "vote" else rule
+
+
 def ballot(
     found: list[Response], reading: Reading = answer_of, weight: Callable[[Response], float] = lambda one: one.earned
 ) -> dict[str, float]:

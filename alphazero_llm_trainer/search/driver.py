@@ -12,7 +12,7 @@ from ..config.sections import SearchConfig
 from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError
 from ..types import Cost, Problem
-from .choose import Choice, Reading, accepted, agreed, answer_of, choose, most_visited, settled
+from .choose import Choice, Reading, accepted, agreed, answer_of, choose, most_visited, settled, voting
 from .gumbel import GumbelRoot
 from .mcts import Evaluation, Leaf, Mcts, Widening
 from .seeds import derive_seed
@@ -159,9 +159,8 @@ class Search:
 
     @property
     def voting(self) -> str:
-        """`search.choose`. Under a verifier a vote goes by probability: steps are drawn once there, and where they may
-        repeat, visits are no better than what they estimate."""
-        return "mass" if self.verifier is not None and self.settings.choose == "vote" else self.settings.choose
+        """The rule of `choose` for a search that goes on."""
+        return voting(self.settings.choose, self.verifier is not None)
 
     def left(self, cost: Cost, kept: int = 0) -> int | None:
         """Sampled and scored tokens that the budget leaves beside `kept`; None without a budget."""

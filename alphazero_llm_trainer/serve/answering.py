@@ -12,7 +12,7 @@ from ..collect import Perplexity, answer_search, finished_earns_one
 from ..config.load import Config
 from ..engine.protocol import ValueFunction, Verifier
 from ..policy.engine_steps import EngineSteps
-from ..search.choose import Choice, choose, most_visited
+from ..search.choose import Choice, choose, most_visited, voting
 from ..search.driver import Search
 from ..search.tree import ROOT, Tree
 from ..search.valued import MeteredValue
@@ -202,8 +202,7 @@ class Answerer:
     def voting(self, method: str) -> str:
         """The rule of `choose` for what a method has so far."""
         if method == MCTS:
-            rule = self.config.search.choose
-            return "mass" if rule == "vote" and self.verifier is not None else rule
+            return voting(self.config.search.choose, self.verifier is not None)
         return "value" if method == "best-of" else "vote"
 
     async def progress(self, tree: Tree, conversation: Conversation, index: int, tell: Tell, rule: str) -> None:

@@ -340,7 +340,14 @@ def memory(data: Row) -> Page:
             f" it takes {shared['shared_mb']:.0f} MB; copies would take {shared['copies_mb']:.0f} MB"
             " (`uv run python benchmarks/shared_base.py`).",
         ],
-        ["Random weights on a CPU. The plan for CUDA uses the same sums and was not checked on a GPU.", *note_of(data)],
+        [
+            "Random weights on a CPU. The plan for CUDA uses the same sums and was not checked on a GPU.",
+            *(
+                ["Arms that the command doesn't name were measured before it, by the same script."]
+                * ("--add" in data["command"])
+            ),
+            *note_of(data),
+        ],
     )
 
 

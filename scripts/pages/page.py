@@ -51,6 +51,11 @@ def table(rows: Iterable[Row], columns: Mapping[str, str]) -> list[str]:
     return ["", f"| {' | '.join(columns)} |", f"|{rule}|", *(f"| {line} |" for line in body), ""]
 
 
+def triple(found: Row) -> Triple:
+    """An interval as a JSON holds it by name."""
+    return found["value"], found["low"], found["high"]
+
+
 def share(found: Triple) -> str:
     return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .page import REPEATED, REPOSITORY, Page, Row, Triple, command, gain, judged, listed, load, share, table, verdict
+from .page import REPEATED, REPOSITORY, Page, Row, command, gain, judged, listed, load, share, table, triple, verdict
 
 ARMS = {
     "rft": "its own right samples (`rft`)",
@@ -233,10 +233,6 @@ def real_signal(data: Row) -> Page:
             "Minutes are of one CPU core that shared the machine.",
         ],
     )
-
-
-def triple(found: Row) -> Triple:
-    return found["value"], found["low"], found["high"]
 
 
 PAGES = (real_ladder, real_signal)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from .page import EMBEDDED, TINY, Page, Row, Triple, command, gain, judged, listed, table
+from .page import EMBEDDED, TINY, Page, Row, command, gain, judged, listed, table, triple
 
 SHARE = "share_of_plain_tokens_to_its_best_validation"
-
-
-def triple(found: Row) -> Triple:
-    return found["value"], found["low"], found["high"]
 
 
 def tree_grpo(data: Row) -> Page:
