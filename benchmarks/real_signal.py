@@ -6,12 +6,14 @@
 For each task the model goes on through growing numbers of worked solutions, each row once. After each of them: greedy accuracy,
 pass@8 and the mean at temperature 1, and the share of groups of eight samples that hold right and wrong ones, which is what
 GRPO and rejection sampling learn from. All on validation problems, because the figures choose where to teach. A task of
-reasoning-gym without worked solutions teaches its answer alone (`#### ANSWER`). A stopped benchmark goes on where it was.
+reasoning-gym without worked solutions teaches its answer alone (`#### ANSWER`). gsm-symbolic is answered a second time with
+a calculator that writes the result after each `a op b =`. A stopped benchmark goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -38,6 +40,7 @@ SOURCES = {
     "gcd": ["problems.source=reasoning-gym:gcd"],
     "GSM8K": ["problems.source=gsm8k"],
 }
+WITH_TOOL = ("gsm-symbolic",)
 BATCH, RATE, WARMUP, SEED, SAMPLES = 16, 1e-4, 6, 7, 8
 LIMIT = 160  # tokens of an answer
 
@@ -45,15 +48,19 @@ LIMIT = 160  # tokens of an answer
 def measure(task: str, out: Path, args: argparse.Namespace) -> None:
     """All row counts of one task in this process; `out` is written after each of them."""
     from alphazero_llm_trainer.config.load import load_config
+    from alphazero_llm_trainer.eval.attempt import MethodContext
+    from alphazero_llm_trainer.eval.cells import Benchmark, run_cell
     from alphazero_llm_trainer.eval.greedy import answer
     from alphazero_llm_trainer.eval.metrics import wilson
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import tasks_of
     from alphazero_llm_trainer.problems.source import open_source
+    from alphazero_llm_trainer.problems.step_checks import Calculator
     from alphazero_llm_trainer.train.models import Economy, make_trainable
     from alphazero_llm_trainer.train.sft import SftSettings, sft_rows, train_student
 
     settings = [f"student={args.model}", f"seed={SEED}", f"search.max_tokens={LIMIT}", *SOURCES[task]]
+    settings += ["search.verify.first_temperature=0"]  # the calculator's answers are greedy ones too
     config = load_config(overrides=[*settings, f"dataset.path={args.data}"])
     student = load_student(config, system_prompt=open_source(config).system_prompt)
     model = make_trainable(student.model, student.spec, "full")
@@ -78,6 +85,12 @@ def measure(task: str, out: Path, args: argparse.Namespace) -> None:
         student.engine.set_policy(None, student.engine.version + 1)
         greedy = answer(student, problems, max_tokens=LIMIT)
         sampled = answer(student, grouped, max_tokens=LIMIT, n=SAMPLES, temperature=1.0, seed=SEED).correct
+        tool = None
+        if task in WITH_TOOL:
+            context = MethodContext(student, Calculator(), config)
+            benchmark = Benchmark(task, tuple(problems))
+            cell = asyncio.run(run_cell(context, benchmark, "calculator-tool", LIMIT, lambda: False, lambda _: None))
+            tool = wilson(cell.outcomes.count("1"), len(problems))
         student.engine.rest()
         right = [sum(row) for row in sampled]
         best = wilson(sum(greedy.first), len(problems))
@@ -92,6 +105,7 @@ def measure(task: str, out: Path, args: argparse.Namespace) -> None:
                 "pass_at_8": [passed.value, passed.low, passed.high],
                 "mixed_groups": [mixed.value, mixed.low, mixed.high],
                 "tokens_an_answer": greedy.tokens / len(problems),
+                **({} if tool is None else {"with_calculator": [tool.value, tool.low, tool.high]}),
             }
         )
         out.write_text(json.dumps(found))

@@ -96,6 +96,30 @@ def test_a_ladder_that_is_killed_takes_its_stage_along(tmp_path: Path) -> None:
     assert not any(map(alive, stages))
 
 
+def test_where_a_base_is_kept_rungs_are_adapters_and_base_is_the_student_as_it_comes(tmp_path: Path) -> None:
+    served = load_config(
+        overrides=[
+            read_yaml(shipped("ladder.yaml")),
+            "student=mine",
+            "models.mine.path=folder",
+            "models.mine.quantization=none",
+            "train.adapter=lora",
+            "engine.backend=vllm-server",
+        ]
+    )
+    seed, plain = a_seed(tmp_path, 7, served), a_seed(tmp_path, 8, recipe())
+    assert [seed.student(rung) for rung in range(4)] == [
+        None,
+        seed.path / "sft" / "adapter",
+        seed.run_folder("ppo") / "adapter",
+        seed.run_folder("grpo") / "adapter",
+    ]
+    assert plain.student(0) == plain.path / "base" and plain.student(3) == plain.run_folder("grpo") / "student"
+    needs = {stage.name: stage.needs for stage in seed.stages()}
+    assert "base" not in needs and needs["eval base"] == ()
+    assert {stage.name: stage.needs for stage in plain.stages()}["eval base"] == ((8, "base"),)
+
+
 def test_a_stop_runs_nothing_more_and_a_failure_stops_the_other_seeds(tmp_path: Path) -> None:
     with pytest.raises(LadderStopped):
         climb([a_seed(tmp_path, 7, recipe(), stop=True)], 1)

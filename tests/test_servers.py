@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import torch
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.collect import Collector
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import LoraConfig
 from alphazero_llm_trainer.engine import vllm_server
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.server_routes import BLOCK, SLACK, Routes
@@ -24,6 +27,7 @@ from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.policy.value_function import policy_fingerprint
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.train.models import make_trainable, save_adapter
 
 from completion_server import CONFIG, CompletionServer  # isort: skip
 
@@ -295,8 +299,74 @@ def test_what_generations_can_not_go_on_from_is_one_sentence(
     assert not (tmp_path / "loop" / "loop.json").exists()
 
 
-def test_a_ladder_on_servers_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ladder", "--set", "engine.backend=vllm-server", "--out", str(tmp_path / "ladder")]) == 2
+def test_a_command_that_ends_leaves_no_adapter_on_its_servers(servers: list[CompletionServer], tmp_path: Path) -> None:
+    """In a process of its own, as a user runs it: `eval` doesn't close its engine."""
+    spec = LoraConfig(rank=2, alpha=4, dropout=0.0, targets=("q_proj",))
+    student = load_student(load_config(overrides=CONFIG))
+    make_trainable(student.model, student.spec.model_copy(update={"lora": spec}), "lora")
+    save_adapter(student.model, spec, tmp_path / "adapter")
+    command = [sys.executable, "-m", "alphazero_llm_trainer", "eval", "--path", str(tmp_path / "adapter")]
+    command += ["--num", "4", "--methods", "greedy", "--out", str(tmp_path / "eval"), "-q"]
+    for override in [*CONFIG, *flags(*servers), "train.adapter=lora"]:
+        command += ["--set", override]
+    assert subprocess.run(command, check=False).returncode == 0
+    for server in servers:
+        assert set(server.students) == {"student"}
+    assert sum(count for server in servers for name, count in server.answered.items() if name != "student") >= 4
+
+
+@pytest.mark.slow
+def test_a_ladders_rungs_are_adapters_over_what_the_servers_have(
+    servers: list[CompletionServer], tmp_path: Path
+) -> None:
+    """Two seeds side by side, from the base to search with a PRM; each rung goes on from the adapter below it."""
+    overrides = [*CONFIG, *flags(*servers), "student=mine", "train.adapter=lora"]
+    overrides += [f"models.mine.path={PACKAGED}", "models.mine.lora.dropout=0.0", "models.mine.quantization=none"]
+    overrides += [
+        "train.demonstrations=16",
+        "train.sft.steps=2",
+        "train.sft.validation_size=8",
+        "train.validation_size=8",
+    ]
+    overrides += ["train.prm.collect.questions=48", "train.prm.epochs=1", "train.prm.evaluate_every=2"]
+    overrides += ["train.prm.validation_share=0.3", "train.prm.margin=0.1"]
+    overrides += ["ladder.questions=8", "train.questions_per_round=8", "train.rows_per_round=16", "train.grpo.epochs=1"]
+    overrides += ["train.keep_best=false", "train.grpo.learning_rate=0.01"]
+    overrides += [
+        "ladder.ppo_overrides=[train.questions_per_round=8, train.save_every=8]",
+        "train.ppo.rows_per_round=8",
+    ]
+    overrides += ["ladder.budgets=[60]", "ladder.budget_tokens=60", "ladder.verifiers=[calculator+prm]"]
+    overrides += ["ladder.methods=[greedy, mcts]", "eval.fit_problems=8", "eval.fit_samples=2"]
+    out = tmp_path / "ladder"
+    command = ["ladder", "--out", str(out), "--seeds", "1", "2", "-n", "8", "-q"]
+    for override in overrides:
+        command += ["--set", override]
+    assert main(command) == 0
+    ladder = json.loads((out / "ladder.json").read_text())
+    assert [len(rung["by_seed"]) for rung in ladder["rungs"]] == [2] * 5
+    for server in servers:
+        assert server.answered["student"] > 0 and len(server.answered) >= 5
+        assert set(server.students) == {"student"}
+    for seed in ("seed-1", "seed-2"):
+        assert not (out / seed / "base").exists()
+        sft, grpo = (
+            load_student(load_config(overrides=[*overrides, "engine.backend=inprocess"]), path=folder)
+            for folder in (out / seed / "sft" / "adapter", out / seed / "grpo" / "run-001" / "adapter")
+        )
+        assert policy_fingerprint(sft.model) != policy_fingerprint(grpo.model)
+        card = json.loads((out / seed / "grpo" / "run-001" / "run.json").read_text())
+        assert card["config"]["train"]["student"] == str(out / seed / "sft" / "adapter")
+
+
+@pytest.mark.parametrize(
+    "more", [["--student", "embedded"], ["--model", "smollm2-135m", "--set", "train.adapter=full"]]
+)
+def test_a_ladder_that_a_server_can_not_follow_is_one_sentence(
+    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    student = ["--set", "train.adapter=lora", *more]
+    assert main(["ladder", "--set", "engine.backend=vllm-server", *student, "--out", str(tmp_path / "ladder")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: engine.backend is vllm-server, which serves one base") and said.count("\n") == 1
+    assert said.startswith("error: engine.backend is vllm-server, whose servers keep") and said.count("\n") == 1
     assert not (tmp_path / "ladder").exists()

@@ -7,6 +7,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ..config.load import Config, load_config
@@ -15,6 +16,7 @@ from ..eval.names import METHOD_NAMES
 from ..eval.verifiers import check_name
 from ..files import FolderLock, read_object, write_json, write_whole
 from ..live import Progress, Stop
+from ..policy.folders import from_scratch, keeps_base
 from .base import (
     EXIT_STOPPED,
     add_config_arguments,
@@ -69,11 +71,12 @@ def run_in_folder(args: argparse.Namespace, config: Config) -> int:
     began = time.perf_counter()
 
     def say(text: str) -> None:
-        seconds = before + time.perf_counter() - began
-        write_json(clock, {"seconds": seconds})  # now, because a kill gives no warning
-        progress.say(f"{seconds / 60:5.1f} min  {text}")
+        with saying:  # seeds run side by side
+            seconds = before + time.perf_counter() - began
+            write_json(clock, {"seconds": seconds})  # now, because a kill gives no warning
+            progress.say(f"{seconds / 60:5.1f} min  {text}")
 
-    progress, stop = Progress(args.quiet), Stop()
+    progress, stop, saying = Progress(args.quiet), Stop(), Lock()
     seeds = [Seed(out / f"seed-{seed}", seed, config, recipe, say, stop) for seed in args.seeds]
     for seed, partner in zip(seeds, [*seeds[1:], seeds[0]], strict=True):
         seed.partner = partner if len(seeds) > 1 else None
@@ -129,10 +132,10 @@ def settled(args: argparse.Namespace) -> Config:
 def check(config: Config) -> None:
     """Raise ConfigError for what would end the ladder only after its training."""
     ladder = config.ladder
-    if config.engine.backend == "vllm-server":
+    if config.engine.backend == "vllm-server" and (from_scratch(config) or not keeps_base(config)):
         raise ConfigError(
-            "engine.backend is vllm-server, which serves one base, and each rung of a ladder trains all weights: set it to"
-            " inprocess or vllm"
+            "engine.backend is vllm-server, whose servers keep one base, and this ladder trains all weights: set"
+            " train.adapter=lora and name a student that comes with weights (--model), or set engine.backend=inprocess"
         )
     if ladder.budget_tokens not in ladder.budgets:
         raise ConfigError(

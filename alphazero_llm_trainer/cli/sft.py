@@ -9,7 +9,7 @@ from typing import Any
 from ..config.load import Config
 from ..files import FolderLock
 from ..live import Progress
-from ..policy.folders import SMALL, resolve_name
+from ..policy.folders import from_scratch
 from .base import add_config_arguments, add_json, add_model, add_source, check_least, check_out, print_json, resolve
 
 
@@ -32,7 +32,7 @@ def add_sft(commands: Any) -> None:
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     """Train on `train.demonstrations` worked solutions, select on validation, report on test."""
     check_least(1, eval_size=args.eval_size)
-    scratch = args.path is None and (config.student == "auto" or config.models[resolve_name(config)].path in SMALL)
+    scratch = args.path is None and from_scratch(config)
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress:
         from ..train.warmup import supervise

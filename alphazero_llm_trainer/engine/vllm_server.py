@@ -97,7 +97,7 @@ class ServerEngine(CompletionEngine):
         )
         self._changing = asyncio.Lock()  # adapters are loaded, and servers taken back, one at a time
         self._watching: asyncio.Task[None] | None = None
-        self._end = weakref.finalize(self, shut, self.client, self.thread, self.versions)
+        self._end = weakref.finalize(self, shut, self.client, self.thread, self.versions, self.routes)
         try:
             self.greeting, trainable = self.thread.wait(self._greet_all(tokenizer, eos_id))
         except EngineError:
@@ -118,19 +118,11 @@ class ServerEngine(CompletionEngine):
 
     def close(self) -> None:
         """Unload the adapter and close the connections; no call may follow. The servers go on."""
-        if self._end.alive:
-            self.thread.wait(self._leave())
+        if self._watching is not None:
+            self.thread.loop.call_soon_threadsafe(self._watching.cancel)
         self._end()
 
     # -- on the thread's event loop ----------------------------------------------------------------------------------
-
-    async def _leave(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        for server in self.routes.servers:
-            if self.serving != self.base and server.up:
-                with suppress(EngineError):  # a server that is gone has nothing to unload
-                    await self._post(f"{server.url}/unload_lora_adapter", {"lora_name": self.serving})
 
     async def _greet_all(self, tokenizer: Any, eos_id: int) -> tuple[Greeting, bool]:
         """What the servers say alike, the least of their contexts, and whether all of them load adapters."""
@@ -254,7 +246,7 @@ class ServerEngine(CompletionEngine):
             folder = self.versions.next()
             write_adapter(self.model, folder)
             old, old_folder = self.serving, self.folder
-            self.serving, self.folder = f"{self.versions.root.name}-{self.versions.number}", folder
+            self.serving, self.folder = self.versions.name, folder
             servers = self.routes.up()
             for server, error in zip(
                 servers, await asyncio.gather(*map(self._load, servers), return_exceptions=True), strict=True
@@ -414,9 +406,17 @@ def adapter_folders(vllm: VllmConfig) -> Versions:
         ) from error
 
 
-def shut(client: httpx.AsyncClient, thread: LoopThread, versions: Versions) -> None:
-    """Close the connections, the thread and the temporary folder."""
+async def leave(client: httpx.AsyncClient, versions: Versions, routes: Routes) -> None:
+    """Unload the adapter and close the connections."""
+    for server in [one for one in routes.servers if one.up and versions.number]:
+        with suppress(httpx.HTTPError):  # a server that is gone has nothing to unload
+            await client.post(f"{server.url}/unload_lora_adapter", json={"lora_name": versions.name}, timeout=10.0)
+    await client.aclose()
+
+
+def shut(client: httpx.AsyncClient, thread: LoopThread, versions: Versions, routes: Routes) -> None:
+    """Leave the servers, and close the thread and the temporary folder. At a process's end at the latest."""
     if not thread.inside():
-        thread.wait(client.aclose())
+        thread.wait(leave(client, versions, routes))
     thread.close()
     versions.close()

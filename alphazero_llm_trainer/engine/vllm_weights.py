@@ -60,6 +60,11 @@ class Versions:
         self.root = Path(tempfile.mkdtemp(prefix="alphazero-weights-", dir=parent))
         self.number = 0
 
+    @property
+    def name(self) -> str:
+        """What a server calls the newest version; no other process's have that name."""
+        return f"{self.root.name}-{self.number}"
+
     def next(self) -> Path:
         """The next version's folder, not made yet."""
         self.number += 1

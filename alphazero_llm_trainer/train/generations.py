@@ -21,7 +21,7 @@ from ..errors import CheckpointError, ConfigError
 from ..eval.cells import StoppedError, questions_hash
 from ..files import read_object, write_json
 from ..live import Progress
-from ..policy.folders import ADAPTER_CONFIG, resolve_name
+from ..policy.folders import ADAPTER_CONFIG, keeps_base, resolve_name
 from ..policy.student import load_student
 from ..policy.value_function import FOLDER as VALUE
 from ..policy.value_function import policy_fingerprint
@@ -37,7 +37,6 @@ from .stages import (
     LoopStopped,
     Stages,
     emptied,
-    keeps_base,
     learn_policy,
     learn_prm,
     learn_value,

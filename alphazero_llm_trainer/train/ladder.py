@@ -1,5 +1,8 @@
 """The ladder: Base < SFT < +PPO (outcome reward) < +GRPO (process reward) < +GRPO +MCTS, each rung over the one below.
 
+Base is the student as it comes, or briefly trained where it has no weights to come with. Where the rungs are adapters over
+one base (`keeps_base`), each goes on from the adapter below it.
+
 Every stage is a command of this package in a process of its own: what a user would type. A stage that left its last file
 is not run again, so a ladder that was killed goes on where it was. The evaluations alone read held-out problems, once.
 """
@@ -14,14 +17,16 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ..config.load import Config
 from ..errors import CheckpointError, TrainingError
 from ..files import read_object, write_json
+from ..policy.folders import from_scratch, keeps_base, resolve_name
 from .checkpoint import read_lines
 
 RUNGS = ("Base", "SFT", "+PPO", "+GRPO (PRM)", "+GRPO (PRM) +MCTS")
@@ -68,6 +73,7 @@ class Seed:
     say: Callable[[str], None]
     stop: Callable[[], bool]
     partner: Seed | None = None
+    counting: Lock = field(default_factory=Lock)
 
     # -- where things are ----------------------------------------------------------------------------------------------
 
@@ -78,15 +84,14 @@ class Seed:
     def run_folder(self, method: str) -> Path:
         return self.path / method / "run-001"
 
-    def student(self, rung: int) -> Path:
-        """The student of a rung, as a plain folder; MCTS searches with the one below it."""
-        return (
-            self.path / "base",
-            self.path / "sft",
-            self.run_folder("ppo") / "student",
-            self.run_folder("grpo") / "student",
-            self.run_folder("grpo") / "student",
-        )[rung]
+    def student(self, rung: int) -> Path | None:
+        """The folder of a rung's student, None for the one that comes with weights; MCTS searches with the one below it."""
+        if rung == 0:
+            return self.path / "base" if from_scratch(self.config) else None
+        kept = keeps_base(self.config)
+        if rung == 1:
+            return self.path / "sft" / "adapter" if kept else self.path / "sft"
+        return self.run_folder("ppo" if rung == 2 else "grpo") / ("adapter" if kept else "student")
 
     def evaluation(self, name: str) -> Path:
         return self.path / f"eval-{name}"
@@ -95,15 +100,17 @@ class Seed:
 
     def stages(self) -> list[Stage]:
         """All stages. PPO waits for GRPO: its budget is what the PRM and GRPO sampled together."""
-        ladder, sft = self.config.ladder, self.path / "sft"
+        ladder = self.config.ladder
         steps, most = self.config.train.sft.steps, [max(ladder.budgets)]
-        prm = ["prm", "--path", str(sft), "--out", str(self.prm)]
+        prm = ["prm", "--path", str(self.student(1)), "--out", str(self.prm)]
         before_prm = [self.seed]
-        if self.partner is not None:
+        # A quantised student's PRM is an adapter over its own base.
+        if self.partner is not None and self.config.models[resolve_name(self.config)].quantization == "none":
             prm += ["--set", f"train.prm.base={self.partner.path / 'sft'}"]
             before_prm.append(self.partner.seed)
         own = [word for override in ladder.ppo_overrides for word in ("--set", override)]
         last = len(RUNGS) - 1
+        base = [Stage("base", (), lambda: self.supervised("base", ladder.base_steps))] * from_scratch(self.config)
         return [
             Stage("sft", (), lambda: self.supervised("sft", steps)),
             Stage(
@@ -117,10 +124,12 @@ class Seed:
                 lambda: self.reinforced("grpo", ladder.questions, "--set", f"train.grpo.prm={self.prm}"),
             ),
             Stage("ppo", ((self.seed, "grpo"),), lambda: self.reinforced("ppo", self.ppo_questions(), *own)),
-            Stage("base", (), lambda: self.supervised("base", ladder.base_steps)),
+            *base,
             *(
                 Stage(
-                    f"eval {name}", ((self.seed, name),), partial(self.evaluated, name, rung, ["greedy"], most, "none")
+                    f"eval {name}",
+                    ((self.seed, name),) if name != "base" or base else (),
+                    partial(self.evaluated, name, rung, ["greedy"], most, "none"),
                 )
                 for rung, name in enumerate(("base", "sft", "ppo"))
             ),
@@ -148,12 +157,14 @@ class Seed:
         if (run / "run.json").is_file():
             self.stage(method, [*arguments, "--resume", str(run)], run / "report.html", configured=False)
         else:
-            start = ["--path", str(self.path / "sft"), "--eval-size", "0", "--num-examples", str(questions)]
+            start = ["--path", str(self.student(1)), "--eval-size", "0", "--num-examples", str(questions)]
             self.stage(method, [*arguments, *start, *more], run / "report.html")
 
     def evaluated(self, name: str, rung: int, methods: list[str], budgets: list[int], verifier: str) -> None:
         out = self.evaluation(name)
-        arguments = ["eval", "--path", str(self.student(rung)), "--num", str(self.config.ladder.num), "--out", str(out)]
+        student = self.student(rung)
+        arguments = ["eval", "--num", str(self.config.ladder.num), "--out", str(out)]
+        arguments += ["--path", str(student)] if student is not None else []
         arguments += ["--start", str(self.config.ladder.start)]
         arguments += ["--methods", *methods, "--budget-tokens", *map(str, budgets), "--verifier", verifier]
         if "prm" in verifier or verifier == "combination":
@@ -206,9 +217,10 @@ class Seed:
                 f" see {log}, mend it and go on with --resume"
             )
         seconds = time.perf_counter() - began
-        times = read(self.path / TIMES) if (self.path / TIMES).is_file() else {}
-        times[name] = round(times.get(name, 0.0) + seconds, 1)
-        write_json(self.path / TIMES, times)
+        with self.counting:  # a seed's stages may run side by side too
+            times = read(self.path / TIMES) if (self.path / TIMES).is_file() else {}
+            times[name] = round(times.get(name, 0.0) + seconds, 1)
+            write_json(self.path / TIMES, times)
         self.say(f"seed {self.seed}: {name} took {seconds:.0f} s")
 
 

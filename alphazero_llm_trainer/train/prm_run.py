@@ -163,7 +163,8 @@ def logprobs_of(policy: StepScorer, rows: Sequence[StepRow], size: int) -> list[
 
 def other_model(student: Student, config: Config, folder: Path) -> Any:
     """The model of another student's folder. Raises ConfigError where its tokens are others."""
-    loaded = load_student(config, student.name, folder)
+    engine = config.engine.model_copy(update={"backend": "inprocess"})  # a server has the student's weights, not these
+    loaded = load_student(config.model_copy(update={"engine": engine}), student.name, folder)
     loaded.engine.close()
     other = loaded.model
     if other.config.vocab_size != student.model.config.vocab_size:

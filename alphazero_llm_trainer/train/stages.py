@@ -15,7 +15,7 @@ from ..config.load import Config
 from ..errors import CheckpointError, DataError, TrainingError
 from ..files import FolderLock, read_object, write_json, write_whole
 from ..live import Progress
-from ..policy.folders import resolve_name
+from ..policy.folders import keeps_base
 from ..policy.student import load_student
 from ..policy.value_function import policy_fingerprint
 from ..search.journal import read
@@ -117,20 +117,9 @@ def learn_policy(
 
 
 def trained(run: Path, config: Config) -> Path:
-    """The folder that a run's student is loaded from again.
-
-    Its adapter where the student is quantised, because weights that are merged and rounded to 4 bits again have lost most of
-    what training added, and where a server samples, which goes on with the weights that it has.
-    """
+    """The folder that a run's student is loaded from again."""
     folder = RunFolder(run)
     return folder.adapter if keeps_base(config) else folder.student
-
-
-def keeps_base(config: Config) -> bool:
-    """Whether every generation is an adapter over one base."""
-    spec = config.models[resolve_name(config)]
-    served = config.engine.backend == "vllm-server" and (config.train.adapter or spec.adapter) == "lora"
-    return served or spec.quantization != "none"
 
 
 def learn_value(config: Config, out: Path, side: Side, stop: Stop, progress: Progress) -> dict[str, Any]:
