@@ -18,6 +18,7 @@ SAYS = {
     "verifiers_taskset": "questions       24",
     "numbers_game": "sampled",
     "trl_sft": "24 responses, loss",
+    "trl_dpo": "pairs of steps, loss 0.",
 }
 
 
