@@ -105,6 +105,7 @@ WAYS: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 QUICK = ("open", "read")  # tried with journals of every size
+IN_MEMORY = 100  # megabytes; above this `keep` is not tried, which needs about six times the journal in memory
 
 
 def measured(way: str, folder: Path) -> dict[str, float]:
@@ -126,9 +127,7 @@ def one_way(way: str, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument(
-        "--most", type=int, default=100, help=f"megabytes up to which more is tried than {', '.join(QUICK)}"
-    )
+    parser.add_argument("--most", type=int, default=1000, help="megabytes up to which it is exported and viewed too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
@@ -153,7 +152,8 @@ def main() -> None:
                 "ways": {},
             }
             for way in WAYS:
-                if way in QUICK or megabytes <= args.most:
+                most = IN_MEMORY if way == "keep" else args.most
+                if way in QUICK or megabytes <= most:
                     line["ways"][way] = measured(way, folder)
                     print(f"{megabytes:>6} MB, {records:,} records  {way:<16}{line['ways'][way]}", flush=True)
             if (page := folder / "trees.html").exists():

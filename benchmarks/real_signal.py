@@ -60,7 +60,6 @@ def measure(task: str, out: Path, args: argparse.Namespace) -> None:
     from alphazero_llm_trainer.train.sft import SftSettings, sft_rows, train_student
 
     settings = [f"student={args.model}", f"seed={SEED}", f"search.max_tokens={LIMIT}", *SOURCES[task]]
-    settings += ["search.verify.first_temperature=0"]  # the calculator's answers are greedy ones too
     config = load_config(overrides=[*settings, f"dataset.path={args.data}"])
     student = load_student(config, system_prompt=open_source(config).system_prompt)
     model = make_trainable(student.model, student.spec, "full")

@@ -22,7 +22,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(
         model=job["model"],
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=job["dtype"],
         enforce_eager=True,
         block_size=32,
         max_model_len=job["context"],

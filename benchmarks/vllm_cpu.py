@@ -1,12 +1,13 @@
 """The in-process engine against vLLM's CPU build, on the same model, prompts and lengths in one run.
 
-    uv run python benchmarks/vllm_cpu.py --env-dir ENV
+    ALPHAZERO_DATA_DIR=FOLDER uv run python benchmarks/vllm_cpu.py --env-dir ENV --model smollm2-135m
 
 vLLM lives in an environment of its own (about 4 minutes and 3.5 GB to install): ENV is used where it holds vLLM and made
 where it doesn't; without --env-dir it is made in a temporary folder and removed at the end. Both engines run one thread,
-fp32, temperature 1, no end token, prompts as token ids, after a warm-up, best of --repeats; ours is timed before and
-after vLLM, so that a busy machine slows both. vLLM runs offline (`LLM.generate`) in one process without prefix caching,
-once as it is and once returning each token's log-probability, which ours always does and a search needs.
+temperature 1, no end token, prompts as token ids, after a warm-up, best of --repeats; ours is timed before and after
+vLLM, so that a busy machine slows both. Small models run in fp32, that of --model on GSM8K prompts in fp32 and bfloat16.
+vLLM runs offline (`LLM.generate`) in one process without prefix caching, once as it is and once returning each token's
+log-probability, which ours always does and a search needs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +53,28 @@ def fail(sentence: str) -> None:
     raise SystemExit(2)
 
 
-def run_vllm(python: Path, model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[str, Any]:
-    """What `vllm_child.py` measured on `model` in the other environment."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What both engines do: a model in one precision, and the prompts of its largest batch."""
+
+    name: str
+    model: Any
+    prompts: list[tuple[int, ...]]
+    dtype: str = "float32"
+    batches: tuple[int, ...] = BATCHES
+
+
+def run_vllm(python: Path, case: Case, repeats: int) -> dict[str, Any]:
+    """What `vllm_child.py` measured in the other environment."""
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        context = max(map(len, prompts)) + NEW_TOKENS
+        case.model.save_pretrained(folder)
+        context = max(map(len, case.prompts)) + NEW_TOKENS
         job = {
             "model": folder,
+            "dtype": case.dtype,
             "context": context,
-            "batches": BATCHES,
-            "prompts": prompts,
+            "batches": case.batches,
+            "prompts": case.prompts,
             "new_tokens": NEW_TOKENS,
             "repeats": repeats,
         }
@@ -87,14 +101,13 @@ def run_vllm(python: Path, model: Any, prompts: list[tuple[int, ...]], repeats: 
     raise AssertionError
 
 
-def run_ours(model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[int, dict[str, float]]:
+def run_ours(case: Case, repeats: int) -> dict[int, dict[str, float]]:
     """Best wall and CPU seconds of our engine for each batch. It forgets everything before each pass."""
-    engine = InProcessEngine(
-        model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(cache_tokens=16_384)
-    )
+    settings = EngineConfig.model_validate({"cache_tokens": 16_384, "dtype": case.dtype})
+    engine = InProcessEngine(case.model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=settings)
     best = {}
-    for batch in BATCHES:
-        requests = [GenerateRequest(p, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(prompts[:batch])]
+    for batch in case.batches:
+        requests = [GenerateRequest(p, max_new_tokens=NEW_TOKENS, seed=i) for i, p in enumerate(case.prompts[:batch])]
         wall, cpu = [], []
         for _ in range(repeats + 1):
             engine.set_policy(None, engine.version + 1)
@@ -107,16 +120,16 @@ def run_ours(model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[i
     return best
 
 
-def compare(name: str, python: Path, model: Any, prompts: list[tuple[int, ...]], repeats: int) -> dict[str, Any]:
+def compare(case: Case, python: Path, repeats: int) -> dict[str, Any]:
     """Tokens/s of both engines at each batch size, printed as they are known."""
-    before = run_ours(model, prompts, repeats)
-    theirs = run_vllm(python, model, prompts, repeats)
-    after = run_ours(model, prompts, repeats)
+    before = run_ours(case, repeats)
+    theirs = run_vllm(python, case, repeats)
+    after = run_ours(case, repeats)
     rows = []
     for their in theirs["rows"]:
         batch, tokens = their["batch"], their["tokens"]
         assert tokens == batch * NEW_TOKENS
-        row: dict[str, Any] = {"model": name, "batch": batch, "new_tokens": NEW_TOKENS}
+        row: dict[str, Any] = {"model": case.name, "dtype": case.dtype, "batch": batch, "new_tokens": NEW_TOKENS}
         for clock in ("seconds", "cpu_seconds"):
             unit = "tokens_per_second" if clock == "seconds" else "tokens_per_cpu_second"
             ours = tokens / min(before[batch][clock], after[batch][clock])
@@ -125,17 +138,28 @@ def compare(name: str, python: Path, model: Any, prompts: list[tuple[int, ...]],
             row |= {f"ratio_{unit}": ours / plain, f"ratio_to_logprobs_{unit}": ours / logged}
         rows.append(row)
         print(
-            f"{name:18} {batch:5} {row['ours_tokens_per_second']:9,.0f} {row['vllm_tokens_per_second']:9,.0f}"
-            f" {row['vllm_logprobs_tokens_per_second']:9,.0f} {row['ratio_tokens_per_second']:9.2f}"
-            f" {row['ratio_to_logprobs_tokens_per_second']:9.2f} {row['ratio_tokens_per_cpu_second']:9.2f}",
+            f"{case.name:18} {case.dtype:8} {batch:5} {row['ours_tokens_per_second']:9,.0f}"
+            f" {row['vllm_tokens_per_second']:9,.0f} {row['vllm_logprobs_tokens_per_second']:9,.0f}"
+            f" {row['ratio_tokens_per_second']:9.2f} {row['ratio_to_logprobs_tokens_per_second']:9.2f}"
+            f" {row['ratio_tokens_per_cpu_second']:9.2f}",
             flush=True,
         )
     return {"rows": rows, "versions": {key: theirs[key] for key in ("vllm", "torch", "threads")}}
 
 
+def real_cases(model: str) -> list[Case]:
+    """A pretrained model on GSM8K questions, in both precisions."""
+    student = load_student(load_config(overrides=[f"student={model}"]))
+    torch.set_num_threads(1)  # a real model's student takes all cores
+    questions = [task.problem.question for task in load_tasks("gsm8k", "test", BATCHES[0])]
+    prompts = [student.prompt_ids(question) for question in questions]
+    return [Case(model, student.model, prompts, dtype, BATCHES[:1]) for dtype in ("float32", "bfloat16")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-dir", type=Path, help="vLLM's environment, kept (default: a temporary folder)")
+    parser.add_argument("--model", help="a student of models.yaml, measured beside the small ones")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "vllm_cpu.json")
     args = parser.parse_args()
@@ -151,16 +175,18 @@ def main() -> None:
         tasks = load_tasks("embedded", "train", max(BATCHES), start=5000)
         print(f"{NEW_TOKENS} new tokens a request, one thread, tokens/s")
         print(
-            f"{'model':18} {'batch':>5} {'ours':>9} {'vllm':>9} {'+logprobs':>9} {'ours/vllm':>9} {'/+logpr.':>9}"
+            f"{'model':18} {'in':8} {'batch':>5} {'ours':>9} {'vllm':>9} {'+logprobs':>9} {'ours/vllm':>9} {'/+logpr.':>9}"
             f" {'by CPU':>9}"
         )
         cases = [
-            ("random Llama 3 M", random_llama(), [tuple(row) for row in drawn]),
-            ("embedded 0.66 M", student.model, [student.prompt_ids(task.problem.question) for task in tasks]),
+            Case("random Llama 3 M", random_llama(), [tuple(row) for row in drawn]),
+            Case("embedded 0.66 M", student.model, [student.prompt_ids(task.problem.question) for task in tasks]),
+            *([] if args.model is None else real_cases(args.model)),
         ]
-        compared = [compare(name, python, model, prompts, args.repeats) for name, model, prompts in cases]
+        compared = [compare(case, python, args.repeats) for case in cases]
+    named = "" if args.model is None else f" --model {args.model}"
     result = {
-        "command": f"python benchmarks/vllm_cpu.py --repeats {args.repeats}",
+        "command": f"python benchmarks/vllm_cpu.py --repeats {args.repeats}{named}",
         "device": f"{platform.machine()} CPU, 1 thread",
         "ours": {"torch": torch.__version__},
         "theirs": compared[0]["versions"],

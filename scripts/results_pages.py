@@ -99,8 +99,7 @@ def index(pages: Mapping[str, Page]) -> str:
             *rows(MACHINERY),
             "## Not measured yet",
             "",
-            "These commands exist and have not been run: `benchmarks/token_loss.py` (a loss over some tokens under LoRA) and"
-            " `benchmarks/gpu.py` (speed and memory on CUDA).",
+            "This command exists and has not been run: `benchmarks/gpu.py` (speed and memory on CUDA).",
         ]
     )
 

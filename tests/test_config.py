@@ -352,3 +352,10 @@ def test_learning_rates_go_by_size_unless_they_are_named():
         assert settings.rate(3_000_000_000, "lora") == small
     named = load_config(overrides=["train.grpo.learning_rate=2e-6"]).train.grpo
     assert named.rate(660_000, "full") == named.rate(135_000_000, "full") == 2e-6
+
+
+def test_a_loss_over_all_tokens_is_still_read_and_one_over_some_is_named():
+    old = {"train": {"grpo": {"loss_tokens": "all", "loss_share": 0.5, "epochs": 7}}}
+    assert load_config(overrides=[old]).train.grpo.epochs == 7
+    with pytest.raises(ConfigError, match="loss_tokens"):
+        load_config(overrides=["train.grpo.loss_tokens=entropy"])

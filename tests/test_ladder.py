@@ -115,9 +115,29 @@ def test_where_a_base_is_kept_rungs_are_adapters_and_base_is_the_student_as_it_c
         seed.run_folder("grpo") / "adapter",
     ]
     assert plain.student(0) == plain.path / "base" and plain.student(3) == plain.run_folder("grpo") / "student"
+    # From nothing there is no adapter yet, whatever comes of it later.
+    quantised = ["models.embedded.quantization=nf4", "models.embedded.adapter=lora"]
+    embedded = a_seed(tmp_path, 9, load_config(overrides=[read_yaml(shipped("ladder.yaml")), *quantised]))
+    assert embedded.student(1) == embedded.path / "sft"
     needs = {stage.name: stage.needs for stage in seed.stages()}
     assert "base" not in needs and needs["eval base"] == ()
     assert {stage.name: stage.needs for stage in plain.stages()}["eval base"] == ((8, "base"),)
+
+
+def test_a_quantised_students_prm_is_over_its_own_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(Seed, "stage", lambda self, name, arguments, finished, configured=True: ran.append(arguments))
+    for quantization, own in (("nf4", True), ("none", False)):
+        mine = ["student=mine", "models.mine.path=folder", f"models.mine.quantization={quantization}"]
+        one, other = (
+            a_seed(tmp_path, n, load_config(overrides=[read_yaml(shipped("ladder.yaml")), *mine])) for n in (1, 2)
+        )
+        one.partner = other
+        [prm] = [stage for stage in one.stages() if stage.name == "prm"]
+        prm.run()
+        assert prm.needs == (((1, "sft"),) if own else ((1, "sft"), (2, "sft")))
+        assert str(one.path / "sft" / "adapter" if own else one.path / "sft") in ran[-1]
+        assert (f"train.prm.base={other.path / 'sft'}" in ran[-1]) != own
 
 
 def test_a_stop_runs_nothing_more_and_a_failure_stops_the_other_seeds(tmp_path: Path) -> None:

@@ -307,7 +307,8 @@ def test_a_command_that_ends_leaves_no_adapter_on_its_servers(servers: list[Comp
     save_adapter(student.model, spec, tmp_path / "adapter")
     command = [sys.executable, "-m", "alphazero_llm_trainer", "eval", "--path", str(tmp_path / "adapter")]
     command += ["--num", "4", "--methods", "greedy", "--out", str(tmp_path / "eval"), "-q"]
-    for override in [*CONFIG, *flags(*servers), "train.adapter=lora"]:
+    by_name = [flag.replace("127.0.0.1", "localhost") for flag in flags(*servers)]
+    for override in [*CONFIG, *by_name, "train.adapter=lora"]:
         command += ["--set", override]
     assert subprocess.run(command, check=False).returncode == 0
     for server in servers:

@@ -134,8 +134,9 @@ def check(config: Config) -> None:
     ladder = config.ladder
     if config.engine.backend == "vllm-server" and (from_scratch(config) or not keeps_base(config)):
         raise ConfigError(
-            "engine.backend is vllm-server, whose servers keep one base, and this ladder trains all weights: set"
-            " train.adapter=lora and name a student that comes with weights (--model), or set engine.backend=inprocess"
+            "engine.backend is vllm-server, whose servers keep one base, and this ladder's student is trained whole or made"
+            " from nothing: set train.adapter=lora and name one that comes with weights (--model), or set"
+            " engine.backend=inprocess"
         )
     if ladder.budget_tokens not in ladder.budgets:
         raise ConfigError(

@@ -34,6 +34,7 @@ from .train import CollectConfig, TrainConfig
 # libyaml's parser is seven times faster than the one in Python, and not in every build of PyYAML.
 MOST_DEPTH = 50
 GONE = {"choose", "exploration", "dollars_weight", "seconds_weight"}  # the teachers' bandit, which found no better one
+SOME_TOKENS = {"loss_tokens", "loss_share"}  # of GRPO's loss, which taught no more than all of them
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -166,6 +167,11 @@ def modern(raw: Mapping[str, Any]) -> Mapping[str, Any]:
             moved = {key: section[key] for key in old}
             rest = {key: value for key, value in section.items() if key not in old}
             raw = {**raw, "train": {**train, judge: merge(rest, {"collect": moved})}}
+    train = raw.get("train")
+    grpo = train.get("grpo") if isinstance(train, Mapping) else None
+    if isinstance(grpo, Mapping) and grpo.get("loss_tokens") == "all":
+        kept = {key: value for key, value in grpo.items() if key not in SOME_TOKENS}
+        raw = {**raw, "train": {**train, "grpo": kept}}
     teachers = raw.get("teachers")
     if isinstance(teachers, Mapping) and GONE & teachers.keys():
         raw = {**raw, "teachers": {key: value for key, value in teachers.items() if key not in GONE}}

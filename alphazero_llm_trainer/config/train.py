@@ -49,8 +49,6 @@ class GrpoConfig(RoundsConfig):
     teacher_rows: bool = False
     pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
     together: bool = True
-    loss_tokens: Literal["all", "entropy", "random"] = "all"
-    loss_share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
 
 class PpoConfig(RoundsConfig):

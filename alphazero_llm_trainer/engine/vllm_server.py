@@ -17,6 +17,7 @@ import asyncio
 import itertools
 import logging
 import os
+import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,6 +38,7 @@ from .vllm_weights import Versions, has_adapter, write_adapter
 ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
 SAMPLE_TEXT = "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and student must tokenise alike
 NO_WEIGHTS = "a vLLM server takes adapters alone: set train.adapter=lora or engine.backend=vllm"
+LEAVE_SECONDS = 10.0  # for all servers together, at the end
 RETURN_SECONDS = 2.0  # between two looks at whether a server that went away is back
 TOKEN = "token_id:"  # noqa: S105 - how the server writes a token where it is asked for ids
 
@@ -406,17 +408,21 @@ def adapter_folders(vllm: VllmConfig) -> Versions:
         ) from error
 
 
-async def leave(client: httpx.AsyncClient, versions: Versions, routes: Routes) -> None:
-    """Unload the adapter and close the connections."""
-    for server in [one for one in routes.servers if one.up and versions.number]:
-        with suppress(httpx.HTTPError):  # a server that is gone has nothing to unload
-            await client.post(f"{server.url}/unload_lora_adapter", json={"lora_name": versions.name}, timeout=10.0)
-    await client.aclose()
-
-
 def shut(client: httpx.AsyncClient, thread: LoopThread, versions: Versions, routes: Routes) -> None:
-    """Leave the servers, and close the thread and the temporary folder. At a process's end at the latest."""
-    if not thread.inside():
-        thread.wait(leave(client, versions, routes))
-    thread.close()
-    versions.close()
+    """Close the connections, the thread and the temporary folder, and unload the adapter. At a process's end at the latest.
+
+    Without asyncio, whose threads for host names are gone by then; and once nothing can load an adapter any more.
+    """
+    headers, deadline = dict(client.headers), time.monotonic() + LEAVE_SECONDS
+    try:
+        if not thread.inside():
+            thread.wait(client.aclose())
+        thread.close()
+        for server in routes.servers if versions.number else ():
+            left = deadline - time.monotonic()
+            if left > 0:
+                with suppress(httpx.HTTPError):  # a server that is gone has nothing to unload
+                    unload = f"{server.url}/unload_lora_adapter"
+                    httpx.post(unload, json={"lora_name": versions.name}, headers=headers, timeout=left)
+    finally:
+        versions.close()

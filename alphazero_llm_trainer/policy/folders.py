@@ -51,7 +51,7 @@ def from_scratch(config: Config) -> bool:
 
 
 def keeps_base(config: Config) -> bool:
-    """Whether every student that is trained from this one is an adapter over it.
+    """Whether every student that goes on from this one is an adapter over it.
 
     Where it is quantised, because weights that are merged and rounded to 4 bits again have lost most of what training added;
     and where a server samples, which goes on with the weights that it has.

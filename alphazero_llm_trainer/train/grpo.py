@@ -39,8 +39,6 @@ class SearchGRPOTrainer(FsdpTrainer, GRPOTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """None of TRL's: the student's folder gets the run's own (`train.model_card`)."""
 
-    random_share = 1.0  # of the tokens that the loss is over, drawn once a round
-
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's mean over the tokens of a forward, made one over the tokens of the whole minibatch, all ranks' rows."""
         loss = super()._compute_loss(model, inputs)
@@ -130,11 +128,6 @@ class SearchGRPOTrainer(FsdpTrainer, GRPOTrainer):
             out["old_per_token_logps"] = snapshot
         else:
             out.pop("old_per_token_logps", None)  # TRL takes the log-probabilities of the moment then
-        if self.random_share < 1.0:
-            # TRL leaves tokens out whose tool mask is 0. At least one stays: a minibatch of none has no mean.
-            drawn = torch.rand(mask.shape, device=mask.device)
-            drawn[:, 0] = 0.0
-            out["tool_mask"] = (drawn < self.random_share).to(mask.dtype) * mask
         of_policy = torch.tensor([row["kind"] == "policy" for row in inputs], device=mask.device)[:, None]
         counted = advantages[(mask.bool() & of_policy) & (advantages != 0)]
         if len(counted) > 1:
@@ -166,8 +159,7 @@ class SearchGRPOTrainer(FsdpTrainer, GRPOTrainer):
 
 def counted(inputs: dict[str, Any]) -> torch.Tensor:
     """How many tokens the loss of a batch is over."""
-    mask = inputs["completion_mask"]
-    return (mask * inputs["tool_mask"] if "tool_mask" in inputs else mask).sum().float()
+    return inputs["completion_mask"].sum().float()
 
 
 def plan_padded(input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int, work: Work) -> PackingPlan:
@@ -238,7 +230,6 @@ def make_grpo_trainer(
         epsilon_high=settings.clip_high,
         loss_type="bnpo",
         scale_rewards="none",
-        top_entropy_quantile=settings.loss_share if settings.loss_tokens == "entropy" else 1.0,
         **economy.arguments(),
         **round_arguments(settings, model, rounds, updates, save_every_rounds, seed),
     )
@@ -258,6 +249,5 @@ def make_grpo_trainer(
             project_labels_only(bare(scored), trainer.temperature)
     # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
     trainer.pack, trainer.together = "off" if trainer.is_fsdp_enabled else settings.pack, settings.together
-    trainer.random_share = settings.loss_share if settings.loss_tokens == "random" else 1.0
     trainer.importance = settings.importance
     return trainer

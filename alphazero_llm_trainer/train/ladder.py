@@ -88,7 +88,7 @@ class Seed:
         """The folder of a rung's student, None for the one that comes with weights; MCTS searches with the one below it."""
         if rung == 0:
             return self.path / "base" if from_scratch(self.config) else None
-        kept = keeps_base(self.config)
+        kept = keeps_base(self.config) and not from_scratch(self.config)
         if rung == 1:
             return self.path / "sft" / "adapter" if kept else self.path / "sft"
         return self.run_folder("ppo" if rung == 2 else "grpo") / ("adapter" if kept else "student")

@@ -198,6 +198,7 @@ def vllm_cpu(data: Row) -> Page:
     ratios = [row["ratio_tokens_per_second"] for row in data["rows"]]
     columns = {
         "model": "{model}",
+        "in": "{dtype}",
         "requests": "{batch}",
         "engine, tokens/s": "{ours_tokens_per_second:,.0f}",
         "vLLM": "{vllm_tokens_per_second:,.0f}",
@@ -208,17 +209,17 @@ def vllm_cpu(data: Row) -> Page:
     return Page(
         "The engine against vLLM's CPU build",
         f"{min(ratios):.1f} to {max(ratios):.1f} times vLLM {data['theirs']['vllm']} on one thread",
-        "Same prompts, one thread, fp32, temperature 1, best of several repeats. The engine always returns log-probabilities;"
+        "Same prompts, one thread, temperature 1, best of several repeats. The engine always returns log-probabilities;"
         " vLLM was timed without and with them.",
         {
-            "Problems": "random or embedded prompts, as many as the requests",
+            "Problems": "random or embedded prompts, of SmolLM2 GSM8K test questions, as many as the requests",
             "Seeds": seeds_of(data),
             "Tokens": f"{data['rows'][0]['new_tokens']} new tokens a request",
             "Device": data["device"],
             "Command": command(data),
         },
         table(data["rows"], columns),
-        ["Tiny models on a CPU, which is not what vLLM is made for. Nothing was measured on a GPU.", RATIOS],
+        ["Small models on a CPU, which is not what vLLM is made for. Nothing was measured on a GPU.", RATIOS],
     )
 
 

@@ -208,6 +208,11 @@ def real_signal(data: Row) -> Page:
     }
     between = [row for row in rows if 0.2 <= row["greedy"][0] <= 0.6]
     taught = listed(f"{row['task']} after {row['rows']:,}" for row in between) or "none of them"
+    tool = [
+        f"{row['task']} after {row['rows']:,} {share(row['with_calculator'])}"
+        for row in rows
+        if "with_calculator" in row
+    ]
     most = max(rows, key=lambda row: row["mixed_groups"][0])
     return Page(
         "Where a real model has something to learn",
@@ -227,6 +232,12 @@ def real_signal(data: Row) -> Page:
         [
             *table(shown, columns),
             f"Between .2 and .6 greedily, where GRPO and rejection sampling have most to go by: {taught}.",
+            "",
+            *(
+                [f"Greedily with a calculator that writes the result after each `a op b =`: {listed(tool)}."]
+                if tool
+                else []
+            ),
         ],
         [
             "One run a task, with one learning rate. Few problems: intervals are wide.",
