@@ -29,6 +29,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Capabilities, GenerateRequest, TeacherLedger
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
 from alphazero_llm_trainer.live import Progress
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.scale.fleet import Fleet
 from alphazero_llm_trainer.scale.host import load_host
@@ -41,6 +42,7 @@ from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.search.journal import Journal, read
 from alphazero_llm_trainer.train.fleet import FleetSource, Workers, check_workers
 from alphazero_llm_trainer.train.loop import Run, _RoundWatch
+from alphazero_llm_trainer.train.models import make_trainable, save_adapter
 from alphazero_llm_trainer.train.run import RunFolder
 from alphazero_llm_trainer.train.size import RunSize
 from alphazero_llm_trainer.train.source import RoundSource, RoundStats
@@ -456,6 +458,14 @@ def test_actors_sample_through_vllm_servers(tmp_path: Path, cluster: tuple[str, 
     try:
         assert main([*command, "--out", str(tmp_path / "alone")]) == 0
         assert main([*command, "--out", str(tmp_path / "fleet"), "--workers", "2", "--address", cluster[0]]) == 0
+        # An adapter is unloaded at the end, although actors are killed.
+        student = load_student(load_config(overrides=SERVED))
+        make_trainable(student.model, student.spec, "lora")
+        save_adapter(student.model, student.spec.lora, tmp_path / "adapter")
+        adapted = [*command, "--path", str(tmp_path / "adapter"), "--set", "train.adapter=lora"]
+        assert main([*adapted, "--out", str(tmp_path / "own"), "--workers", "2", "--address", cluster[0]]) == 0
+        for server in servers:
+            assert set(server.students) == {"student"} and len(server.answered) > 1
     finally:
         for server in servers:
             server.close()

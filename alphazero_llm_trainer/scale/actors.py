@@ -63,6 +63,10 @@ class EngineHost:
             "value": None if host.value is None else (host.value.rollout_weight, host.value.computes),
         }
 
+    async def leave(self) -> None:
+        """Let go of what a server keeps for the engine; no call may follow."""
+        self.host.student.engine.close()
+
     async def put(self, client: str, letters: Sequence[Letter]) -> None:
         """See `PostOffice.put`."""
         self.office.put(client, letters)

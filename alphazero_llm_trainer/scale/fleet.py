@@ -19,6 +19,7 @@ from .cluster import Cluster
 from .pool import MakeCollector, PoolStats, peak_bytes
 
 POLL_SECONDS = 0.25
+LEAVE_SECONDS = 10.0
 STATS_SECONDS = 5.0  # how long the processes may take to answer
 CREATION = "error raised in its creation task"  # how Ray says that an actor's constructor failed
 MOST_STARTS = 6  # of one actor in a row that died before it was ready
@@ -280,10 +281,14 @@ class Fleet:
         return total
 
     def close(self) -> None:
-        """End all actors."""
+        """End all actors. Engines on a vLLM server unload their adapters first: a killed process can't."""
         import ray
         from ray.exceptions import RayError
 
+        if self.config.engine.backend == "vllm-server" and ray.is_initialized():
+            leaving = [lane.handle.leave.remote() for lane in getattr(self, "lanes", []) if lane.handle is not None]
+            if leaving:
+                ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_SECONDS)
         for lane in getattr(self, "lanes", []):
             for handle in [lane.handle, *(one.handle for one in lane.searchers)]:
                 if handle is not None and ray.is_initialized():
