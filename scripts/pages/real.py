@@ -241,6 +241,7 @@ def real_signal(data: Row) -> Page:
         ],
         [
             "One run a task, with one learning rate. Few problems: intervals are wide.",
+            "Where an answer takes a handful of tokens the model guesses without steps: right samples there are luck as well.",
             "Minutes are of one CPU core that shared the machine.",
         ],
     )
