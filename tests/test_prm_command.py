@@ -9,10 +9,12 @@ import pytest
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.policy.prm_verifier import FOLDER, load_prm
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.train.prm_data import encode_step, spoiled_sets
+from alphazero_llm_trainer.train.prm_run import other_model
 from alphazero_llm_trainer.types import Step
 from tests.support import run
 
@@ -85,3 +87,11 @@ def test_user_errors_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     trl = ["--set", "train.prm.trainer=trl"]
     assert main(["prm", "--data", str(many), "--out", str(tmp_path / "b"), *QUICK, *trl]) == 2
     assert "logprob=false" in capsys.readouterr().err
+
+
+def test_another_students_model_is_no_servers() -> None:
+    """`train.prm.base` on servers: they hold the student's base, so the other one is loaded here."""
+    student = load_student(load_config(overrides=["student=embedded"]))
+    nobody = ["student=embedded", "engine.backend=vllm-server", "engine.vllm.base_url=http://127.0.0.1:9/v1"]
+    other = other_model(student, load_config(overrides=nobody), PACKAGED)
+    assert other.config.vocab_size == student.model.config.vocab_size and other is not student.model

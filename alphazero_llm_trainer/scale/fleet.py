@@ -19,7 +19,7 @@ from .cluster import Cluster
 from .pool import MakeCollector, PoolStats, peak_bytes
 
 POLL_SECONDS = 0.25
-LEAVE_SECONDS = 10.0
+LEAVE_SECONDS = 10.0  # how long engines may take to unload their adapters
 STATS_SECONDS = 5.0  # how long the processes may take to answer
 CREATION = "error raised in its creation task"  # how Ray says that an actor's constructor failed
 MOST_STARTS = 6  # of one actor in a row that died before it was ready
