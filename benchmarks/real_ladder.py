@@ -48,6 +48,11 @@ ARMS = {
     "expert-more": ["--set", RATE.format("rft", 5e-5)],
     "grpo": [*GRPO, *CHAINS],
     "grpo-trees": GRPO,
+    "grpo-trees-hre": [
+        *GRPO,
+        "--set",
+        "rewards.use_student_model=false",
+    ],  # correctness alone, without the perplexity reward
 }
 MORE = {"expert-more": 3}  # times the questions, and as many more a round
 AGAIN = {"rft": 8, "expert-more": 8}  # arms that are run with another seed as well, from the same SFT student

@@ -11,6 +11,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from ..config.train import GrpoConfig
+from .attention import NAME
 from .fsdp import FsdpTrainer
 from .head import project_labels_only
 from .models import Economy, bare, keep_precision, restore_adapter, round_arguments, trained_state
@@ -19,7 +20,7 @@ from .rows import RowsOfRound
 
 PACKS_FROM = 0.9  # share of the flat batch's work that packing must come down to, under `pack: auto`
 Trainer = TypeVar("Trainer", bound="SearchGRPOTrainer")
-MASKS_IN_4D = ("sdpa", "eager")  # attention implementations that take an additive mask of our own
+MASKS_IN_4D = ("sdpa", "eager", NAME)  # attention implementations that take an additive mask of our own
 
 
 class SearchGRPOTrainer(FsdpTrainer, GRPOTrainer):

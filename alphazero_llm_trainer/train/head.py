@@ -7,13 +7,15 @@ fp32. With a vocabulary of tens of thousands that is most of an update (`benchma
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial
 from trl.trainer.utils import FusedCausalLMOutput
 
-ROWS = 64  # of logits in fp32 at a time: 64 x 49,152 are 12 MiB, which stay in a cache
+TILE = 2**19  # logits in fp32 at a time: 2 MiB, which stay in a core's cache
+LEAST = torch.finfo(torch.float32).min
 # What a model may do with its logits beside a product: those that do keep TRL's head.
 SCALES = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
 
@@ -32,19 +34,20 @@ class LabelLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         precision = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else hidden.dtype
         narrow, matrix = hidden.to(precision), weight.to(precision)
-        logprobs, entropy = torch.empty(len(hidden)), torch.empty(len(hidden))
+        logprobs, entropy, normalizer = (torch.empty(len(hidden)) for _ in range(3))
         best = torch.empty(len(hidden), dtype=torch.bool)
         with torch.autocast("cpu", enabled=False):
             logits = narrow @ matrix.T if any(ctx.needs_input_grad[:2]) else None
-            for start in range(0, len(hidden), ROWS):
-                rows = slice(start, start + ROWS)
-                tile = narrow[rows] @ matrix.T if logits is None else logits[rows]
-                tile = (tile.float() / temperature).log_softmax(1)
-                own = tile.gather(1, targets[rows, None])[:, 0]
-                logprobs[rows], best[rows] = own, own >= tile.amax(1)
-                # A probability of 0 has the logarithm -inf, and no share of the entropy.
-                entropy[rows] = -(tile.exp() * tile.clamp(min=torch.finfo(tile.dtype).min)).sum(1)
-        ctx.save_for_backward(narrow, matrix, targets, entropy)
+            for rows in tiles(len(hidden), len(matrix)):
+                tile = scaled(narrow[rows] @ matrix.T if logits is None else logits[rows], temperature)
+                own, most = tile.gather(1, targets[rows, None])[:, 0], tile.amax(1)
+                # A probability of 0 may have the logarithm -inf, and has no share of the entropy.
+                masses = tile.sub_(most[:, None]).clamp_(min=LEAST).exp()
+                mass = masses.sum(1)
+                logprobs[rows], best[rows] = own - most - mass.log(), own >= most
+                entropy[rows] = mass.log() - masses.mul_(tile).sum(1) / mass
+                normalizer[rows] = most + mass.log()
+        ctx.save_for_backward(narrow, matrix, targets, entropy, normalizer)
         ctx.logits, ctx.temperature, ctx.given = logits, temperature, (hidden.dtype, weight.dtype)
         ctx.mark_non_differentiable(best)
         ctx.set_materialize_grads(False)
@@ -54,23 +57,34 @@ class LabelLogProbs(torch.autograd.Function):
     def backward(
         ctx: Any, of_logprobs: torch.Tensor | None, of_entropy: torch.Tensor | None, _: None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        narrow, matrix, targets, entropy = ctx.saved_tensors
+        narrow, matrix, targets, entropy, normalizer = ctx.saved_tensors
         gradient, ctx.logits = ctx.logits, None
-        for start in range(0, len(narrow), ROWS):
-            rows = slice(start, start + ROWS)
-            logs = (gradient[rows].float() / ctx.temperature).log_softmax(1)
-            chances = logs.exp()
-            tile = torch.zeros_like(chances)
-            if of_logprobs is not None:
-                tile.addcmul_(chances, of_logprobs[rows, None], value=-1.0)
-                tile.scatter_add_(1, targets[rows, None], of_logprobs[rows, None])
-            if of_entropy is not None:
-                slope = chances * (logs.clamp(min=torch.finfo(logs.dtype).min) + entropy[rows, None])
-                tile.addcmul_(slope, of_entropy[rows, None], value=-1.0)
-            gradient[rows] = tile / ctx.temperature
+        with_label = 0.0 * entropy if of_logprobs is None else of_logprobs / ctx.temperature
+        for rows in tiles(len(narrow), len(matrix)):
+            tile = scaled(gradient[rows], ctx.temperature).sub_(normalizer[rows, None])
+            if of_entropy is None:
+                tile.exp_().mul_(-with_label[rows, None])
+            else:
+                chances = tile.clamp_(min=LEAST).exp()
+                tile.add_(entropy[rows, None]).mul_(-of_entropy[rows, None] / ctx.temperature)
+                tile.sub_(with_label[rows, None]).mul_(chances)
+            tile.scatter_add_(1, targets[rows, None], with_label[rows, None])
+            gradient[rows] = tile
         of_hidden = (gradient @ matrix).to(ctx.given[0]) if ctx.needs_input_grad[0] else None
         of_weight = (gradient.T @ narrow).to(ctx.given[1]) if ctx.needs_input_grad[1] else None
         return of_hidden, of_weight, None, None
+
+
+def tiles(count: int, words: int) -> Iterator[slice]:
+    """Slices of `count` rows of logits, as many rows in each as a tile has room for."""
+    size = max(1, TILE // words)
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+def scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """A copy of logits in fp32, over the temperature."""
+    tile = logits.to(torch.float32, copy=True)
+    return tile if temperature == 1.0 else tile.div_(temperature)
 
 
 def project_labels_only(model: Any, temperature: float = 1.0) -> None:

@@ -23,7 +23,7 @@ PHASES = ("load", "search", "train")
 AFTER_LOAD = ("search", "train")
 NODE_BYTES = 350  # the prefix tree's links of a node: C arrays, and a dictionary with one child
 HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # TRL's tile of logits, on CUDA
-HEAD_ROWS, HEAD_COPIES = 64, 5  # `train.head`: rows of logits in fp32 at a time, and tensors of them
+HEAD_TILE, HEAD_COPIES = 2**19, 3  # `train.head`: logits in fp32 at a time, and tensors of them
 FORWARD_BYTES = 2 * GIB  # of activations that a forward on a CPU may keep, where `train.micro_batch` says nothing
 LOGIT_COPIES = 4  # of a judge's logits, in fp32
 RANK_COPIES = 5  # [T, T] matrices of a question in the value's ranking loss, in fp32
@@ -416,7 +416,7 @@ class Forecast:
             tile = min(tokens, HEAD_TOKENS)
             size += tile * HEAD_WORDS * act + (HEAD_WORDS * shape.hidden * 2 if act == 2 else 0)
             return size, f"logits of {tile:,} tokens x {HEAD_WORDS:,} words x {act} B"
-        size += (tokens * act + HEAD_COPIES * min(tokens, HEAD_ROWS) * 4) * shape.vocabulary
+        size += tokens * shape.vocabulary * act + HEAD_COPIES * min(tokens * shape.vocabulary, HEAD_TILE) * 4
         return size, f"logits of {tokens:,} tokens x {shape.vocabulary:,} words x {act} B"
 
     # -- all of it ---------------------------------------------------------------------------------------------------

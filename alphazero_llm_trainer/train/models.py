@@ -31,6 +31,7 @@ from ..policy.adapters import (
 )
 from ..policy.folders import ADAPTER_FILE
 from ..policy.weights import save_sealed
+from .attention import attend_by_length
 from .memory import PROMPT, rows_of_a_forward
 
 # What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
@@ -157,6 +158,7 @@ def make_trainable(
     `task` is peft's name of the model's task; for "TOKEN_CLS" the last layer is trained with the adapter.
     """
     check_full(model, spec, adapter)
+    attend_by_length(model)
     if adapter == "full":
         model.requires_grad_(True)
         return model

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
 from .credit import gae
-from .grpo import SearchGRPOTrainer, make_grpo_trainer, plan_padded
+from .grpo import MASKS_IN_4D, SearchGRPOTrainer, make_grpo_trainer, plan_padded
 from .models import attach, deepen, learning_rate
 from .packing import Work, spread, tensors
 
@@ -51,7 +51,7 @@ class Critic(torch.nn.Module):
             bind(self, policy, CRITIC_ADAPTER)
         self.shared = lora is not None
         deepen(backbone, shape, extra_layers)
-        if backbone.config._attn_implementation != "eager":
+        if backbone.config._attn_implementation not in MASKS_IN_4D:
             # It always computes packed rows: a mask of our own.
             backbone.config._attn_implementation = "sdpa"
         device = next(policy.parameters()).device
