@@ -286,13 +286,18 @@ INLINE void attend(const struct model *m, int thread, const long dim, const floa
                    const float *states, long stride, float *out)
 {
     const long size = m->shape.head_dim, heads = m->shape.heads, group = heads / m->shape.kv_heads;
-    const long capacity = m->score_capacity;
+    const long capacity = m->score_capacity, node_bytes = 2 * m->shape.kv_heads * size * (long)sizeof(float);
     const float *values = states + m->shape.kv_heads * size;
     float *scores = m->scores + thread * heads * capacity, *inverse = m->inverse + thread * heads;
     for (long j = 0; dim && j < length; j += LANES) {
         const float *keys[LANES];
         /* Beyond the end the last node is read again: those scores are not used. */
         for (long i = 0; i < LANES; i++) keys[i] = states + path[j + i < length ? j + i : length - 1] * stride;
+        /* Nodes lie scattered: what comes next, each with its values, is fetched while these are computed. */
+        for (long i = j + LANES; i < j + 2 * LANES && i < length; i++) {
+            const char *node = (const char *)(states + path[i] * stride);
+            for (long line = 0; line < node_bytes; line += 64) __builtin_prefetch(node + line, 0, 2);
+        }
         for (long h = 0; h < heads; h++)
             store(scores + h * capacity + j, score_keys(dim, query + h * dim, keys, h / group * dim));
     }

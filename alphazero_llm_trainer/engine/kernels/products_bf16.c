@@ -20,8 +20,9 @@
 #endif
 
 #define SQUARE (TILE * DEPTH_STEP) /* numbers of a tile */
+#define LINE 32                    /* numbers of a cache line */
 #define ROWS 8                     /* whose sums AVX512-BF16's product holds in registers */
-#define AHEAD 4                    /* steps of 32 that the weights are fetched ahead of their use */
+#define AHEAD 4                    /* AMX: steps of 32 that the weights are fetched ahead of their use */
 
 static uint16_t rounded(float x) { return (uint16_t)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0); }
 
@@ -53,19 +54,19 @@ void round_rows(const float *a, long a_stride, long depth, long first, long end,
 
 /* -- AVX512-BF16 --------------------------------------------------------------------------------------------------- */
 
+/* One panel of b for `rows` rows of a: one of `passes`, which each fetch their share of the `next` panel from memory. */
 INLINE void multiply_pairs(const int rows, enum kind kind, long steps, const uint16_t *a, const uint16_t *b, float *c,
-                           long c_stride)
+                           long c_stride, const uint16_t *next, long pass, long passes)
 {
     __m512 left[ROWS], right[ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) left[r] = right[r] = _mm512_setzero_ps();
-    for (long k = 0; k < steps; k++, a += SQUARE, b += SQUARE * 2)
+    for (long k = 0; k < steps; k++, a += SQUARE, b += SQUARE * 2, next += SQUARE * 2) {
+        for (long i = pass * LINE; i < 2 * SQUARE; i += passes * LINE) _mm_prefetch((const char *)(next + i), _MM_HINT_T1);
         for (long pair = 0; pair < DEPTH_STEP; pair += 2) {
             const uint16_t *weights = b + pair / 2 * DEPTH_STEP;
             const __m512bh b0 = (__m512bh)_mm512_loadu_si512(weights);
             const __m512bh b1 = (__m512bh)_mm512_loadu_si512(weights + SQUARE);
-            _mm_prefetch((const char *)(weights + AHEAD * 2 * SQUARE), _MM_HINT_T0);
-            _mm_prefetch((const char *)(weights + AHEAD * 2 * SQUARE + SQUARE), _MM_HINT_T0);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 int32_t both;
@@ -75,6 +76,7 @@ INLINE void multiply_pairs(const int rows, enum kind kind, long steps, const uin
                 right[r] = _mm512_dpbf16_ps(right[r], x, b1);
             }
         }
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) put_sums(kind, c + r * c_stride, (vec)left[r], (vec)right[r]);
 }
@@ -180,11 +182,13 @@ void multiply_bf16(enum kind kind, const struct matrix *b, long first, long end,
             continue;
         }
 #endif
+        const uint16_t *next = panel + 1 < b->panels ? weights + b->step / 2 : weights;
+        const long passes = (rows + ROWS - 1) / ROWS;
         for (long row = 0; row < rows; row += ROWS) {
             const uint16_t *from = a + row / TILE * TILE * depth + row % TILE * DEPTH_STEP;
 #define CASE(n) \
     case n: \
-        multiply_pairs(n, kind, steps, from, weights, to + row * c_stride, c_stride); \
+        multiply_pairs(n, kind, steps, from, weights, to + row * c_stride, c_stride, next, row / ROWS, passes); \
         break;
             switch (rows - row < ROWS ? rows - row : ROWS) {
                 CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
