@@ -56,6 +56,7 @@ ARMS = {
 }
 MORE = {"expert-more": 3}  # times the questions, and as many more a round
 AGAIN = {"rft": 8, "expert-more": 8}  # arms that are run with another seed as well, from the same SFT student
+OVER = [(arm, "rft") for arm in ARMS if arm != "rft"] + [("grpo-trees", "grpo-trees-hre")]
 LEVELS = ["--set", "problems.levels=[1,2,3]"]
 EVERY = [*LEVELS, "--seed", "7"]
 
@@ -134,18 +135,18 @@ def run(name: str, command: list[str], done: Path, key: str) -> float:
     return time.monotonic() - began
 
 
-def over_own_samples(right: dict[str, list[float]], args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each arm's greedy accuracy less that of `rft` with the same seeds, over problems: so few seeds have no interval."""
+def compared(right: dict[str, list[float]], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each arm's greedy accuracy less another's (`OVER`) with the same seeds, over problems: so few seeds have no interval."""
     chosen = [word for word in LEVELS if word != "--set"] + [f"problems.hold_out={args.hold_out}"]
     groups = repeats(tasks_of(load_config(overrides=chosen), "test", args.problems))
     found = []
-    for arm in ARMS:
-        ends = [end for end in ("", f"-{AGAIN.get(arm)}") if arm + end in right and "rft" + end in right]
-        if arm != "rft" and ends:
+    for arm, over in OVER:
+        ends = [end for end in ("", f"-{AGAIN.get(arm)}") if arm + end in right and over + end in right]
+        if ends:
             mean = [[sum(scores) / len(ends) for scores in zip(*(right[name + end] for end in ends), strict=True)]
-                    for name in (arm, "rft")]  # fmt: skip
+                    for name in (arm, over)]  # fmt: skip
             less = paired_bootstrap(*mean, groups=groups)
-            row = {"arm": arm, "over": "rft", "seeds": len(ends)}
+            row = {"arm": arm, "over": over, "seeds": len(ends)}
             found.append(row | {"value": less.value, "low": less.low, "high": less.high})
     return found
 
@@ -195,7 +196,7 @@ def main() -> None:
         "machine": platform.machine(), "cores": os.cpu_count(), "model": args.model, "seed": 7,
         "rows": args.rows, "questions": args.questions, "hold_out": args.hold_out, "round": ROUND, "updates": UPDATES,
         "validation": VALIDATION, "more": MORE, "again": AGAIN,
-        "seconds": times, "stages": found, "arms": over_own_samples(right, args),
+        "seconds": times, "stages": found, "arms": compared(right, args),
     }  # fmt: skip
     args.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

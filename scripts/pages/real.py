@@ -10,6 +10,7 @@ ARMS = {
     "expert-more": "expert iteration, three times the questions",
     "grpo": "GRPO, chains",
     "grpo-trees": "GRPO, trees",
+    "grpo-trees-hre": "GRPO, trees, without the perplexity reward",
     "more-sft": "more SFT, as many updates",
 }
 COLUMNS = {"student": "{name}", "greedy accuracy": "{accuracy}", "paired gain": "{gain}", "sampled": "{tokens}"}
@@ -72,7 +73,7 @@ def real_ladder(data: Row) -> Page:
         f"With measurements and evaluations the stages took {times} on {data['cores']} cores, some beside other work.",
         "",
         f"Kept in the end: {kept(stages)}",
-        *over_own_samples(data["arms"]),
+        *compared(data["arms"]),
         "The intervals are over problems, not over seeds.",
     ]
     for name in (found for found in stages if found.startswith("eval-")):
@@ -125,11 +126,14 @@ def real_ladder(data: Row) -> Page:
     )
 
 
-def over_own_samples(arms: list[Row]) -> list[str]:
-    """Each arm less `rft`; nothing where that was not run."""
-    rows = [{"arm": ARMS[row["arm"]], "less": judged(triple(row)), "seeds": row["seeds"]} for row in arms]
-    columns = {"arm": "{arm}", "less `rft`, greedy": "{less}", "seeds of both": "{seeds}"}
-    return ["", "### Over its own right samples", "", *table(rows, columns)] if rows else []
+def compared(arms: list[Row]) -> list[str]:
+    """Arms less others; nothing where those were not run."""
+    rows = [
+        {"arm": ARMS[row["arm"]], "over": ARMS[row["over"]], "less": judged(triple(row)), "seeds": row["seeds"]}
+        for row in arms
+    ]
+    columns = {"arm": "{arm}", "over": "{over}", "greedy, one less the other": "{less}", "seeds of both": "{seeds}"}
+    return ["", "### Arms against each other", "", *table(rows, columns)] if rows else []
 
 
 def held_out_structures(data: Row) -> list[str]:
@@ -142,7 +146,7 @@ def held_out_structures(data: Row) -> list[str]:
         f" {arm['after']['problems']} test problems ({arm['after']['distinct']} distinct solutions), nor one of the"
         f" {data['validation']} validation problems that chose its checkpoint.",
         *("", *table(students(stages), COLUMNS)),
-        *over_own_samples(data["arms"]),
+        *compared(data["arms"]),
         f"Kept in the end: {kept(stages)} [JSON]({REPOSITORY}/blob/main/benchmarks/results/real_structures.json), written by"
         f" `{data['command']}`.",
     ]
