@@ -91,10 +91,7 @@ def run(engine: str, python: str | Path, args: argparse.Namespace) -> dict[str, 
         str(args.questions),
     ]
     command += ["--simulations", str(args.simulations), "--rounds", str(args.rounds)]
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            command, env={**os.environ, **SETTINGS}, cwd=folder, capture_output=True, text=True, check=False
-        )
+    done = subprocess.run(command, env={**os.environ, **SETTINGS}, capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
         if line.startswith(MARK):
             rounds = json.loads(line.removeprefix(MARK))

@@ -83,6 +83,15 @@ def test_a_probability_of_zero_has_no_entropy() -> None:
     assert (logprobs.item(), entropy.item(), best.item()) == (0.0, 0.0, True)
 
 
+def test_a_word_that_cannot_be_has_no_share_of_the_entropys_gradient() -> None:
+    ours, exact = (torch.tensor([[1.0]], requires_grad=True) for _ in range(2))
+    weight = torch.tensor([[0.0], [1.0], [-1e30]])
+    _, entropy, _ = LabelLogProbs.apply(ours, weight, torch.tensor([0]), 0.7)
+    (3 * entropy.sum()).backward()
+    (3 * torch.distributions.Categorical(logits=exact @ weight[:2].T / 0.7).entropy().sum()).backward()
+    torch.testing.assert_close(ours.grad, exact.grad)
+
+
 def test_a_head_that_does_more_keeps_trls(model: LlamaForCausalLM) -> None:
     add_fused_lm_head(model)
     model.config.logit_scale = 2.0

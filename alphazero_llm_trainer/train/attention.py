@@ -15,6 +15,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "sdpa_or_products"
+# Decoders that do nothing with the attention's name but look it up. Others compare it with "sdpa" (DeepSeek's sparse layers).
+PLAIN = {"llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma3_text", "phi3", "olmo2", "granite"}
 LONGEST = 768  # tokens: 318 MiB of SmolLM2-135M's probabilities (30 layers of 9 heads), half of the kernel's time
 
 
@@ -57,7 +59,7 @@ def attend(
     else:
         scores = scores.add_(attention_mask.clamp(min=least))
     chances = scores.softmax(-1).view(count, groups, -1, length)
-    return (chances @ value).view(count, heads, length, width).transpose(1, 2).contiguous(), None
+    return (chances @ value).view(count, heads, length, -1).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, attend)
@@ -65,6 +67,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def attend_by_length(model: Any) -> None:
-    """Have a model on a CPU that computes attention with `sdpa` take `attend`; others stay as they are."""
-    if next(model.parameters()).device.type == "cpu" and model.config._attn_implementation == "sdpa":
+    """Have a plain decoder on a CPU that computes attention with `sdpa` take `attend`; others stay as they are."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if on_cpu and model.config.model_type in PLAIN and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)

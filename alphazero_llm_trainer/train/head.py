@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 from trl.trainer.utils import FusedCausalLMOutput
 
 TILE = 2**19  # logits in fp32 at a time: 2 MiB, which stay in a core's cache
-LEAST = torch.finfo(torch.float32).min
+LEAST = -1e4  # of a logarithm whose probability is 0 in fp32
 # What a model may do with its logits beside a product: those that do keep TRL's head.
 SCALES = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
 
