@@ -1,8 +1,8 @@
 """Attention in training on a CPU under autocast: products and a softmax over a whole sequence, where torch's kernel is slower.
 
-That kernel computes short sequences in bfloat16 slowly, its backward pass most of all: at 60 to 250 tokens the plain products
-and softmax take a fourth to a half of its time (`benchmarks/real_training.py`). They keep the probabilities for the backward
-pass, `[H, N, N]` a sequence and layer, so sequences above `LONGEST` keep the kernel.
+That kernel computes short sequences in bfloat16 slowly, its backward pass most of all. The plain products and softmax keep the
+probabilities for the backward pass, `[H, N, N]` a sequence and layer, so sequences above `LONGEST` keep the kernel.
+`benchmarks/real_training.py` measures whole updates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 NAME = "sdpa_or_products"
 # Decoders that do nothing with the attention's name but look it up. Others compare it with "sdpa" (DeepSeek's sparse layers).
 PLAIN = {"llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma3_text", "phi3", "olmo2", "granite"}
-LONGEST = 768  # tokens: 318 MiB of SmolLM2-135M's probabilities (30 layers of 9 heads), half of the kernel's time
+LONGEST = 768  # tokens: 318 MiB of SmolLM2-135M's probabilities (30 layers of 9 heads)
 
 
 def attend(

@@ -59,7 +59,7 @@ class LabelLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         narrow, matrix, targets, entropy, normalizer = ctx.saved_tensors
         gradient, ctx.logits = ctx.logits, None
-        with_label = 0.0 * entropy if of_logprobs is None else of_logprobs / ctx.temperature
+        with_label = torch.zeros_like(entropy) if of_logprobs is None else of_logprobs / ctx.temperature
         for rows in tiles(len(narrow), len(matrix)):
             tile = scaled(gradient[rows], ctx.temperature).sub_(normalizer[rows, None])
             if of_entropy is None:
