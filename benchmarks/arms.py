@@ -96,7 +96,7 @@ def run(study: Study) -> None:
     if start is not None and not (start / "manifest.json").exists():
         program([*shlex.split(study.start or ""), "--out", str(start)], quiet=False)
 
-    earlier = kept(study, args) if args.add else []
+    earlier, same_start = kept(study, args) if args.add else ([], None)
 
     def trained(job: tuple[str, int]) -> dict[str, Any]:
         row = train(study, *job, args.work, start)
@@ -115,17 +115,18 @@ def run(study: Study) -> None:
         if args.train_only:
             return
         rows = list(pool.map(tested, rows))
-    report(study, [*rows, *earlier], measured(study, start, args), args)
+    report(study, [*rows, *earlier], measured(study, start, args), args, same_start)
 
 
-def kept(study: Study, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The runs in --out of arms that are not named, where seeds and test problems are these ones."""
+def kept(study: Study, args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The runs in --out of arms that are not named, where seeds and test problems are these ones, and their start's figures."""
     found = json.loads(args.out.read_text())
     asked = {"seeds": args.seeds, "first": args.first, "problems": args.num}
     asked |= {option: getattr(args, option) for option, _, _ in study.options}
     if any(found[name] != value for name, value in asked.items()):
         raise SystemExit(f"{args.out} was measured in another way than {asked}: leave out --add")
-    return [row for row in found["runs"] if row["arm"] in study.arms and row["arm"] not in args.arms]
+    runs = [row for row in found["runs"] if row["arm"] in study.arms and row["arm"] not in args.arms]
+    return runs, found["start"]
 
 
 def train(study: Study, name: str, seed: int, work: Path, start: Path | None) -> dict[str, Any]:
@@ -184,11 +185,22 @@ def measured(study: Study, folder: Path | None, args: argparse.Namespace) -> dic
     return found
 
 
-def report(study: Study, rows: list[dict[str, Any]], before: Mapping[str, str], args: argparse.Namespace) -> None:
-    """The table, and everything as JSON."""
+def report(
+    study: Study,
+    rows: list[dict[str, Any]],
+    before: Mapping[str, str],
+    args: argparse.Namespace,
+    same_start: dict[str, Any] | None = None,
+) -> None:
+    """The table, and everything as JSON. Ends the program where the start isn't the one with the figures `same_start`."""
     problems = {kind: study.others.get(kind, study.tasks)(args.num, args.first) for kind in study.kinds}
     groups = {kind: repeats(tasks) for kind, tasks in problems.items()}
     distinct = {kind: len(set(found)) for kind, found in groups.items()}
+    start = {kind: triple(wilson(before[kind].count("1"), args.num, distinct[kind])) for kind in study.kinds}
+    if same_start not in (None, start):
+        raise SystemExit(
+            f"the arms in {args.out} went on from another start (made on another machine?): leave out --add"
+        )
     arms = [arm for arm in study.arms if any(row["arm"] == arm for row in rows)]
     summary = compared(rows, arms, before, groups)
     for row in summary:
@@ -199,7 +211,7 @@ def report(study: Study, rows: list[dict[str, Any]], before: Mapping[str, str], 
         "command": f"uv run python {study.script} --seeds {' '.join(map(str, args.seeds))} --arms {shlex.join(args.arms)}"
         f" --first {args.first} --num {args.num} {' '.join([*own, f'--jobs {args.jobs}', *(['--add'] if args.add else [])])}",
         "version": __version__,
-        "start": {kind: triple(wilson(before[kind].count("1"), args.num, distinct[kind])) for kind in study.kinds},
+        "start": start,
         "seeds": args.seeds,
         "first": args.first,
         "problems": args.num,

@@ -8,7 +8,8 @@ nothing here solves a problem). Every arm goes on from it and samples about the 
 - search: right responses that a tree under the rules finds (`train.groups: verified`), which ends at the first one;
 - rule, one chain: the same rules and training, one chain a question: nothing is forked;
 - sampling: right responses among eight samples, rejection-sampling fine-tuning;
-- GRPO over eight samples, and GRPO over trees without a rule.
+- GRPO over eight samples, and GRPO over trees without a rule;
+- PPO over eight samples, with a critic.
 
 Then each last student is asked on test problems that no arm has seen: greedy, eight samples, and search under the rules at
 one budget. The primary comparisons, written down before the test problems were read: greedy accuracy of `search` less that
@@ -62,6 +63,7 @@ ARMS = {
     "sampling": Arm(f"--use-rft {CHAINS}", 2000, 20),
     "grpo, samples": Arm(f"--use-grpo {CHAINS}", 1920, 48),
     "grpo, trees": Arm("--use-grpo --set train.groups=tree --set train.requeue_limit=0", 1632, 48),
+    "ppo, samples": Arm(f"--use-ppo {CHAINS}", 1920, 48),
 }
 
 

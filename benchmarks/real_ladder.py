@@ -8,7 +8,7 @@ stop. Embedded problems of levels 1 to 3: training questions and test problems n
 many updates each: its own right samples (`rft`), expert iteration (`train` as it comes), GRPO with chains and with trees, all
 over the same questions; expert iteration over three times the questions, which takes about as many tokens as `rft`; and more
 supervision as a control. Then each student's answers to the same test problems and to real GSM8K rows, which none of them was
-taught on.
+taught on; and the SFT student's under a process reward model and a value of its own, both from the same trees of new questions.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from alphazero_llm_trainer.problems.load import tasks_of  # noqa: E402
 KEPT = (
     "test_before", "test_greedy", "test_pass_at_8", "test_mean_at_temperature_1", "gain", "steps", "rows", "seconds",
     "before", "after", "pairs", "kept", "questions", "rounds", "search_cost", "engine", "methods",
+    "test", "kind", "why", "cost",
 )  # fmt: skip
 PROGRAM = [sys.executable, "-m", "alphazero_llm_trainer"]
 ROUND, UPDATES = 96, 14  # questions of a round of each arm, and updates after it
@@ -57,6 +58,26 @@ ARMS = {
 MORE = {"expert-more": 3}  # times the questions, and as many more a round
 AGAIN = {"rft": 8, "expert-more": 8}  # arms that are run with another seed as well, from the same SFT student
 OVER = [(arm, "rft") for arm in ARMS if arm != "rft"] + [("grpo-trees", "grpo-trees-hre")]
+# Trees of so many questions, three expansions of eight samples each, and about 30 updates on them.
+JUDGED = 300
+TREES = ["--set", "train.prm.collect.iterations=3", "--set", "train.prm.collect.samples=8"]
+SMALL = ["--kind", "classifier", "--set", "train.prm.batch_size=12", "--set", "train.prm.evaluate_every=10"]
+HELD = [f"train.{{}}.{part}_share=0.15" for part in ("validation", "test")]
+JUDGES = ("prm", "value")
+BY_JUDGE = ["best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
+# One short round of GRPO with an adapter over the SFT student in 4 bits, which takes the library's slow forward on a CPU.
+FOUR_BIT_PROBLEMS = 50
+FOUR_BITS = ["--use-grpo", "-n", "24", "--save-every", "24", "--set", "train.questions_per_round=24"]
+FOUR_BITS += ["--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora"]
+FOUR_BITS += ["--set", "train.rows_per_round=44", "--set", "train.grpo.batch_size=16", "--set", "train.grpo.epochs=1"]
+FOUR_BITS += [
+    "--set",
+    "train.grpo.warmup_rounds=1",
+    "--set",
+    "train.validation_size=20",
+    "--set",
+    "train.keep_best=false",
+]
 LEVELS = ["--set", "problems.levels=[1,2,3]"]
 EVERY = [*LEVELS, "--seed", "7"]
 
@@ -113,6 +134,26 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
         command = ["eval", "--model", str(folder), "--methods", *methods, "--verifier", "calculator"]
         command += ["--budget-tokens", *map(str, args.budgets), "--num", str(args.searched)]
         found[f"eval-{name}"] = ([*command, "--out", str(args.out / f"eval-{name}"), *EVERY], "results.json", "rows")
+    found["prm"] = (["prm", "--model", str(sft), "-n", str(JUDGED), *TREES, *SMALL], "prm.json", "test")
+    found["value"] = (
+        ["value", "--model", str(sft), "--data", str(args.out / "prm"), "--kind", "head"],
+        "value.json",
+        "test",
+    )
+    for name in JUDGES:
+        shares = [word for share in HELD for word in ("--set", share.format(name))]
+        found[name][0].extend(["--out", str(args.out / name), *shares, *EVERY])
+        command = ["eval", "--model", str(sft), "--methods", *BY_JUDGE, "--verifier", name]
+        # The largest budget alone: a PRM reads the question too, which is most of a small one.
+        command += [f"--{name}", str(args.out / name), "--budget-tokens", str(max(args.budgets))]
+        command += ["--num", str(args.searched), "--out", str(args.out / f"eval-sft-{name}"), *EVERY]
+        found[f"eval-sft-{name}"] = (command, "results.json", "rows")
+    small = ["--eval-size", str(FOUR_BIT_PROBLEMS), *EVERY, "--out", str(args.out / "lora-nf4")]
+    found["lora-nf4"] = (["train", "--model", str(sft), *FOUR_BITS, "--set", f"train.demonstrations={rows}", *small],
+                         "run-001/run.json", "after")  # fmt: skip
+    merged = ["eval", "--model", str(args.out / "lora-nf4" / "run-001" / "student"), "--methods", "greedy"]
+    merged += ["--budget-tokens", "200", "--num", str(FOUR_BIT_PROBLEMS), "--out", str(args.out / "answers-lora-nf4")]
+    found["answers-lora-nf4"] = ([*merged, *EVERY], "results.json", "rows")
     if args.hold_out != "questions":  # stages kept from before this option must stay as they were
         found = {name: ([*command, *kept_out], last, key) for name, (command, last, key) in found.items()}
     return found

@@ -46,6 +46,7 @@ ON_ANOTHER_PAGE = {
     "real_ladder_first",
     "step_search_vllm",
     "real_structures",
+    "real_judges",
     "search_budgets_embedded",
     "search_budgets_votes",
 }  # of memory, from_rules, real_ladder, vllm_cpu, search_budgets

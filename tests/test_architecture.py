@@ -28,8 +28,8 @@ PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 
 # docs/design.md section 3. `train` is split: the trainers are layer 3, what drives them is layer 6.
 TRAINERS = {
-    "credit", "memory", "disk", "models", "grpo", "ppo", "expert", "head", "attention", "sft", "prm", "prm_trl", "value",
-    "checkpoint", "rows", "packing", "fsdp",
+    "credit", "memory", "disk", "models", "grpo", "ppo", "expert", "head", "attention", "sft", "judge", "prm", "prm_trl",
+    "value", "checkpoint", "rows", "packing", "fsdp",
 }  # fmt: skip
 LAYERS = {
     "types": 0, "errors": 0, "files": 0, "answers": 0, "live": 0,

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from alphazero_llm_trainer.train.head import LabelLogProbs, project_labels_only
+from alphazero_llm_trainer.train.head import LabelLogProbs, project_labels_only, token_logprobs
 
 
 @pytest.fixture
@@ -98,3 +98,13 @@ def test_a_head_that_does_more_keeps_trls(model: LlamaForCausalLM) -> None:
     before = model.forward
     project_labels_only(model)
     assert model.forward == before
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_single_tokens_of_any_head_have_their_log_probability(model: LlamaForCausalLM, bias: bool) -> None:
+    if bias:  # more than a product
+        head = model.get_output_embeddings()
+        head.bias = torch.nn.Parameter(torch.linspace(-2, 2, 97))
+    hidden, tokens = torch.randn(5, 16, generator=torch.Generator().manual_seed(2)), torch.tensor([3, 96, 0, 3, 40])
+    expected = model.get_output_embeddings()(hidden).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(token_logprobs(model, hidden, tokens), expected, atol=1e-5, rtol=1e-5)

@@ -22,6 +22,7 @@ from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.scripted_teacher import spoiled
 from alphazero_llm_trainer.search.tree import ROOT, Tree
 from alphazero_llm_trainer.train import prm_data, prm_run
+from alphazero_llm_trainer.train.judge import check
 from alphazero_llm_trainer.train.prm import (
     FLOOR,
     LabelledStep,
@@ -39,7 +40,6 @@ from alphazero_llm_trainer.train.prm import (
     train_scorer,
 )
 from alphazero_llm_trainer.train.prm_trl import pair_rows, sequence_model, train_reward
-from alphazero_llm_trainer.train.value import check
 from alphazero_llm_trainer.train.value_run import Question
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 from tests.support import VOCABULARY, library_scores, run, tiny_llama
@@ -116,6 +116,26 @@ def test_packed_scores_equal_plain_forwards() -> None:
         assert score == pytest.approx(0.5 * max(expected, FLOOR) + head + 0.25, abs=1e-4)
 
 
+def test_in_bfloat16_the_products_are_rounded_and_the_sums_are_not() -> None:
+    scorer = StepScorer(tiny_llama(), head=True, logprob=True)
+    assert scorer.head is not None
+    torch.nn.init.normal_(scorer.head.weight)
+    seen: list[tuple[torch.dtype, torch.Tensor, torch.Tensor]] = []
+    scorer.bare.model.layers[0].mlp.gate_proj.register_forward_hook(
+        lambda module, given, found: seen.append((found.dtype, found, found))
+    )
+    scorer.head.register_forward_hook(lambda module, given, found: seen.append((found.dtype, given[0], found)))
+    whole, rounded = (step_scores(scorer, [a_row()], 1, bfloat16)[0] for bfloat16 in (False, True))
+    assert [dtype for dtype, _, _ in seen] == [torch.float32, torch.float32, torch.bfloat16, torch.float32]
+    _, states, found = seen[-1]  # the last layer multiplies in fp32 what the layers before gave
+    expected = states.clone().float() @ scorer.head.weight.detach().T
+    torch.testing.assert_close(found.clone(), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.equal(whole, rounded)
+    torch.testing.assert_close(rounded, whole, atol=0.2, rtol=0.05)
+    # The log-probability of a step is the fp32 sum of its tokens': sums rounded to bfloat16 would have 8 bits.
+    assert not torch.equal(rounded[:, 1], rounded[:, 1].bfloat16().float())
+
+
 @pytest.mark.parametrize("kind", ["implicit", "classifier", "bradley-terry"])
 def test_the_packed_gradient_equals_the_flat_one(kind: str) -> None:
     def gradient(rows: list[list[StepRow]]) -> torch.Tensor:
@@ -159,16 +179,21 @@ def rows_of(seed: int, count: int) -> list[StepRow]:
     return rows
 
 
-@pytest.mark.parametrize("kind", ["implicit", "classifier", "bradley-terry"])
-def test_each_kind_learns_and_leaves_the_policy_alone(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bfloat16"), [("implicit", False), ("implicit", True), ("classifier", True), ("bradley-terry", False)]
+)
+def test_each_kind_learns_and_leaves_the_policy_alone(kind: str, bfloat16: bool, tmp_path: Path) -> None:
     policy, settings = tiny_llama(), PrmConfig.model_validate(QUICK)
     before = {name: p.clone() for name, p in policy.named_parameters()}
     scorer = new_scorer(policy, kind, settings, 1)
     train, held_out = rows_of(1, 200), rows_of(2, 40)
-    fitted = train_scorer(scorer, kind, train, held_out, settings, out_dir=tmp_path, seed=0)
+    fitted = train_scorer(scorer, kind, train, held_out, settings, out_dir=tmp_path, seed=0, bfloat16=bfloat16)
     assert fitted.curve[0]["step"] == 0 and fitted.best["held_out_pairs"] > 0.9
     assert fitted.curve[0]["held_out_pairs"] < 0.75
-    scores = [both[:, 0] for both in step_scores(scorer, held_out, 16)]
+    updates = settings.epochs * math.ceil(len(train) / settings.batch_size)
+    assert fitted.curve[-1]["step"] == updates and all(math.isfinite(line["loss"]) for line in fitted.curve[1:])
+    assert all(p.dtype == torch.float32 for p in scorer.parameters())
+    scores = [both[:, 0] for both in step_scores(scorer, held_out, 16, bfloat16)]
     assert pair_accuracy(scores, held_out) == pytest.approx(fitted.best["held_out_pairs"])  # the best weights are back
     assert all(torch.equal(before[name], p) for name, p in policy.named_parameters())
     assert not list(tmp_path.iterdir())
@@ -282,6 +307,18 @@ def test_demonstrations_are_spoiled_step_by_step(student: Student) -> None:
     wrong = spoiled("4 * 3 = 12", "Ana has 4 apples and 3 pens, 7 in all.", Random(0), 9)
     assert len(set(wrong)) == len(wrong) == 9 and not any(line.endswith("= 12") for line in wrong)
     assert any(" * 3 = " in line for line in wrong) and any(" + 3 = " in line for line in wrong)
+
+
+def test_the_small_student_alone_has_its_demonstrations_spoiled(
+    student: Student, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["student=embedded", "train.demonstrations=3", "problems.source=embedded"]
+    config = load_config(overrides=settings)
+    assert len(prm_data.spoiled_demonstrations(student, config, set())) == 3
+    monkeypatch.setattr(prm_data, "LARGE", sum(p.numel() for p in student.model.parameters()))
+    assert prm_data.spoiled_demonstrations(student, config, set()) == []
+    asked = load_config(overrides=[*settings, "train.prm.spoiled=1"])
+    assert len(prm_data.spoiled_demonstrations(student, asked, set())) == 3
 
 
 def test_pair_files_hold_text_or_token_ids(student: Student, tmp_path: Path) -> None:

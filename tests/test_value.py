@@ -25,7 +25,7 @@ from alphazero_llm_trainer.cli.judges import JudgeCommand
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import StudentModel
-from alphazero_llm_trainer.config.train import CollectConfig, ValueConfig
+from alphazero_llm_trainer.config.train import LARGE, CollectConfig, ValueConfig
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.eval import value_figures as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
@@ -36,20 +36,23 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.journal import read
 from alphazero_llm_trainer.search.targets import prefixes
 from alphazero_llm_trainer.search.tree import ROOT, Tree
+from alphazero_llm_trainer.train.judge import (
+    LikeLengths,
+    check,
+    cross_entropy,
+    judge_arguments,
+    platt,
+    questions_at_once,
+)
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.models import make_trainable
 from alphazero_llm_trainer.train.rows import ValueRow, pack_values
 from alphazero_llm_trainer.train.size import used_questions
 from alphazero_llm_trainer.train.value import (
-    LikeLengths,
     ValueCollator,
-    check,
-    cross_entropy,
     hidden_states,
     network_logits,
     new_network,
-    platt,
-    questions_at_once,
     ranking_loss,
     ranking_shares,
     score_layer,
@@ -249,8 +252,8 @@ def test_the_ranking_loss_compares_alternatives_only() -> None:
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("adapter", ["full", "lora"])
-def test_a_network_learns_and_ends_with_its_best_weights(adapter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("adapter", "bfloat16"), [("full", False), ("full", True), ("lora", False)])
+def test_a_network_learns_and_ends_with_its_best_weights(adapter: str, bfloat16: bool, tmp_path: Path) -> None:
     policy = tiny_llama()
     before = policy_fingerprint(policy)
     spec = StudentModel.model_validate({"path": "nowhere", "adapter": adapter})
@@ -259,10 +262,14 @@ def test_a_network_learns_and_ends_with_its_best_weights(adapter: str, tmp_path:
         epochs=6, evaluate_every=10, learning_rate=5e-3, warmup_steps=5, patience=100, batch_size=16, rank_weight=0.0
     )
     train, held_out = rows_of(1, 150), rows_of(2, 40)
-    fitted = train_network(network, train, held_out, settings, out_dir=tmp_path, seed=0)
+    dtypes: set[torch.dtype] = set()
+    projection = next(module for name, module in network.named_modules() if name.endswith("gate_proj"))
+    projection.register_forward_hook(lambda module, given, found: dtypes.add(found.dtype))
+    fitted = train_network(network, train, held_out, settings, out_dir=tmp_path, seed=0, bfloat16=bfloat16)
+    assert dtypes == {torch.bfloat16 if bfloat16 else torch.float32}  # of updates and of measurements
     assert fitted.best["held_out_brier"] < 0.2
     assert policy_fingerprint(policy) == before  # the policy itself is left alone
-    logits = torch.cat(network_logits(network, held_out))
+    logits = torch.cat(network_logits(network, held_out, bfloat16=bfloat16))
     states = torch.cat([torch.tensor([row.targets[i] for i in row.states]) for row in held_out])
     assert float(((logits.sigmoid() - states) ** 2).mean()) < 0.2
     assert torch.equal(score_layer(network).weight[0].detach(), fitted.weight)
@@ -285,6 +292,22 @@ def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path: Path) -> N
     assert not torch.equal(whole["score.weight"], new_network(tiny_llama()).state_dict()["score.weight"])
     for name, expected in whole.items():
         torch.testing.assert_close(parts[name], expected, atol=2e-5, rtol=1e-3)
+
+
+def test_a_judges_learning_rate_and_rise_suit_the_model_and_the_data(tmp_path: Path) -> None:
+    large = torch.nn.Module()
+    large.weight = torch.nn.Parameter(torch.empty(LARGE, device="meta"))
+    settings = ValueConfig()
+
+    def given(settings: ValueConfig, model: torch.nn.Module, rows: int) -> tuple[float, int]:
+        found = judge_arguments(settings, model, rows, tmp_path, 0, 32)
+        return found["learning_rate"], found["warmup_steps"]
+
+    assert given(settings, tiny_llama(), 2000) == (1e-3, 50)
+    assert given(settings, large, 90) == (2e-5, 6)  # a quarter of 3 updates in each of 8 epochs
+    assert given(ValueConfig(learning_rate=3e-4), large, 2000) == (3e-4, 50)
+    large.peft_config = {}  # an adapter
+    assert given(settings, large, 2000)[0] == 1e-3
 
 
 def test_a_judges_forward_takes_what_fits_or_what_is_asked_for() -> None:

@@ -14,22 +14,29 @@ from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Se
 LARGE = 50_000_000
 
 
-class RoundsConfig(Section):
-    """What every method that trains in rounds has."""
+class RateConfig(Section):
+    """A learning rate that depends on the model where the configuration gives none."""
 
-    own_rate: ClassVar[float] = 5e-4
-    large_rate: ClassVar[float] = 1e-5
+    own_rate: ClassVar[float]
+    large_rate: ClassVar[float]
     learning_rate: PositiveFloat | None = None
-    batch_size: Positive
-    warmup_rounds: NonNegative = 4
-    max_grad_norm: PositiveFloat = 1.0
-    weight_decay: NonNegativeFloat = 0.0
 
     def rate(self, parameters: int, adapter: str) -> float:
         """The learning rate for a model of so many parameters, of which all ("full") or an adapter's ("lora") are trained."""
         if self.learning_rate is not None:
             return self.learning_rate
         return self.large_rate if adapter == "full" and parameters >= LARGE else self.own_rate
+
+
+class RoundsConfig(RateConfig):
+    """What every method that trains in rounds has."""
+
+    own_rate = 5e-4
+    large_rate = 1e-5
+    batch_size: Positive
+    warmup_rounds: NonNegative = 4
+    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegativeFloat = 0.0
 
 
 class GrpoConfig(RoundsConfig):
@@ -103,17 +110,17 @@ class CollectConfig(Section):
     temperature: Annotated[Temperature, Field(gt=0)] = 1.0
 
 
-class JudgeConfig(Section):
+class JudgeConfig(RateConfig):
     """What a value function and a process reward model are trained by alike; `section` is below `train`."""
 
     section: ClassVar[str]
+    large_rate = 2e-5
     collect: CollectConfig = CollectConfig()
     validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     least_outcomes: Positive
     extra_layers: NonNegative | None = None
     rank_weight: NonNegativeFloat = 1.0
-    learning_rate: PositiveFloat
     batch_size: Positive = 32
     micro_batch: Positive | None = None  # what is more than batch_size counts as that
     epochs: Positive
@@ -135,12 +142,12 @@ class JudgeConfig(Section):
 
 class ValueConfig(JudgeConfig):
     section = "value"
+    own_rate = 1e-3
     kind: Literal["head", "network"] = "network"
     collect: CollectConfig = CollectConfig(temperature=1.4)
     least_outcomes: Positive = 2
     every_token: bool = True
     weight_power: Share = 1.0
-    learning_rate: PositiveFloat = 1e-3
     epochs: Positive = 8
     warmup_steps: NonNegative = 50
     evaluate_every: Positive = 100
@@ -150,6 +157,7 @@ class ValueConfig(JudgeConfig):
 
 class PrmConfig(JudgeConfig):
     section = "prm"
+    own_rate = 3e-4
     kind: Literal["implicit", "classifier", "bradley-terry", "all"] = "implicit"
     base: str | None = None
     policy: bool = True
@@ -163,7 +171,6 @@ class PrmConfig(JudgeConfig):
     logprob: bool = True
     label_weight: NonNegativeFloat = 1.0
     sft_weight: NonNegativeFloat = 0.5
-    learning_rate: PositiveFloat = 3e-4
     epochs: Positive = 2
     warmup_steps: NonNegative = 30
     evaluate_every: Positive = 50

@@ -59,8 +59,9 @@ class Gaps:
     fix: str
 
 
-# SmolLM2-135M (30 layers): .010-.015 in the mean, .06-.11 at most over three prompts of 400-500 tokens each.
-ROUNDED = Gaps(0.05, 0.5, "set engine.dtype=float32")
+# SmolLM2-135M (30 layers), over 5,000 tokens of 13 prompts: .011 in the mean and .12 at most as it comes, .018 and .69 after
+# supervised training. A kernel that computes something else is nats away in the mean.
+ROUNDED = Gaps(0.05, 2.0, "set engine.dtype=float32")
 
 
 def check_rounding(engine: Engine, model: Any, prompt: tuple[int, ...]) -> None:

@@ -87,17 +87,29 @@ def scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return tile if temperature == 1.0 else tile.div_(temperature)
 
 
+def plain(model: Any) -> bool:
+    """Whether a causal model's head is a product and nothing else."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    return head is not None and head.bias is None and all(getattr(config, name, None) is None for name in SCALES)
+
+
+def token_logprobs(model: Any, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities (nats, `[N]`) of `tokens [N]` under the model's head over `hidden [N, H]`."""
+    head = model.get_output_embeddings()
+    if hidden.device.type == "cpu" and plain(model):
+        return LabelLogProbs.apply(hidden, head.weight, tokens, 1.0)[0]
+    logits = head(hidden).float()
+    return logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+
+
 def project_labels_only(model: Any, temperature: float = 1.0) -> None:
     """Give a model that TRL's trainer has patched a head of its own for forwards on a CPU (`fused_lm_head=True`).
 
     The answer is TRL's `FusedCausalLMOutput` with `log_probs`, `entropy`, `is_top1` and `label_mask`, `[B, T - 1]`, zero
     where there is no label. A model whose head does more than a product keeps TRL's, as does one on another device.
     """
-    trls, head = model.forward, model.get_output_embeddings()
-    config = model.config.get_text_config()
-    if head is None or head.bias is not None or any(getattr(config, name, None) is not None for name in SCALES):
-        return
-    if getattr(config, "output_router_logits", False):
+    trls = model.forward
+    if not plain(model) or getattr(model.config.get_text_config(), "output_router_logits", False):
         return
 
     def forward(

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
-from ..config.train import LARGE, RoundsConfig
+from ..config.train import LARGE, RateConfig, RoundsConfig
 from ..errors import ConfigError
 from ..files import write_json
 from ..policy.adapters import (
@@ -142,7 +142,7 @@ def round_arguments(
     }
 
 
-def learning_rate(settings: RoundsConfig, model: torch.nn.Module) -> float:
+def learning_rate(settings: RateConfig, model: torch.nn.Module) -> float:
     """A method's learning rate for a model made trainable (`make_trainable`)."""
     return settings.rate(
         sum(p.numel() for p in model.parameters()), "lora" if hasattr(model, "peft_config") else "full"

@@ -30,13 +30,11 @@ from ..config.sections import LoraConfig
 from ..config.train import PrmConfig
 from ..policy.adapters import PRM, bind
 from ..policy.prm_verifier import FLOOR
-from .models import attach, bare, deepen
-from .rows import ValueRow, pack_values
-from .value import (
+from .head import token_logprobs
+from .judge import (
     HeldOutWatch,
     JudgeTrainer,
     Score,
-    ValueCollator,
     Watcher,
     check,
     cross_entropy,
@@ -47,6 +45,9 @@ from .value import (
     platt,
     questions_at_once,
 )
+from .models import attach, bare, deepen
+from .rows import ValueRow, pack_values
+from .value import ValueCollator
 
 Ids = tuple[int, ...]
 
@@ -246,11 +247,13 @@ class StepScorer(torch.nn.Module):
         if self.head is not None:
             score = score + self.head(hidden[batch, stops])[..., 0]
         if self.logprob:
-            logits = bare.get_output_embeddings()(hidden).float()
-            tokens = logits[batch, parents, input_ids] - logits.logsumexp(-1)[batch, parents]
             seen = attention_mask[:, 0] == 0
             own = seen[batch, stops] & ~seen[batch, starts]
-            logprob = (own.to(tokens.dtype) @ tokens[..., None])[..., 0]
+            wanted = own.any(1)
+            of_tokens = token_logprobs(bare, hidden[batch, parents][wanted], input_ids[wanted])
+            tokens = of_tokens.new_zeros(wanted.shape).masked_scatter(wanted, of_tokens)
+            with torch.autocast(hidden.device.type, enabled=False):
+                logprob = (own.to(tokens.dtype) @ tokens[..., None])[..., 0]
             score = score + self.mix * logprob.clamp(min=FLOOR)
         return score, logprob
 
@@ -290,15 +293,13 @@ def pair_loss(
     return (weights * F.softplus(flat[worse] - flat[better])).sum() / over(total, weights)
 
 
-def step_scores(scorer: StepScorer, rows: Sequence[StepRow], size: int) -> list[torch.Tensor]:
+def step_scores(scorer: StepScorer, rows: Sequence[StepRow], size: int, bfloat16: bool = False) -> list[torch.Tensor]:
     """Score and log-probability of each row's steps: `[S, 2]` a row (CPU, fp32)."""
-    return forward_rows(
-        scorer,
-        rows,
-        size,
-        StepCollator(scorer.dtype),
-        lambda output, at, row: torch.stack([figure[at, : len(row.states)] for figure in output], -1),
-    )
+
+    def pick(output: Any, at: int, row: StepRow) -> torch.Tensor:
+        return torch.stack([figure[at, : len(row.states)] for figure in output], -1)
+
+    return forward_rows(scorer, rows, size, StepCollator(scorer.dtype), pick, bfloat16)
 
 
 def pair_accuracy(scores: Sequence[torch.Tensor], rows: Sequence[StepRow]) -> float:
@@ -371,8 +372,11 @@ def train_scorer(
     seed: int,
     watch: Watcher = lambda line: None,
     callbacks: Sequence[TrainerCallback] = (),
+    bfloat16: bool = False,
 ) -> FittedPrm:
     """Train in place; the scorer ends with its best weights by held-out pair accuracy, the untrained ones included.
+
+    Between equals the labels' loss decides. `bfloat16` as in `train_network`.
 
     Raises DataError for data without pairs, or where both parts share a question.
     """
@@ -381,25 +385,37 @@ def train_scorer(
     if scorer.logprob:
         chosen = Random(seed).sample(range(len(train)), min(len(train), 200))
         rows = [train[i] for i in chosen]
-        logprobs = torch.cat([both[:, 1] for both in step_scores(scorer, rows, size)])
+        logprobs = torch.cat([both[:, 1] for both in step_scores(scorer, rows, size, bfloat16)])
         mix, bias = platt(logprobs.clamp(min=FLOOR), *label_data(rows))
         with torch.no_grad():
             scorer.mix.fill_(mix)
             scorer.bias.fill_(bias)
 
     def measure(loss: float) -> dict[str, float]:
-        scores = [both[:, 0] for both in step_scores(scorer, held_out, size)]
+        scores = [both[:, 0] for both in step_scores(scorer, held_out, size, bfloat16)]
         labels_loss = float(cross_entropy(torch.cat(scores), *label_data(held_out)))
         return {"loss": loss, "held_out_pairs": pair_accuracy(scores, held_out), "held_out_loss": labels_loss}
 
     trainer = PrmTrainer(
         model=scorer,
-        args=Arguments(**judge_arguments(settings, out_dir, seed, size), remove_unused_columns=False, label_names=[]),
+        args=Arguments(
+            **judge_arguments(settings, scorer.lm, len(train), out_dir, seed, size, bfloat16),
+            remove_unused_columns=False,
+            label_names=[],
+        ),
         train_dataset=list(train),
         data_collator=StepCollator(scorer.dtype),
         callbacks=list(callbacks),
     )
     trainer.settings, trainer.kind = settings, kind
-    held = HeldOutWatch(scorer, settings, measure, lambda line: line["held_out_pairs"], watch, untrained=True)
+    # Few pairs give few different accuracies.
+    held = HeldOutWatch(
+        scorer,
+        settings,
+        measure,
+        lambda line: (line["held_out_pairs"], -line["held_out_loss"]),
+        watch,
+        untrained=True,
+    )
     seconds = trainer.fit(held)
     return FittedPrm(scorer, kind, held.curve, held.best, seconds)

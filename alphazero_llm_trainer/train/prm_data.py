@@ -10,7 +10,7 @@ from typing import Any
 
 from ..answers import is_final
 from ..config.load import Config
-from ..config.train import PrmConfig
+from ..config.train import LARGE, PrmConfig
 from ..errors import ConfigError, DataError
 from ..files import parse_json
 from ..policy.student import Student
@@ -180,7 +180,9 @@ def spoiled_demonstrations(student: Student, config: Config, known: set[str]) ->
     """
     source, count = open_source(config), config.train.prm.spoiled
     if count is None:
-        count = SPOILED if source.demonstration_share and student.spec.path == "package" else 0
+        # `--model FOLDER` alone leaves the shipped student's description, whatever the folder holds.
+        small = sum(p.numel() for p in student.model.parameters()) < LARGE
+        count = SPOILED if source.demonstration_share and student.spec.path == "package" and small else 0
     if not (count and config.train.demonstrations):
         return []
     sets = list(spoiled_sets(tasks_of(config, "train", config.train.demonstrations), student, count, config.seed))

@@ -20,11 +20,11 @@ from ..policy.logistic import fit_logistic
 from ..policy.prm_verifier import FLOOR, FOLDER, squash
 from ..policy.student import Student, load_student
 from ..problems.source import open_source
+from .judge import longest, platt, questions_at_once
 from .models import Economy, checkpoint_layers, make_trainable
 from .prm import FittedPrm, StepRow, StepScorer, adapter_scorer, balanced, new_scorer, step_scores, train_scorer
 from .prm_data import StepSet
 from .progress import StepProgress
-from .value import longest, platt, questions_at_once
 from .value_run import data_hash, layers_on_top, save_judge
 
 KINDS = ("implicit", "classifier", "bradley-terry")
@@ -71,6 +71,7 @@ def train_prm(
     progress = progress if progress is not None else Progress(quiet=True)
     settings = config.train.prm
     student.engine.rest()  # nothing is searched from here on
+    economy = Economy.of(config, student.spec, student.model)
     if settings.trainer == "trl" and (settings.kind != "bradley-terry" or settings.logprob):
         raise ConfigError(
             f"train.prm.trainer is trl and train.prm.kind {settings.kind}: TRL's reward trainer is for bradley-terry with"
@@ -86,22 +87,13 @@ def train_prm(
     policy = StepScorer(student.model, head=False, logprob=True)
     whole = [one.row() for one in validation]
     size = min(WHOLE_TREES, questions_at_once(settings, student.model, longest(reported, whole), logits=True))
-    scores[POLICY] = logprobs_of(policy, reported, size)
-    own = logprobs_of(policy, whole, size)
+    scores[POLICY] = logprobs_of(policy, reported, size, economy.autocast)
+    own = logprobs_of(policy, whole, size, economy.autocast)
     base = student.model if settings.base is None else other_model(student, config, Path(settings.base))
     fits: dict[str, FittedPrm] = {}
     for kind in KINDS if settings.kind == "all" else (settings.kind,):
-        if student.spec.quantization != "none":
-            if settings.base is not None:
-                raise ConfigError(
-                    f"student {student.name} is quantised: its PRM is an adapter over its own base; leave"
-                    " train.prm.base=null"
-                )
-            scorer = adapter_scorer(base, kind, settings, student.spec.lora)
-        else:
-            scorer = new_scorer(base, kind, settings, extra)
-            scorer.lm = make_trainable(scorer.lm, student.spec, config.train.adapter or student.spec.adapter)
-        if Economy.of(config, student.spec, student.model).checkpointing:
+        scorer = begun(student, config, base, kind, extra)
+        if economy.checkpointing:
             checkpoint_layers(scorer.bare)
         common: dict[str, Any] = {
             "out_dir": out,
@@ -118,13 +110,13 @@ def train_prm(
             ]  # fmt: skip
             fits[kind] = train_reward(scorer, pairs, rows, held_out, student.tokenizer, settings, **common)
         else:
-            fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, **common)
+            fits[kind] = train_scorer(scorer, kind, rows, held_out, settings, bfloat16=economy.autocast, **common)
         if scorer.adapter is not None:
             scorer.lm.requires_grad_(False)  # the next kind's adapter is trained alone
-        scores[kind] = scores_of(scorer, reported, size)
+        scores[kind] = scores_of(scorer, reported, size, economy.autocast)
     kept = max(fits, key=lambda kind: fits[kind].best["held_out_pairs"])
     fitted = fits[kept]
-    judged = scores_of(fitted.scorer, whole, size)
+    judged = scores_of(fitted.scorer, whole, size, economy.autocast)
     scale, weight, shift = calibration(judged, own if settings.policy else None, validation)
     sure = [scale * one + weight * logprob + shift for one, logprob in zip(judged, own, strict=True)]
     total, totals = best_total(responses_of(sure, validation))
@@ -151,14 +143,28 @@ def train_prm(
     )  # fmt: skip
 
 
-def scores_of(scorer: StepScorer, rows: Sequence[StepRow], size: int) -> list[torch.Tensor]:
+def begun(student: Student, config: Config, base: Any, kind: str, extra: int) -> StepScorer:
+    """A scorer of `kind` to be trained. Raises ConfigError for a quantised student with another model to start from."""
+    settings = config.train.prm
+    if student.spec.quantization == "none":
+        scorer = new_scorer(base, kind, settings, extra)
+        scorer.lm = make_trainable(scorer.lm, student.spec, config.train.adapter or student.spec.adapter)
+        return scorer
+    if settings.base is not None:
+        raise ConfigError(
+            f"student {student.name} is quantised: its PRM is an adapter over its own base; leave train.prm.base=null"
+        )
+    return adapter_scorer(base, kind, settings, student.spec.lora)
+
+
+def scores_of(scorer: StepScorer, rows: Sequence[StepRow], size: int, bfloat16: bool) -> list[torch.Tensor]:
     """Scores of each row's steps `[S]`."""
-    return [both[:, 0] for both in step_scores(scorer, rows, size)]
+    return [both[:, 0] for both in step_scores(scorer, rows, size, bfloat16)]
 
 
-def logprobs_of(policy: StepScorer, rows: Sequence[StepRow], size: int) -> list[torch.Tensor]:
+def logprobs_of(policy: StepScorer, rows: Sequence[StepRow], size: int, bfloat16: bool) -> list[torch.Tensor]:
     """The policy's log-probabilities of each row's steps `[S]`, not below the floor."""
-    return [both[:, 1].clamp(min=FLOOR) for both in step_scores(policy, rows, size)]
+    return [both[:, 1].clamp(min=FLOOR) for both in step_scores(policy, rows, size, bfloat16)]
 
 
 def other_model(student: Student, config: Config, folder: Path) -> Any:

@@ -19,8 +19,8 @@ from trl import RewardConfig, RewardTrainer
 from ..config.train import PrmConfig
 from ..errors import DataError
 from ..policy.adapters import bind
+from .judge import Watcher, check, judge_arguments, longest, questions_at_once
 from .prm import FittedPrm, StepPair, StepRow, StepScorer, pair_accuracy, step_scores
-from .value import Watcher, check, judge_arguments, longest, questions_at_once
 
 TrlRow = dict[str, Any]
 
@@ -72,10 +72,9 @@ def train_reward(
     trainer = RewardTrainer(
         model=sequence_model(scorer, tokenizer.pad_token_id),
         args=RewardConfig(
-            **judge_arguments(settings, out_dir, seed, pairs),
+            **judge_arguments(settings, scorer.lm, len(rows), out_dir, seed, pairs),
             max_length=None,
             # TRL's defaults suit large models; the scorer keeps its own precision.
-            bf16=False,
             gradient_checkpointing=False,
         ),
         train_dataset=Dataset.from_list(list(rows)),

@@ -10,33 +10,40 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForTokenClassification, PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+from transformers import AutoModelForTokenClassification, PreTrainedModel, TrainerCallback
 from transformers import TrainingArguments as Arguments
 
 from ..config.sections import LoraConfig
-from ..config.train import JudgeConfig, ValueConfig
-from ..errors import DataError, TrainingError
+from ..config.train import ValueConfig
 from ..policy.adapters import VALUE, bind
-from ..policy.logistic import fit_logistic
-from .memory import rows_of_a_forward, square_bytes
-from .models import attach, bare, deepen, load_trained_state, quiet_arguments, trained_state
+from .judge import (
+    HeldOutWatch,
+    JudgeTrainer,
+    Score,
+    Watcher,
+    check,
+    cross_entropy,
+    forward_rows,
+    judge_arguments,
+    longest,
+    over,
+    platt,
+    questions_at_once,
+)
+from .models import attach, bare, deepen
 from .packing import ancestor_mask
 from .rows import ValueRow
 
-Watcher = Callable[[dict[str, float]], None]
-Row = TypeVar("Row", bound=ValueRow)
 HEAD_ITERATIONS = 40  # of L-BFGS, for each strength of regularisation
-POOL = 16  # batches whose rows are sorted by length together
 STRENGTHS = (1e1, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # L2 on the standardised features' weights
 HEAD_FITS = len(STRENGTHS) * HEAD_ITERATIONS // 10  # lines of the curve
 
@@ -97,22 +104,6 @@ class ValueCollator:
         }
 
 
-def over(total: torch.Tensor | None, weights: torch.Tensor) -> torch.Tensor:
-    """What a weighted sum is divided by: all weights of an update, or these alone."""
-    return (weights.sum() if total is None else total).clamp(min=1e-8)
-
-
-def cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, total: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Binary cross-entropy (nats) with soft targets, weighted; all three have one shape. No weight at all gives 0.
-
-    `total` is the sum of the weights of an update of which these are a part.
-    """
-    loss = F.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
-    return (loss * weights).sum() / over(total, weights)
-
-
 def ranking_loss(logits: torch.Tensor, shares: torch.Tensor, total: torch.Tensor | None = None) -> torch.Tensor:
     """Bradley-Terry between the states of one question (logits `[B, T]`): `-log sigmoid(better - worse)`, weighted by
     `ranking_shares`, which sum to `total` over the update."""
@@ -130,58 +121,26 @@ def ranking_shares(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return weights[:, :, None] * weights[:, None, :] * ahead.clamp(min=0.0) * ~(seen | seen.transpose(1, 2))
 
 
-def questions_at_once(settings: JudgeConfig, model: Any, longest: int, logits: bool = False) -> int:
-    """Questions of one forward of a judge over `model`: `train.SECTION.micro_batch`, or a divisor of the batch size for which
-    what a forward keeps of rows of `longest` tokens, with `logits` their log-probabilities too, stays small."""
-    batch, shape = settings.batch_size, bare(model).config
-    if settings.micro_batch is not None:
-        return min(settings.micro_batch, batch)
-    inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
-    sizes = (shape.num_hidden_layers, shape.hidden_size, inner, shape.vocab_size if logits else 0)
-    return rows_of_a_forward(batch, longest, *sizes, square_bytes(settings))
-
-
-def longest(*sets: Sequence[ValueRow]) -> int:
-    """Tokens of the longest row of all sets."""
-    return max(len(row.token_ids) for rows in sets for row in rows)
-
-
-def batches(rows: Sequence[Row], size: int) -> Iterator[list[int]]:
-    """Indices of rows, rows of like length together."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
-    return (order[i : i + size] for i in range(0, len(order), size))
-
-
-@torch.inference_mode()
-def forward_rows(
-    model: Any, rows: Sequence[Row], size: int, collate: Any, pick: Callable[[Any, int, Row], torch.Tensor]
+def hidden_states(
+    model: PreTrainedModel, rows: Sequence[ValueRow], size: int = 32, bfloat16: bool = False
 ) -> list[torch.Tensor]:
-    """For each row, what `pick` reads from the outputs of its batch (fp32, CPU); `collate.inputs` are the model's."""
-    training = model.training
-    model.eval()
-    device = next(model.parameters()).device
-    found: list[Any] = [None] * len(rows)
-    for indices in batches(rows, size):
-        inputs = collate([rows[i] for i in indices])
-        outputs = model(**{name: inputs[name].to(device) for name in collate.inputs})
-        for at, i in enumerate(indices):
-            found[i] = pick(outputs, at, rows[i]).float().cpu()
-    model.train(training)
-    return found
-
-
-def hidden_states(model: PreTrainedModel, rows: Sequence[ValueRow], size: int = 32) -> list[torch.Tensor]:
     """The policy's final hidden states (after the last norm) at each row's states: `[S, D]` a row."""
-    collate = ValueCollator(model.dtype)
-    return forward_rows(
-        model.base_model, rows, size, collate, lambda output, at, row: output.last_hidden_state[at, list(row.states)]
-    )
+
+    def pick(output: Any, at: int, row: ValueRow) -> torch.Tensor:
+        return cast(torch.Tensor, output.last_hidden_state[at, list(row.states)])
+
+    return forward_rows(model.base_model, rows, size, ValueCollator(model.dtype), pick, bfloat16)
 
 
-def network_logits(network: Any, rows: Sequence[ValueRow], size: int = 32) -> list[torch.Tensor]:
+def network_logits(
+    network: Any, rows: Sequence[ValueRow], size: int = 32, bfloat16: bool = False
+) -> list[torch.Tensor]:
     """A network's logits at each row's states: `[S]` a row."""
-    collate = ValueCollator(next(network.parameters()).dtype)
-    return forward_rows(network, rows, size, collate, lambda output, at, row: output.logits[at, list(row.states), 0])
+
+    def pick(output: Any, at: int, row: ValueRow) -> torch.Tensor:
+        return cast(torch.Tensor, output.logits[at, list(row.states), 0])
+
+    return forward_rows(network, rows, size, ValueCollator(next(network.parameters()).dtype), pick, bfloat16)
 
 
 def state_data(rows: Sequence[ValueRow]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,28 +166,6 @@ def weighted(rows: Sequence[ValueRow], power: float) -> list[ValueRow]:
     return scaled
 
 
-def check(train: Sequence[Row], held_out: Sequence[Row]) -> None:
-    """Raise DataError unless both sets have questions that teach something and share none."""
-    for name, rows in (("training", train), ("held-out", held_out)):
-        if not any(row.teaches for row in rows):
-            raise DataError(
-                f"no {name} question has anything to learn from: collect more trees, or for a PRM lower train.prm.margin"
-            )
-    both = {row.question for row in train} & {row.question for row in held_out}
-    if both:
-        raise DataError(f"{len(both)} questions are both in training and held out: split by question")
-
-
-def platt(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> tuple[float, float]:
-    """Scale and shift with the least cross-entropy of sigmoid(scale*logit + shift) (Platt 1999).
-
-    Gives (1, 0) where that would turn the order of the states round.
-    """
-    x, y, w = (t.double().numpy() for t in (logits, targets, weights))
-    scale, shift = fit_logistic(x[:, None], y, w).plain
-    return (scale, shift) if scale >= 0 else (1.0, 0.0)
-
-
 # -- the head ----------------------------------------------------------------------------------------------------------
 
 
@@ -238,13 +175,14 @@ def train_head(
     held_out: Sequence[ValueRow],
     settings: ValueConfig,
     watch: Watcher = lambda line: None,
+    bfloat16: bool = False,
 ) -> Fitted:
     """Logistic regression on the policy's hidden states; regularisation and iteration are picked on `held_out`."""
     check(train, held_out)
     data = []
     for rows in (weighted(train, settings.weight_power), weighted(held_out, settings.weight_power)):
         size = questions_at_once(settings, policy, longest(rows))
-        data.append((torch.cat(hidden_states(policy, rows, size)), *state_data(rows)))
+        data.append((torch.cat(hidden_states(policy, rows, size, bfloat16)), *state_data(rows)))
     (x, y, w), (xh, yh, wh) = data
     centre, spread = x.mean(0), x.std(0).clamp(min=1e-6)
     x, xh, w = (x - centre) / spread, (xh - centre) / spread, w / w.sum()
@@ -291,13 +229,6 @@ def held_out_part(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
 # -- the network -------------------------------------------------------------------------------------------------------
 
 
-class Score(torch.nn.Linear):
-    """A last layer in fp32 over hidden states of any precision: small updates are lost in bf16."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # the base class's name for it
-        return super().forward(input.to(self.weight.dtype))
-
-
 def adapter_network(policy: PreTrainedModel, lora: LoraConfig) -> Any:
     """As `new_network`, but over the policy's own layers: what is trained is an adapter of its own and the score layer."""
     attach(policy, lora, VALUE)
@@ -342,61 +273,6 @@ def score_layer(network: Any) -> torch.nn.Linear:
     return score.modules_to_save[score.active_adapters[0]] if hasattr(score, "modules_to_save") else score
 
 
-class LikeLengths(torch.utils.data.Sampler):
-    """Each epoch a new order in which rows of like length meet in a batch, and batches come in random order.
-
-    The library's own sampler goes from long to short: a drift that a short training doesn't recover from.
-    """
-
-    def __init__(self, rows: Sequence[ValueRow], size: int, seed: int) -> None:
-        self.lengths, self.size = [len(row.token_ids) for row in rows], size
-        self.rng = Random(seed)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        order = self.rng.sample(range(len(self.lengths)), len(self.lengths))
-        pool = POOL * self.size
-        pools = [sorted(order[i : i + pool], key=self.lengths.__getitem__) for i in range(0, len(order), pool)]
-        made = [part[i : i + self.size] for part in pools for i in range(0, len(part), self.size)]
-        # A short batch must stay last: the loader cuts the order into batches again.
-        last = [made.pop(made.index(min(made, key=len)))]
-        self.rng.shuffle(made)
-        return (index for batch in made + last for index in batch)
-
-
-class JudgeTrainer(Trainer):
-    """Hugging Face's trainer over rows of like length. An update of several forwards is the update of one: each term of the
-    loss is divided by its weights in all of them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.model_accepts_loss_kwargs = True  # the losses are divided here
-
-    def weights_of(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The sum of weights of each of the loss's terms in one forward."""
-        raise NotImplementedError
-
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        return torch.stack([self.weights_of(batch) for batch in batch_samples]).sum(0).to(device)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        update = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return LikeLengths(cast(Sequence[ValueRow], self.train_dataset), update, self.args.seed)
-
-    def fit(self, watch: HeldOutWatch) -> float:
-        """Train; the model ends with its best held-out weights. Returns the seconds of training alone."""
-        self.add_callback(watch)
-        self.remove_callback(PrinterCallback)
-        began = time.perf_counter()
-        self.train()
-        seconds = time.perf_counter() - began - watch.paused
-        load_trained_state(watch.model, watch.kept)
-        watch.model.eval()
-        return round(seconds, 1)
-
-
 class ValueTrainer(JudgeTrainer):
     """The masked soft-target loss at the rows' states; `rank_weight` times the ranking loss between a question's is added."""
 
@@ -419,85 +295,6 @@ class ValueTrainer(JudgeTrainer):
         return torch.stack([states, ranking_shares(batch).sum() if self.rank_weight else torch.zeros_like(states)])
 
 
-class HeldOutWatch(TrainerCallback):
-    """Measures held-out questions now and then, keeps the best weights, stops when patience is used up.
-
-    Args:
-        model: what is trained.
-        settings: `train.value` or `train.prm`.
-        measure: gives a line of the curve from the last logged training loss.
-        score: of a line; higher is better.
-        watch: told of each line.
-        untrained: whether the weights as they came are measured, and may be the best ones.
-
-    `paused` counts the seconds of measuring.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        settings: JudgeConfig,
-        measure: Callable[[float], dict[str, float]],
-        score: Callable[[dict[str, float]], float],
-        watch: Watcher,
-        untrained: bool = False,
-    ) -> None:
-        self.model, self.settings, self.measure, self.score = model, settings, measure, score
-        self.watch, self.untrained = watch, untrained
-        self.curve: list[dict[str, float]] = []
-        self.best: dict[str, float] = {}
-        self.kept: dict[str, torch.Tensor] = {}
-        self.worse, self.loss, self.paused = 0, float("nan"), 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.untrained:
-            self.evaluate(0, control)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if "loss" in (logs or {}):
-            self.loss = self.finite("loss", float(logs["loss"]))
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.settings.evaluate_every == 0 or state.global_step >= state.max_steps:
-            self.evaluate(state.global_step, control)
-
-    def evaluate(self, step: int, control: Any) -> None:
-        began = time.perf_counter()
-        line = {"step": float(step), **self.measure(self.loss)}
-        self.finite("held-out loss", line["held_out_loss"])
-        self.curve.append(line)
-        self.watch(line)
-        if not self.best or self.score(line) > self.score(self.best):
-            self.best, self.worse, self.kept = line, 0, trained_state(self.model)
-        else:
-            self.worse += 1
-            control.should_training_stop |= self.worse >= self.settings.patience
-        self.paused += time.perf_counter() - began
-
-    def finite(self, name: str, value: float) -> float:
-        if not math.isfinite(value):
-            raise TrainingError(f"the {name} is {value}: lower train.{self.settings.section}.learning_rate")
-        return value
-
-
-def judge_arguments(settings: JudgeConfig, out_dir: Path, seed: int, size: int) -> dict[str, Any]:
-    """The training arguments of transformers for a judge with `size` rows a forward."""
-    return quiet_arguments() | {
-        "output_dir": str(out_dir),
-        "num_train_epochs": settings.epochs,
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": settings.batch_size // size,
-        "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": settings.warmup_steps,
-        "weight_decay": settings.weight_decay,
-        "max_grad_norm": settings.max_grad_norm,
-        "seed": seed,
-        "save_strategy": "no",
-        "logging_steps": settings.evaluate_every,
-    }
-
-
 def train_network(
     network: Any,
     train: Sequence[ValueRow],
@@ -507,10 +304,13 @@ def train_network(
     out_dir: Path,
     seed: int,
     watch: Watcher = lambda line: None,
-    learning_rate: float | None = None,
     callbacks: Sequence[TrainerCallback] = (),
+    bfloat16: bool = False,
 ) -> Fitted:
-    """Train `network` (of `new_network`, perhaps under LoRA) in place; it ends with its best held-out weights."""
+    """Train `network` (of `new_network`, perhaps under LoRA) in place; it ends with its best held-out weights.
+
+    `bfloat16`: its products are computed in it, over weights and an optimiser as they are (`Economy.autocast`).
+    """
     check(train, held_out)
     train, held_out = weighted(train, settings.weight_power), weighted(held_out, settings.weight_power)
     # As many training questions as held-out ones: the same figure on both, for the curve of overfitting. They come from
@@ -522,19 +322,21 @@ def train_network(
     def measure(loss: float) -> dict[str, float]:
         line = {}
         for name, rows in sets.items():
-            logits = torch.cat(network_logits(network, rows, size))
+            logits = torch.cat(network_logits(network, rows, size, bfloat16))
             line[f"{name}_loss"], line[f"{name}_brier"] = figures(logits, *state_data(rows))
         return line
 
     trainer = ValueTrainer(
         model=network,
-        args=Arguments(**judge_arguments(settings, out_dir, seed, size), remove_unused_columns=False),
+        args=Arguments(
+            **judge_arguments(settings, network, len(train), out_dir, seed, size, bfloat16), remove_unused_columns=False
+        ),
         train_dataset=list(train),
         data_collator=ValueCollator(next(network.parameters()).dtype),
         callbacks=list(callbacks),
     )
     trainer.rank_weight = settings.rank_weight
-    held = HeldOutWatch(network, settings, measure, lambda line: -line["held_out_loss"], watch)
+    held = HeldOutWatch(network, settings, measure, lambda line: (-line["held_out_loss"],), watch)
     trainer.fit(held)
     score = score_layer(network)
     fitted = Fitted(
@@ -545,6 +347,6 @@ def train_network(
         held.best,
     )
     if settings.calibrate:
-        logits = torch.cat(network_logits(network, held_out, size))
+        logits = torch.cat(network_logits(network, held_out, size, bfloat16))
         fitted.calibrate(*platt(logits, *state_data(held_out)))
     return fitted

@@ -33,6 +33,7 @@ from ..search.targets import endings, value_targets
 from ..search.tree import Tree
 from ..types import Task
 from .checkpoint import fingerprint
+from .judge import longest, questions_at_once
 from .judge_memory import EXTRA_LAYERS
 from .models import Economy, bare, checkpoint_layers, make_trainable, save_adapter
 from .progress import StepProgress, tell_tree
@@ -42,10 +43,8 @@ from .value import (
     Fitted,
     adapter_network,
     hidden_states,
-    longest,
     network_logits,
     new_network,
-    questions_at_once,
     train_head,
     train_network,
 )
@@ -225,12 +224,15 @@ def held_out_states(questions: Sequence[Question], student: Student) -> tuple[St
     return States(*(np.asarray(columns[name]) for name in States.__slots__)), rows
 
 
-def values_of(fitted: Fitted, student: Student, rows: Sequence[ValueRow], size: int) -> np.ndarray:
+def values_of(
+    fitted: Fitted, student: Student, rows: Sequence[ValueRow], size: int, bfloat16: bool = False
+) -> np.ndarray:
     """V at every state of `rows`, row after row `[N]`."""
     if fitted.network is not None:
-        logits = torch.cat(network_logits(fitted.network, rows, size))
+        logits = torch.cat(network_logits(fitted.network, rows, size, bfloat16))
     else:
-        logits = torch.cat([h @ fitted.weight + fitted.bias for h in hidden_states(student.model, rows, size)])
+        states = hidden_states(student.model, rows, size, bfloat16)
+        logits = torch.cat([one @ fitted.weight + fitted.bias for one in states])
     return logits.double().sigmoid().numpy()
 
 
@@ -265,6 +267,8 @@ def train_value(
     settings = config.train.value
     progress = progress if progress is not None else Progress(quiet=True)
     student.engine.rest()  # nothing is searched from here on
+    economy = Economy.of(config, student.spec, student.model)
+    bfloat16 = economy.autocast
     training, validation, test = parts
     rows = value_rows(training, student, settings.every_token)
     held_out = value_rows(validation, student, settings.every_token)
@@ -275,7 +279,7 @@ def train_value(
             progress.advance()
             watch(line)
 
-        fitted = train_head(student.model, rows, held_out, settings, fit_watch)
+        fitted = train_head(student.model, rows, held_out, settings, fit_watch, bfloat16)
         progress.stop()
     else:
         extra = layers_on_top(student, config, settings)
@@ -284,22 +288,21 @@ def train_value(
         else:
             adapter = config.train.adapter or student.spec.adapter
             network = make_trainable(new_network(student.model, extra), student.spec, adapter, task="TOKEN_CLS")
-        if Economy.of(config, student.spec, student.model).checkpointing:
+        if economy.checkpointing:
             checkpoint_layers(bare(network))
+        common: dict[str, Any] = {"out_dir": out, "seed": config.library_seed, "watch": watch, "bfloat16": bfloat16}
         callbacks = [StepProgress(progress, "network")]
-        fitted = train_network(
-            network, rows, held_out, settings, out_dir=out, seed=config.library_seed, watch=watch, callbacks=callbacks
-        )
+        fitted = train_network(network, rows, held_out, settings, callbacks=callbacks, **common)
     least = settings.least_outcomes
     states, packed = held_out_states(validation, student)
     size = questions_at_once(settings, student.model if fitted.network is None else fitted.network, longest(packed))
     base = base_rate(training)
-    value = values_of(fitted, student, packed, size)
+    value = values_of(fitted, student, packed, size, bfloat16)
     judged = measure(value, states, base, least, config.seed)
     before_end = ~states.final
     fit = blend(value[before_end], states.where(before_end))
     test_states, test_rows = held_out_states(test, student)
-    value = values_of(fitted, student, test_rows, size)
+    value = values_of(fitted, student, test_rows, size, bfloat16)
     return Valued(
         fitted,
         measure(value, test_states, base, least, config.seed),

@@ -87,6 +87,7 @@ def real_ladder(data: Row) -> Page:
         if rows:
             columns = {"student": "{student}", "problems": "{problems}", "accuracy": "{accuracy}"}
             body += ["", f"### {what}, greedy", "", *table(rows, columns)]
+    body += judges_of_its_own(load("real_judges"))
     body += held_out_structures(load("real_structures"))
     body += [
         *("", "## An earlier run", ""),
@@ -152,7 +153,37 @@ def held_out_structures(data: Row) -> list[str]:
     ]
 
 
-def searched(student: str, found: Row) -> list[str]:
+def judges_of_its_own(data: Row) -> list[str]:
+    """The SFT student's answers under a PRM and a value that were trained on its own trees."""
+    stages = data["stages"]
+    prm, value = stages["prm"], stages["value"]
+    names = {"policy log-probability": "the student's own log-probability", prm["kind"]: f"the PRM ({prm['kind']})"}
+    names["kept + policy log-probability"] = "both, as the PRM's folder has them"
+    figures = ("step AUC", "step AUC, as drawn", "pair accuracy")
+    rows = [
+        {"judge": text, **{figure: share(prm["test"][figure][name]) for figure in figures}}
+        for name, text in names.items()
+    ]
+    asked = prm["questions"]
+    return [
+        *("", "## Under judges of its own", ""),
+        f"Trees of {sum(asked.values())} new questions (three expansions of eight samples, {prm['cost']['sampled_tokens']:,}"
+        f" sampled tokens) taught a process reward model and a linear probe of the SFT student's states as a value, on"
+        f" {asked['training']} of the questions. On {asked['test']} others the PRM tells right steps from wrong ones as the"
+        " student's log-probability of a step does, which sampling gave already:",
+        "",
+        *table(rows, {"judge": "{judge}"} | {figure: f"{{{figure}}}" for figure in figures}),
+        f"The value's AUC on those questions is {share(value['test']['AUC'])}, its ranking of siblings"
+        f" {share(value['test']['sibling ranking'])} where chance is .5.",
+        *searched("sft", stages["eval-sft-prm"], "judged by the PRM"),
+        *searched("sft", stages["eval-sft-value"], "judged by the value"),
+        *searched("sft", stages["eval-sft"], "steps checked by a calculator, the same student"),
+        f"This student is not to the bit the one above. [JSON]({REPOSITORY}/blob/main/benchmarks/results/real_judges.json),"
+        f" written by `{data['command']}`.",
+    ]
+
+
+def searched(student: str, found: Row, judge: str = "steps checked by a calculator") -> list[str]:
     """Methods at equal tokens, asked of a stage's student, with what the repairing ones gain over adaptive best-of-n."""
     over = {
         (row["method"], row["budget"]): judged(row["gain"])
@@ -171,7 +202,7 @@ def searched(student: str, found: Row) -> list[str]:
         "over adaptive best-of-n": "{over}",
     }
     problems = found["rows"][0]["problems"]
-    title = f"### Asked in several ways: the {student} student, {problems} problems, steps checked by a calculator"
+    title = f"### Asked in several ways: the {student} student, {problems} problems, {judge}"
     return ["", title, "", *table(shown, columns)]
 
 
