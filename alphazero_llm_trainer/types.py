@@ -68,7 +68,8 @@ class Continuation:
 
     `ended` is True when the policy closed the response itself (end of sequence), False when a limit cut it.
     `checked` is True when a terminal checker called it finished after its last step; `cut` when a limit ended it inside
-    its last step, `rambled` when that was the limit of a step's tokens.
+    its last step, `rambled` when that was the limit of a step's tokens. `tempered` `[T]` are its tokens' log-probabilities
+    (nats) at the temperature of later draws, None where that is 1: then the steps have them.
     """
 
     steps: tuple[Step, ...]
@@ -78,6 +79,12 @@ class Continuation:
     checked: bool = False
     cut: bool = False
     rambled: bool = False
+    tempered: tuple[float, ...] | None = None
+
+    @property
+    def drawn(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Token ids `[T]` and log-probabilities `[T]` at the temperature of later draws, which leave it out."""
+        return ids_of(self.steps), logprobs_of(self.steps) if self.tempered is None else self.tempered
 
 
 @dataclass(slots=True)

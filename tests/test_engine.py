@@ -667,28 +667,45 @@ def test_a_broken_forward_reaches_every_caller_and_the_engine_recovers(
 
 
 def without(engine: InProcessEngine, *taken: tuple[int, ...]) -> Drawn:
-    """These continuations of PROMPT as `GenerateRequest.without` has them."""
+    """These continuations of PROMPT as `GenerateRequest.without` has them at temperature 1."""
     scores = score(engine, *((PROMPT, ids) for ids in taken))
     return tuple((ids, tuple(logprobs)) for ids, logprobs in zip(taken, scores, strict=True))
 
 
-@pytest.mark.parametrize("temperature", [1.0, 1.5])
+def at(temperature: float, *ids: int) -> torch.Tensor:
+    """Log-probabilities `[V]` after PROMPT and `ids` at a temperature."""
+    return torch.log_softmax(library_logprobs(MODEL, (*PROMPT, *ids))[-1].double() / temperature, -1)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 def test_without_draws_from_what_the_policy_leaves(engine: InProcessEngine, temperature: float) -> None:
-    """Pairs of tokens: frequencies over seeds are the policy's, renormalised, exactly at temperature 1."""
-    first = library_logprobs(MODEL, PROMPT)[-1].double().topk(3).indices.tolist()
-    taken = [(a, b) for a in first for b in library_logprobs(MODEL, (*PROMPT, a))[-1].topk(20).indices.tolist()]
-    given, count = without(engine, *taken), 3000
+    """Pairs of tokens: frequencies over seeds are those of the policy at that temperature, renormalised."""
+    first = at(temperature).topk(3).indices.tolist()
+    taken = [(a, b) for a in first for b in at(temperature, a).topk(3 if temperature < 1 else 20).indices.tolist()]
+    mass = {pair: math.exp(float(at(temperature)[pair[0]] + at(temperature, pair[0])[pair[1]])) for pair in taken}
+    given = tuple((pair, (float(at(temperature)[pair[0]]), float(at(temperature, pair[0])[pair[1]]))) for pair in taken)
+    count = 3000
     asked = GenerateRequest(PROMPT, max_new_tokens=2, temperature=temperature, without=given)
     drawn = generate(engine, *(dataclasses.replace(asked, seed=seed) for seed in range(count)))
     pairs = [found.token_ids for [found] in drawn]
     assert not set(pairs) & set(taken)
     for a in first:
-        mass = sum(math.exp(sum(logprobs)) for ids, logprobs in given if ids[0] == a)
-        left = math.exp(float(library_logprobs(MODEL, PROMPT)[-1][a])) - mass
-        expected = left / (1 - sum(math.exp(sum(logprobs)) for _, logprobs in given))
-        share = sum(pair[0] == a for pair in pairs) / count
-        assert abs(share - expected) < (0.02 if temperature == 1.0 else 0.2)
+        left = math.exp(float(at(temperature)[a])) - sum(one for pair, one in mass.items() if pair[0] == a)
+        expected = left / (1 - sum(mass.values()))
+        assert abs(sum(pair[0] == a for pair in pairs) / count - expected) < 0.025
     assert engine.cost.sampled_tokens == sum(map(len, pairs))
+    assert_idle(engine)
+
+
+def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(engine: InProcessEngine) -> None:
+    """Greedy ones too, and the sequence is the one that is drawn without that."""
+    for temperature in (0.0, 0.7):
+        asked = GenerateRequest(PROMPT, max_new_tokens=5, temperature=temperature, seed=4)
+        [[plain]] = generate(engine, asked)
+        [[told]] = generate(engine, dataclasses.replace(asked, tempered=0.7))
+        assert plain.tempered is None and told.token_ids == plain.token_ids
+        expected = [float(at(0.7, *told.token_ids[:i])[token]) for i, token in enumerate(told.token_ids)]
+        assert told.tempered == pytest.approx(expected, abs=1e-4)
     assert_idle(engine)
 
 

@@ -25,13 +25,14 @@ from alphazero_llm_trainer.search.gumbel import (
     improved_logits,
     mixed_value,
     node_logits,
+    prior_logits,
     sampled_logit,
     softmax,
 )
-from alphazero_llm_trainer.search.mcts import Evaluation, Mcts
+from alphazero_llm_trainer.search.mcts import Evaluation, Mcts, Playout
 from alphazero_llm_trainer.search.select import open_gumbel
 from alphazero_llm_trainer.search.tree import ROOT, Tree
-from alphazero_llm_trainer.types import Step
+from alphazero_llm_trainer.types import Continuation, RewardParts, Step
 
 TESTS = Path(__file__).parent
 CASES = json.loads((TESTS / "golden" / "gumbel.json").read_text())
@@ -138,6 +139,25 @@ def test_a_sampled_step_weighs_its_probability_over_that_of_being_drawn() -> Non
     assert sampled_logit(0.0, 5) == 0.0
     # Long steps, never drawn twice, weigh the same whatever their probabilities.
     assert sampled_logit(-90.0, 8) == pytest.approx(sampled_logit(-40.0, 8)) == pytest.approx(-math.log(8))
+
+
+def test_a_repeated_draw_counts_among_the_draws() -> None:
+    """Eight draws of two steps, p .9 and .05: p / (1 - (1 - p)^8), whose ratio is 6.06 (with two draws 1.77)."""
+    tree = Tree()
+    mcts = Mcts(tree, gumbel, 0.1, 20)
+    [leaf] = mcts.ask()
+    steps = [Step((i,), (math.log(p),), f"{i}\n") for i, p in enumerate((0.9, 0.05))]
+    end = Step((7,), (-0.1,), "#### 1")
+    chains = [Continuation((steps[i], end), True) for i in (0, 0, 0, 1, 0, 0, 0, 0)]
+    mcts.tell(leaf, Evaluation([Playout(chain, "answer", RewardParts(0.5)) for chain in chains]))
+    assert tree.draws(ROOT) == 8 and [tree.draws(child) for child in tree.children[ROOT]] == [7, 1]
+    high, low = prior_logits(tree, ROOT, tree.children[ROOT])
+    assert math.exp(high - low) == pytest.approx(6.06, abs=0.01)
+    # A saved tree says the same, and what is drawn below a child is no draw of the root's.
+    assert Tree.from_dict(tree.to_dict()).draws(ROOT) == 8
+    tree.backup(2, 0.5)
+    tree.simulated(1)
+    assert [tree.draws(node) for node in (ROOT, 1, 3)] == [8, 8, 1]
 
 
 # -- (d) in flight -----------------------------------------------------------------------------------------------------

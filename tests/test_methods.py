@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import run
+from support import ScriptedPolicy, run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.engine.without import Taken
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
@@ -29,7 +32,7 @@ from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.calculator import consistent
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.types import Problem, Step, ids_of, logprobs_of
+from alphazero_llm_trainer.types import Continuation, Cost, Problem, Step, ids_of, logprobs_of
 
 TASKS = load_tasks("embedded", "test", 40)
 
@@ -175,7 +178,7 @@ def test_repairing_a_step_costs_less_than_starting_anew(student: Student, config
     assert spent["step-rejection"] < spent["adaptive-best-of-n"] < spent["best-of-n"]
 
 
-REPEATING = ("majority", "weighted-majority", "early-abort")
+REPEATING = ("majority", "weighted-majority")
 
 
 def repeated(student: Student, config: Config, method: str, repeat: bool) -> tuple[int, int]:
@@ -197,7 +200,8 @@ def repeated(student: Student, config: Config, method: str, repeat: bool) -> tup
             counts[0] += 1
             counts[1] += ids in before
             left = Taken.of(before.items()) is not None
-            assert repeat or method in REPEATING or not left or ids not in before
+            # A step of early-abort comes again before another one, and its chains don't.
+            assert repeat or method in (*REPEATING, "early-abort") or not left or ids not in before
         before[ids] = logprobs_of(found[0].steps)
         return found, cost
 
@@ -217,8 +221,104 @@ def test_no_step_is_drawn_twice_after_the_same_ones(student: Student, config: Co
 
 
 @pytest.mark.parametrize("method", REPEATING)
-def test_votes_and_what_starts_anew_repeat(student: Student, config: Config, method: str) -> None:
+def test_votes_repeat(student: Student, config: Config, method: str) -> None:
     assert repeated(student, config, method, repeat=True) == repeated(student, config, method, repeat=False)
+
+
+class DeadEnds:
+    """A verifier that rejects every step after the first two, and accepts nothing."""
+
+    name, computes = "scripted", False
+
+    async def __call__(self, problem: Problem, prompt_ids: Sequence[int], steps: Sequence[Step]) -> Judgement:
+        return Judgement(tuple(float(depth < 2) for depth in range(len(steps))), 0.0)
+
+
+class Endless(ScriptedPolicy):
+    """A scripted policy of twenty steps that never closes a response."""
+
+    def __init__(self) -> None:
+        super().__init__(5, words=20, close=0.0)
+        self.depths: Counter[int] = Counter()
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        return (1,)
+
+    async def continuations(self, problem: Problem, steps: Sequence[Step], *asked: Any, **named: Any) -> Any:
+        self.depths[len(steps)] += 1
+        return await super().continuations(problem, steps, *asked, **named)
+
+
+def test_step_rejection_goes_back_as_far_as_all_is_dead(student: Student) -> None:
+    """Each step has `patience` successors, and is given up after them: the draws of a tree of that width."""
+    changed = load_config(overrides=["student=embedded", "search.verify.patience=2", "search.max_depth=9"])
+    sampler = MethodContext(student, DeadEnds(), changed)
+    sampler.policy = policy = Endless()
+    run(lambda: answered("step-rejection", sampler, TASKS[0].problem, 3, 60_000))
+    first, second, third = (policy.depths[depth] for depth in range(3))
+    assert first > 3 and abs(second - 2 * first) <= 2 and abs(third - 2 * second) <= 6
+
+
+def test_early_abort_begins_no_chain_again_that_it_gave_up(student: Student, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains are drawn without replacement as whole responses are: the steps that they have in common come again."""
+    changed = load_config(overrides=["student=embedded", "search.temperature=1.3", "search.verify.accept_above=0.5"])
+    sampler = MethodContext(student, Product([Calculator(), Never()]), changed)
+    drawn: list[tuple[tuple[int, ...], Chain, bool]] = []
+    draw = Attempt.draw
+
+    async def spied(attempt: Attempt, steps: Sequence[Step] = (), **asked: Any) -> Chain:
+        left = Taken.of((ids, logprobs) for ids, logprobs in asked.get("taken", ()) if ids)
+        chain = await draw(attempt, steps, **asked)
+        drawn.append((ids_of(steps), chain, left is not None or not asked.get("taken")))
+        return chain
+
+    monkeypatch.setattr(Attempt, "draw", spied)
+    shared = 0
+    for task in TASKS[:4]:
+        drawn.clear()
+        run(lambda task=task: answered("early-abort", sampler, task.problem, 3, 900))
+        ends = [
+            (ids_of(chain.steps), more)
+            for (_, chain, more), (after, _, _) in pairwise(drawn)
+            if after != ids_of(chain.steps)
+        ]
+        assert len(ends) > 5
+        fresh = [ids for ids, more in ends if more]
+        assert len(fresh) == len(set(fresh))
+        lines = [chain.text for prefix, chain, _ in drawn if not prefix]
+        shared += len(lines) - len(set(lines))
+    assert shared > 0
+
+
+class Never:
+    """A verifier that rejects no step and accepts no response."""
+
+    name, computes = "scripted", False
+
+    async def __call__(self, problem: Problem, prompt_ids: Sequence[int], steps: Sequence[Step]) -> Judgement:
+        return Judgement((1.0,) * len(steps), 0.01)
+
+
+def test_a_tree_votes_by_what_its_source_reads(student: Student) -> None:
+    """As majority does: "Paris" and "The Paris" are one answer of HotpotQA."""
+    problem = Problem("capital", "Which city?", "hotpotqa")
+    texts = iter(["#### Lyon", "#### Paris", "#### The Paris"])
+
+    class Scripted(ScriptedPolicy):
+        def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+            return (1,)
+
+        async def continuations(self, *asked: Any, **named: Any) -> Any:
+            text = next(texts)
+            ids = tuple(map(ord, text))
+            step = Step((*ids, student.engine.eos_id), (-0.1,) * 10 + (0.0,) * (len(ids) - 9), text)
+            return [Continuation((step,), True)], Cost(sampled_tokens=len(step.token_ids), calls=1)
+
+    changed = load_config(overrides=["student=embedded", "search.verify.accept_above=0.5", "search.verify.reserve=0"])
+    sampler = MethodContext(student, Never(), changed)
+    sampler.policy = Scripted(0)
+    found = run(lambda: answered("mcts", sampler, problem, 0, 36))
+    assert found.response in ("#### Paris", "#### The Paris")
 
 
 def test_dvts_goes_on_with_the_best_of_its_proposals(

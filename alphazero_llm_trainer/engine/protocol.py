@@ -40,8 +40,9 @@ class GenerateRequest:
     MIN_TEMPERATURE and more.
     `top_k` > 0 returns that many log-probabilities for each step.
 
-    `without` are sequences that were drawn after the prompt, with their log-probabilities (nats, temperature 1): where
-    `capabilities.excludes`, a sample at a temperature above 0 is none of them, see `without.Taken`.
+    `without` are sequences that were drawn after the prompt, with their log-probabilities (nats) at the request's
+    temperature: where `capabilities.excludes`, a sample at a temperature above 0 is none of them, see `without.Taken`.
+    `tempered` is a temperature at which such an engine tells each token's log-probability too: that of later draws.
     """
 
     prompt_ids: tuple[int, ...]
@@ -54,6 +55,7 @@ class GenerateRequest:
     max_step_tokens: int | None = None
     top_k: int = 0
     without: Drawn = ()
+    tempered: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Generated:
 
     `finish` is "eos" (the end token is the last id), "stop" (a stop token or step limit) or "length".
     `top` holds for each step its k likeliest `(token id, log-probability)` pairs, likeliest first, or is None.
-    `cached_tokens` says how many prompt tokens its request read from a cache.
+    `cached_tokens` says how many prompt tokens its request read from a cache. `tempered` `[T]` are log-probabilities (nats)
+    at the request's `tempered`, None where it has none or the engine doesn't tell.
     """
 
     token_ids: tuple[int, ...]
@@ -70,6 +73,7 @@ class Generated:
     finish: str
     top: tuple[tuple[tuple[int, float], ...], ...] | None = None
     cached_tokens: int = 0
+    tempered: tuple[float, ...] | None = None
 
 
 class Sample(Protocol):

@@ -42,6 +42,7 @@ class Rider:
     taken: Taken | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tempered: list[float] = field(default_factory=list)  # log-probabilities at the request's `tempered`
     top: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 

@@ -21,7 +21,7 @@ from .queue_rows import Computed, DecodingRow, Rider
 from .sampling import Sampler
 from .step_ends import StepEnds
 from .walk import Walk
-from .without import Taken
+from .without import Taken, tempered
 
 Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
 
@@ -113,7 +113,7 @@ class Schedule:
     def _walks(self, rider: Rider) -> bool:
         """True for a sample that needs no more of a distribution than its likeliest tokens."""
         request = rider.call.request
-        return request.temperature == 0 and request.top_k <= self.tree.top_tokens
+        return request.temperature == 0 and request.top_k <= self.tree.top_tokens and request.tempered is None
 
     def refill(self, limit: int) -> None:
         """Take rows from the queue until `limit` are live, leaving out those that nobody waits for any more."""
@@ -190,8 +190,8 @@ class Schedule:
         """
         tree, pending, kept = self.tree, self.pending, []
         if self.strides is not None:
-            kept = self._stride(self.strides, [group for group in frontier if not self._excludes(group)])
-            frontier, table = [group for group in frontier if self._excludes(group)], None
+            kept = self._stride(self.strides, [group for group in frontier if not self._reads_all(group)])
+            frontier, table = [group for group in frontier if self._reads_all(group)], None
         while frontier:
             drawn = self._draw(frontier, table, index)
             self.reserve(len(drawn.tokens))
@@ -237,8 +237,9 @@ class Schedule:
             frontier, table = onward, None
         return kept
 
-    def _excludes(self, group: tuple[int, list[Rider], DecodingRow | None]) -> bool:
-        return any(rider.taken is not None for rider in group[1])
+    def _reads_all(self, group: tuple[int, list[Rider], DecodingRow | None]) -> bool:
+        """True where a rider needs more of a distribution than a draw from it."""
+        return any(rider.taken is not None or rider.call.request.tempered is not None for rider in group[1])
 
     def _stride(self, walk: Walk, frontier: Frontier) -> list[DecodingRow]:
         """`advance` with one call for all that riders draw at nodes that are known already."""
@@ -321,6 +322,7 @@ class Schedule:
         temperatures: list[float] = []
         uniforms: list[float] = []
         excluding: list[tuple[int, Rider, Taken]] = []  # draws of riders that may become what they should not be
+        telling: list[tuple[int, Rider, float]] = []  # draws whose log-probability at another temperature is wanted
         wanted: dict[int, list[int]] = {}  # k -> draws that want the k likeliest tokens
         for (_, riders, _), place in zip(frontier, index, strict=True):
             for rider in riders:
@@ -332,6 +334,8 @@ class Schedule:
                     wanted.setdefault(request.top_k, []).append(len(rows))
                 if rider.taken is not None:
                     excluding.append((len(rows), rider, rider.taken))
+                if request.tempered is not None:
+                    telling.append((len(rows), rider, request.tempered))
                 rows.append(place)
                 temperatures.append(request.temperature)
                 uniforms.append(rider.draws[len(rider.tokens)])
@@ -346,6 +350,8 @@ class Schedule:
             if left is not None:
                 tokens[i], logprobs[i] = left, float(table[rows[i], left])
             rider.taken = taken.after.get(tokens[i])
+        for i, rider, temperature in telling:
+            rider.tempered.append(tempered(table[rows[i]], temperature, tokens[i]))
         return _Drawn(tokens, logprobs, tops)
 
     def _likeliest(self, frontier: Frontier) -> _Drawn:
@@ -381,7 +387,8 @@ class Schedule:
     def _emit(self, rider: Rider, finish: str) -> None:
         call = rider.call
         top = tuple(rider.top) if call.request.top_k else None
-        call.done[rider.index] = Generated(tuple(rider.tokens), tuple(rider.logprobs), finish, top, call.cached)
+        told = None if call.request.tempered is None else tuple(rider.tempered)
+        call.done[rider.index] = Generated(tuple(rider.tokens), tuple(rider.logprobs), finish, top, call.cached, told)
         call.missing -= 1
         self.cost.sampled_tokens += len(rider.tokens)
         if not call.missing:

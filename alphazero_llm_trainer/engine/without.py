@@ -21,13 +21,14 @@ LEAST = 1e-3
 class Taken:
     """The drawn sequences that go on from one prefix: `share` of the probability there is theirs, by next token `after`."""
 
-    chance: float = 1.0  # of this prefix's last token after the others, at temperature 1
+    chance: float = 1.0  # of this prefix's last token after the others, at the draws' temperature
     share: float = 0.0
     after: dict[int, Taken] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sequences: Iterable[tuple[tuple[int, ...], tuple[float, ...]]]) -> Taken | None:
-        """The tree of (token ids `[T]`, log-probabilities at temperature 1 `[T]`); None where nothing is taken or left."""
+        """The tree of (token ids `[T]`, log-probabilities at the draws' temperature `[T]`); None where nothing is taken or
+        left."""
         root = cls()
         made = [root]
         for ids, logprobs in sequences:
@@ -44,11 +45,8 @@ class Taken:
         return root if root.after and 1.0 - root.share >= LEAST else None
 
     def draw(self, logprobs: np.ndarray, temperature: float, uniform: float) -> int | None:
-        """The token where `uniform` falls in what is left of `logprobs` `[V]` (nats) at `temperature`; None of nothing.
-
-        What is taken below each token is exact at temperature 1. At others it is taken for what it is there, so that
-        frequencies are near the policy's, and no sequence comes again all the same.
-        """
+        """The token where `uniform` falls in what is left of `logprobs` `[V]` (nats, temperature 1) at `temperature`; None
+        of nothing."""
         left = logprobs.astype(np.float64)
         for token, child in self.after.items():
             if child.share >= 1.0:
@@ -63,3 +61,11 @@ class Taken:
         if sums[-1] <= 0.0:
             return None
         return min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1)
+
+
+def tempered(logprobs: np.ndarray, temperature: float, token: int) -> float:
+    """The log-probability (nats) of `token` under `logprobs` `[V]` (nats, temperature 1) at `temperature`."""
+    scaled = logprobs.astype(np.float64) / temperature
+    highest = scaled.max()
+    # log p_T(a) = l_a/T - log sum_b exp(l_b/T)
+    return float(scaled[token] - highest - np.log(np.exp(scaled - highest).sum()))

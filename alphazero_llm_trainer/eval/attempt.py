@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from ..answers import is_final
 from ..config.load import Config
-from ..engine.protocol import Judgement, Limits, Verifier
+from ..engine.protocol import Drawn, Judgement, Limits, Verifier
 from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
 from ..search.driver import derive_seed
 from ..search.verified import Judge
-from ..types import Cost, Problem, Step, ids_of, logprobs_of
+from ..types import Cost, Problem, Step, ids_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -101,8 +101,13 @@ class Attempt:
         self.settings, self.verify = sampler.settings, sampler.settings.verify
         self.prompt = sampler.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
-        # By the steps before them, and whether they are one line: see `draw`.
+        # By the steps before them, and whether they are one line: what was drawn, with log-probabilities at
+        # `search.temperature`; see `draw`.
         self.drawn: dict[tuple[tuple[int, ...], bool], dict[tuple[int, ...], tuple[float, ...]]] = {}
+        self.last: tuple[tuple[int, ...], tuple[float, ...]] = (
+            (),
+            (),
+        )  # the newest draw, as `Continuation.drawn` has it
         self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
         self.judge = Judge(sampler.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
@@ -133,28 +138,32 @@ class Attempt:
         kept: int = 0,
         judged: bool = True,
         counts: bool = False,
+        taken: Drawn | None = None,
     ) -> Chain:
         """`steps` and what comes next: to the response's end, or one `line`. There has to be `room`.
 
-        greedy: at `search.verify.first_temperature` instead of `search.temperature`; judged: by the verifier. What was
-        drawn after these steps is not drawn again (`search.verify.repeat`), but where it `counts` how often it is.
+        greedy: at `search.verify.first_temperature` instead of `search.temperature`, where nothing was drawn after these
+        steps; judged: by the verifier. What was drawn after them (or what is `taken`) is not drawn again
+        (`search.verify.repeat`), but where it `counts` how often it is.
         """
         seed = derive_seed(self.seed, self.draws)
         self.draws += 1
         lines = 1 if line else self.settings.max_depth - len(steps)
         limits = Limits(lines, self.room(steps, kept, judged))
         drawn = self.drawn.setdefault((ids_of(steps), line), {})
+        known = tuple(drawn.items()) if taken is None else taken
         [found], spent = await self.sampler.policy.continuations(
             self.problem,
             steps,
             1,
             seed,
             limits,
-            self.verify.first_temperature if greedy else None,
-            () if counts or self.verify.repeat else tuple(drawn.items()),
+            self.verify.first_temperature if greedy and not known else None,
+            None if counts or self.verify.repeat else known,
         )
         self.cost.add(spent)
-        drawn[ids_of(found.steps)] = logprobs_of(found.steps)
+        self.last = ids, logprobs = found.drawn
+        drawn[ids] = logprobs
         chain = chain_of((*steps, *found.steps), found.ended, found.cut)
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..collect import finished_earns_one
+from ..collect import finished_earns_one, reading_of
 from ..engine.protocol import GenerateRequest
 from ..problems.calculator import exact_result
 from ..problems.source import source_of
@@ -92,16 +92,20 @@ async def adaptive_best_of_n(attempt: Attempt) -> tuple[str | None, str]:
 async def early_abort(attempt: Attempt) -> tuple[str | None, str]:
     """As adaptive-best-of-n, but a chain is abandoned at its first rejected step; the next one starts anew.
 
+    No abandoned chain is drawn again, nor what begins like it: a step comes again as far as other chains go on from it.
     Where none passes, what is kept back finishes the longest chain that was not rejected.
     """
     found: list[Chain] = []
     longest: tuple[Step, ...] = ()
-    first = True
+    abandoned: list[
+        tuple[tuple[int, ...], tuple[float, ...]]
+    ] = []  # down to the rejected step, at `search.temperature`
     while attempt.room(kept=attempt.kept) > 0:
-        chain = Chain()
+        chain, ids, logprobs = Chain(), (), ()
         while attempt.room(chain.steps, attempt.kept) > 0:
-            # A step comes again where the chain that failed after it was another one.
-            longer = await attempt.draw(chain.steps, greedy=first, line=True, kept=attempt.kept, counts=True)
+            taken = tuple((dead[len(ids) :], rest[len(ids) :]) for dead, rest in abandoned if dead[: len(ids)] == ids)
+            longer = await attempt.draw(chain.steps, greedy=not abandoned, line=True, kept=attempt.kept, taken=taken)
+            ids, logprobs = ids + attempt.last[0], logprobs + attempt.last[1]
             if attempt.accepts(longer):
                 return longer.text, "accepted"
             if attempt.usable(longer):
@@ -109,14 +113,15 @@ async def early_abort(attempt: Attempt) -> tuple[str | None, str]:
             if longer.whole or longer.cut or attempt.rejects(longer, last=True):
                 break
             chain = longer
+        abandoned.append((ids, logprobs))
         longest = max(longest, chain.steps, key=len)
-        first = False
     return await _last_resort(attempt, longest, found), "tokens"
 
 
 async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
     """Step by step; a rejected step is drawn again after the same prefix, and `patience` rejections go one step back.
 
+    Going back rejects the step that is given up: where that was the last one its prefix had patience for, it goes as well.
     A finished response without a rejected step that is not accepted all the same is taken back to before its weakest
     step. Where none is accepted, what is kept back finishes the prefix that holds.
     """
@@ -141,7 +146,7 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
             path, rejections = path[:weakest], rejections[: weakest + 1]
             continue
         rejections[-1] += 1
-        if path and rejections[-1] >= attempt.verify.patience:
+        while path and rejections[-1] >= attempt.verify.patience:
             path = path[:-1]
             rejections.pop()
             rejections[-1] += 1
@@ -214,7 +219,7 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
         update={"mode": "step", "rollout": "sample", "rollout_weight": None, "iterations": MOST_SIMULATIONS}
         | {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
     )
-    search = Search(sampler.policy, finished_earns_one, settings, verifier=sampler.verifier)
+    search = Search(sampler.policy, finished_earns_one, settings, verifier=sampler.verifier, reading=reading_of)
     result = await search.run(attempt.problem, attempt.seed)
     attempt.cost.add(result.cost)
     tree, choice = result.tree, result.choice

@@ -34,11 +34,12 @@ class EngineSteps(Prompts):
         seed: int,
         limits: Limits,
         temperature: float | None = None,
-        without: Drawn = (),
+        without: Drawn | None = None,
     ) -> tuple[list[Continuation], Cost]:
         """`n` continuations of `steps` to the end of the response, each cut into steps; None: at the own temperature.
 
-        None of them is one of `without`, see `GenerateRequest`, where the engine can see to that.
+        None of them is one of `without`, see `GenerateRequest`, where the engine can see to that; what was drawn is told
+        with its chance at the own temperature (`Continuation.drawn`). Without `without` draws may repeat.
         """
         prefix = self.prompt_ids(problem) + tuple(token for step in steps for token in step.token_ids)
         request = GenerateRequest(
@@ -49,7 +50,8 @@ class EngineSteps(Prompts):
             seed=seed,
             max_steps=limits.steps,
             max_step_tokens=self.step_tokens,
-            without=without,
+            without=without or (),
+            tempered=self.temperature if without is not None and self.temperature not in (0.0, 1.0) else None,
         )
         [generated] = await self.student.engine.generate([request])
         cached = generated[0].cached_tokens
@@ -76,7 +78,8 @@ class EngineSteps(Prompts):
                 break
         read = start == len(ids)
         ended = generated.finish == "eos" and read
-        return Continuation(tuple(steps), ended, cut=rambled or (read and goes_on), rambled=rambled)
+        told = None if generated.tempered is None else generated.tempered[:start]
+        return Continuation(tuple(steps), ended, cut=rambled or (read and goes_on), rambled=rambled, tempered=told)
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction

@@ -130,11 +130,12 @@ def improved_policy(
     )
 
 
-def prior_logits(tree: Tree, children: Sequence[int]) -> list[float]:
-    """Logits of siblings: of the priors that the tree holds, else of sampled steps' weights (see above)."""
+def prior_logits(tree: Tree, node: int, children: Sequence[int]) -> list[float]:
+    """Logits of `node`'s children: of the priors that the tree holds, else of sampled steps' weights (see above)."""
     if tree.prior[children[0]] is not None:
         return [math.log(max(tree.prior[child] or 0.0, 1e-300)) for child in children]
-    return [sampled_logit(math.fsum(tree.logprobs[child]), len(children)) for child in children]
+    draws = tree.draws(node)  # k: repeated samples count, and siblings that are left out
+    return [sampled_logit(math.fsum(tree.logprobs[child]), draws) for child in children]
 
 
 def sampled_logit(logprob: float, draws: int) -> float:
@@ -148,7 +149,7 @@ def node_logits(tree: Tree, node: int, children: Sequence[int], scale: float) ->
     """`improved_logits` of a node's children."""
     values = [tree.W[child] / tree.N[child] if tree.N[child] else 0.0 for child in children]
     visits = [tree.N[child] for child in children]
-    return improved_logits(prior_logits(tree, children), visits, values, raw_value(tree, node), scale)
+    return improved_logits(prior_logits(tree, node, children), visits, values, raw_value(tree, node), scale)
 
 
 def gumbel(tree: Tree, node: int, scale: float, width: int | None = None) -> int:

@@ -30,7 +30,7 @@ class StepPolicy(Protocol):
         seed: int,
         limits: Limits,
         temperature: float | None = None,
-        without: Drawn = (),
+        without: Drawn | None = None,
     ) -> tuple[list[Continuation], Cost]: ...
 
     async def adopt(

@@ -83,6 +83,8 @@ class Tree:
         self.rollouts: list[Rollout] = []
         self.backups: list[tuple[int, float, int]] = []
         self.simulations: list[tuple[int, int, int]] = []
+        self._draws: list[int] = []  # see `draws`
+        self._drawn = 0  # simulations that it counts
         self._append(-1, Step((), (), ""), STUDENT, Direction.NONE)
 
     def __len__(self) -> int:
@@ -160,6 +162,20 @@ class Tree:
     def simulated(self, leaf: int) -> None:
         """One simulation, whose descent ended in `leaf`, is backed up: all nodes and backups so far belong to it."""
         self.simulations.append((leaf, len(self.parent), len(self.backups)))
+
+    def draws(self, node: int) -> int:
+        """How many steps were drawn after `node`, repeated ones too: by simulations that ended in it, and by rollouts
+        that came through it from above. At least its children, where a saved tree's history doesn't say."""
+        self._draws += [0] * (len(self) - len(self._draws))
+        begin = self.simulations[self._drawn - 1][2] if self._drawn else 0
+        for leaf, _, end in self.simulations[self._drawn :]:
+            for below, _, above in self.backups[begin:end]:
+                while below not in (leaf, above):  # each step between the leaf and the end was drawn once
+                    below = self.parent[below]
+                    self._draws[below] += 1
+            begin = end
+        self._drawn = len(self.simulations)
+        return max(self._draws[node], len(self.children[node]))
 
     def hold(self, node: int, count: int) -> None:
         """Add `count` simulations in flight (negative: take them back) to `node` and all its ancestors."""

@@ -81,8 +81,9 @@ class VerifiedExpansion:
     ) -> None:
         self.policy, self.settings, self.problem, self.tree = policy, settings, problem, tree
         self.seed, self.judge, self.cost, self.evaluate = seed, judge, judge.cost, evaluate
-        # By node: what was drawn there. The tree merges siblings of one text and has no steps that a limit cut.
-        self.seen: dict[int, dict[tuple[int, ...], tuple[float, ...]]] = {}
+        # By the tokens before it: each step that was drawn, with log-probabilities at `search.temperature`. The tree merges
+        # siblings of one text and has no steps that a limit cut.
+        self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
 
     def least(self, node: int) -> int:
         """See `driver.Expansion`: one token of the next step; what judging takes shows as it is drawn."""
@@ -111,8 +112,8 @@ class VerifiedExpansion:
                 return self.unfinished(steps[start:], scores)
             known = () if fresh else self.drawn(leaf.node)
             found, spent = await self.draw(steps, derive_seed(draw, len(steps)), Limits(1, limits.tokens), fresh, known)
-            if len(steps) == start:
-                self.seen.setdefault(leaf.node, {})[ids_of(found.steps)] = logprobs_of(found.steps)
+            ids, logprobs = found.drawn
+            self.seen.setdefault(ids_of(steps), {})[ids] = logprobs
             room -= spent
             left = None if left is None else left - spent
             if found.ended or (found.steps and is_final(found.steps[-1].text)):
@@ -165,8 +166,10 @@ class VerifiedExpansion:
     def drawn(self, node: int) -> Drawn:
         """The steps that were drawn after `node`, as `GenerateRequest.without` has them."""
         tree = self.tree
-        known = {tree.token_ids[child]: tree.logprobs[child] for child in tree.children[node]}
-        return tuple((known | self.seen.get(node, {})).items())
+        # A tree holds log-probabilities at temperature 1: at others what an earlier search drew may come again.
+        kept = tree.children[node] if self.settings.temperature == 1.0 else ()
+        known = {tree.token_ids[child]: tree.logprobs[child] for child in kept}
+        return tuple((known | self.seen.get(ids_of(tree.steps(node)), {})).items())
 
     async def draw(
         self, steps: list[Step], seed: int, limits: Limits, fresh: bool, known: Drawn = ()
@@ -176,7 +179,7 @@ class VerifiedExpansion:
         `known` are the steps that were drawn there: they are not drawn again, see `search.verify.repeat`.
         """
         temperature = self.settings.verify.first_temperature if fresh else self.settings.temperature
-        without = () if self.settings.verify.repeat else known
+        without = None if self.settings.verify.repeat else known
         [found], spent = await self.policy.continuations(
             self.problem, steps, 1, seed, limits, temperature=temperature, without=without
         )
