@@ -31,7 +31,7 @@ from ..types import RewardParts, Step
 from .base import EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from ..engine.protocol import Verifier
+    from ..engine.protocol import Drawn, Verifier
     from ..policy.student import Student
 
 STEPWISE = ("step-rejection", "early-abort", "adaptive-best-of-n", "beam")  # of eval.methods
@@ -111,9 +111,12 @@ class Recorded(Attempt):
         kept: int = 0,
         judged: bool = True,
         counts: bool = False,
+        taken: Drawn | None = None,
     ) -> Chain:
         """See `Attempt.draw`."""
-        chain = await super().draw(steps, greedy=greedy, line=line, kept=kept, judged=judged, counts=counts)
+        chain = await super().draw(
+            steps, greedy=greedy, line=line, kept=kept, judged=judged, counts=counts, taken=taken
+        )
         node = self.record(chain)
         if self.usable(chain):
             best = self.best([*self.found, chain])

@@ -88,7 +88,7 @@ class ChatSteps:
         seed: int,
         limits: Limits,
         temperature: float | None = None,
-        without: Drawn = (),  # a server's model may repeat itself
+        without: Drawn | None = None,  # a server's model may repeat itself
     ) -> tuple[list[Continuation], Cost]:
         """`n` continuations of `steps` to the end of the response or its limits, sampled side by side.
 

@@ -101,7 +101,9 @@ async def early_abort(attempt: Attempt) -> tuple[str | None, str]:
         tuple[tuple[int, ...], tuple[float, ...]]
     ] = []  # down to the rejected step, at `search.temperature`
     while attempt.room(kept=attempt.kept) > 0:
-        chain, ids, logprobs = Chain(), (), ()
+        chain = Chain()
+        ids: tuple[int, ...] = ()
+        logprobs: tuple[float, ...] = ()
         while attempt.room(chain.steps, attempt.kept) > 0:
             taken = tuple((dead[len(ids) :], rest[len(ids) :]) for dead, rest in abandoned if dead[: len(ids)] == ids)
             longer = await attempt.draw(chain.steps, greedy=not abandoned, line=True, kept=attempt.kept, taken=taken)

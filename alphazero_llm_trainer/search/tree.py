@@ -169,10 +169,11 @@ class Tree:
         self._draws += [0] * (len(self) - len(self._draws))
         begin = self.simulations[self._drawn - 1][2] if self._drawn else 0
         for leaf, _, end in self.simulations[self._drawn :]:
-            for below, _, above in self.backups[begin:end]:
-                while below not in (leaf, above):  # each step between the leaf and the end was drawn once
-                    below = self.parent[below]
-                    self._draws[below] += 1
+            for end_node, _, above in self.backups[begin:end]:
+                at = end_node
+                while at not in (leaf, above):  # each step between the leaf and the end was drawn once
+                    at = self.parent[at]
+                    self._draws[at] += 1
             begin = end
         self._drawn = len(self.simulations)
         return max(self._draws[node], len(self.children[node]))
