@@ -1,22 +1,26 @@
-"""Does search win with more tokens? Selection rules and simpler methods at equal tokens, from x1 to x32.
+"""Does search win with more tokens? A tree and simpler methods at equal tokens, from x1 to x32.
 
     uv run python benchmarks/search_budgets.py --work checkpoints/search_budgets
 
 Tasks: the game of numbers (four and five of them) under its rules, where the first response that reaches the target ends
-the work, once with nothing else to go by and once with the student's log-probability; embedded problems of 4 to 6 steps under
-calculator and log-probability, where no response is accepted before the budget ends. Each method gets the same budget of
-sampled and scored tokens, the same verifier and the same seeds. PUCT, UCB1 and Gumbel are the method `mcts` with
-`search.select`. All draw without replacement, `steps repeat` with it (`search.verify.repeat`).
+the work; embedded problems of 4 to 6 steps under calculator and log-probability, where no response is accepted before the
+budget ends. Every method gets the same budget of sampled and scored tokens, the same verifier, the same seeds and the same
+way of drawing (without replacement; `steps repeat` draws with it). Each is tuned on validation problems in the same way:
+patience and first draw at temperature 1, then the temperature, at the budget TUNED. PUCT, UCB1 and Gumbel are the method
+`mcts` with `search.select`. PROTOCOL.md names the test problems and the primary comparison.
+
+An exhaustive solver's line stands beside the game: it is what one would really take there.
 
 The students are trained first, into --work. A cell (task, method, budget) is kept as soon as it is finished, and the same
-command goes on from there. Writes JSON with 95% intervals over distinct problems, for each method whether more tokens ever
-hurt, and the gain of PUCT, the default, over the others. The primary comparison is the one with adaptive best-of-n.
+command goes on from there. Writes JSON with each problem's result and tokens, 95% intervals over distinct problems, for each
+method whether more tokens ever hurt, and PUCT less each other method with p-values (sign test, Holm over the methods).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import shlex
 import subprocess
@@ -24,7 +28,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,29 +40,36 @@ sys.path.insert(0, str(ROOT))
 from alphazero_llm_trainer import __version__  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Verifier  # noqa: E402
-from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
+from alphazero_llm_trainer.eval.attempt import Attempt, MethodContext  # noqa: E402
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, wilson  # noqa: E402
+from alphazero_llm_trainer.eval.methods import tree_search  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import Interval, holm, paired_bootstrap, sign_test, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.verifiers import Product, load_parts  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value_function import policy_fingerprint  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.numbers import apply, read_question  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
+from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
+from alphazero_llm_trainer.search.tree import Tree  # noqa: E402
 
 WORK = Path("checkpoints") / "search_budgets"
 RESULTS = ROOT / "benchmarks" / "results" / "search_budgets.json"
 FACTORS = (1, 2, 4, 8, 16, 32)
 BASE = "puct"  # the default, which the others are compared with
-# Name -> the method of `eval`, and settings.
-ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    BASE: ("mcts", ("search.select=puct",)),
-    "puct, steps repeat": ("mcts", ("search.select=puct", "search.verify.repeat=true")),
-    "gumbel": ("mcts", ("search.select=gumbel",)),
-    "ucb1": ("mcts", ("search.select=ucb1",)),
-    "dvts": ("dvts", ()),
-    "step-rejection": ("step-rejection", ()),
-    "adaptive-best-of-n": ("adaptive-best-of-n", ()),
+PRIMARY = "step-rejection"
+# Name -> the method of `eval`, its settings, and whether it reads `search.verify.patience`.
+ARMS: dict[str, tuple[str, tuple[str, ...], bool]] = {
+    BASE: ("mcts", ("search.select=puct",), True),
+    "puct, steps repeat": ("mcts", ("search.select=puct", "search.verify.repeat=true"), True),
+    "gumbel": ("mcts", ("search.select=gumbel",), True),
+    "ucb1": ("mcts", ("search.select=ucb1",), True),
+    PRIMARY: ("step-rejection", (), True),
+    "early-abort": ("early-abort", (), False),
+    "adaptive-best-of-n": ("adaptive-best-of-n", (), False),
 }
+PATIENCE, FIRST, TEMPERATURES = (2, 4, 8), (0.0, 1.0), (0.7, 1.4)  # what is tried; temperature 1 at first
+TUNED = 16  # the factor at which methods are tuned
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,6 @@ class Setting:
 RANKED = "calculator+log-probability"
 SETTINGS = (
     Setting("numbers, rules", "numbers", (2, 3), "numbers", "calculator", 60),
-    Setting("numbers, rules and log-probability", "numbers", (2, 3), "numbers", RANKED, 60),
     Setting("embedded, 4 to 6 steps", "embedded", (3, 4), "embedded", RANKED, 80, ("search.verify.accept_above=1.0",)),
 )
 
@@ -88,56 +98,90 @@ def stages(work: Path) -> dict[str, list[str]]:
     commands = {
         "numbers": f"sft --source numbers --model small -n 40000 {sizes} --set problems.levels=[2,3]"
         " --set train.sft.steps=3000 --set train.sft.evaluate_every=1000",
-        "embedded": f"sft --model embedded -n 2000 {sizes} --set problems.levels=[3,4]"
-        " --set train.sft.steps=1500 --set train.sft.evaluate_every=500",
+        "embedded": f"sft --model embedded -n 5000 {sizes} --set problems.levels=[3,4]"
+        " --set train.sft.steps=2500 --set train.sft.evaluate_every=500",
     }
     return {name: [*command.split(), "--out", str(work / name)] for name, command in commands.items()}
 
 
-def measured(setting: Setting, work: Path, num: int, start: int, seed: int, factors: Sequence[int]) -> dict[str, Any]:
+class Bench:
+    """One task: its student and verifier, and cells that are measured once."""
+
+    def __init__(self, setting: Setting, work: Path, seed: int) -> None:
+        self.setting, self.work = setting, work
+        self.base = ["student=embedded", f"problems.source={setting.source}", f"seed={seed}"]
+        self.base += [f"problems.levels={list(setting.levels)}", *setting.overrides]
+        config = load_config(overrides=self.base)
+        self.source = open_source(config)
+        self.student = load_student(config, path=work / setting.student, system_prompt=self.source.system_prompt)
+        parts = load_parts(setting.verifier.split("+"), self.student, config, None, None)
+        self.judge: Verifier = parts[0] if len(parts) == 1 else Product(parts)
+
+    def problems(self, split: str, num: int, start: int) -> Benchmark:
+        return Benchmark(f"{self.setting.name}, {split}", load_tasks(self.source, split, num, start=start))
+
+    def context(self, own: Sequence[str]) -> MethodContext:
+        return MethodContext(self.student, self.judge, load_config(overrides=[*self.base, *own]))
+
+    def cell(self, benchmark: Benchmark, method: str, own: Sequence[str], factor: int) -> Cell:
+        """The method's results; read from --work where they were measured on the same problems, weights and code's version."""
+        budget = factor * self.setting.tokens
+        identity = [__version__, policy_fingerprint(self.student.model), benchmark.data_hash, *self.base, *own]
+        name = hashlib.sha256(repr([*identity, method, budget]).encode()).hexdigest()[:16]
+        return kept(self.work / "cells" / f"{name}.json", identity, self.context(own), benchmark, method, budget)
+
+    def tuned(self, arm: str, num: int) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+        """The settings with the most right answers on validation problems (the first on ties), and all that were tried."""
+        method, own, patient = ARMS[arm]
+        benchmark, tried = self.problems("validation", num, 0), []
+
+        def best(choices: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+            for choice in choices:
+                if any(row["settings"] == choice for row in tried):
+                    continue
+                cell = self.cell(benchmark, method, [*own, *choice], TUNED)
+                tried.append({"settings": choice, "right": cell.outcomes.count("1"), "tokens": sum(cell.tokens) / num})
+                print(f"{benchmark.name:26} {arm:20} {' '.join(choice)}: {tried[-1]['right']} of {num}", flush=True)
+            return max((row for row in tried if row["settings"] in choices), key=lambda row: row["right"])["settings"]
+
+        patience = [(f"search.verify.patience={n}",) for n in PATIENCE] if patient else [()]
+        first = [(*one, f"search.verify.first_temperature={t}") for one in patience for t in FIRST]
+        found = best([(*one, "search.temperature=1.0") for one in first])
+        warmer = [(*found[:-1], f"search.temperature={t}") for t in TEMPERATURES]
+        return best([found, *warmer]), tried
+
+
+def measured(bench: Bench, args: argparse.Namespace, factors: Sequence[int]) -> dict[str, Any]:
     """All cells of a task, finished ones read back; returns its facts."""
-    base = ["student=embedded", f"problems.source={setting.source}", f"seed={seed}"]
-    base += [f"problems.levels={list(setting.levels)}", *setting.overrides]
-    config = load_config(overrides=base)
-    source = open_source(config)
-    student = load_student(config, path=work / setting.student, system_prompt=source.system_prompt)
-    parts = load_parts(setting.verifier.split("+"), student, config, None, None)
-    judge: Verifier = parts[0] if len(parts) == 1 else Product(parts)
-    benchmark = Benchmark(setting.name, load_tasks(source, "test", num, start=start))
-    identity = [__version__, policy_fingerprint(student.model), benchmark.data_hash, seed, *base]
+    setting = bench.setting
+    tuning = {arm: bench.tuned(arm, args.validation) for arm in ARMS}
+    benchmark = bench.problems("test", args.num, args.start)
     rows, cells = [], {}
     for factor in factors:
-        for arm, (method, own) in ARMS.items():
-            config = load_config(overrides=[*base, *own])
-            sampler = MethodContext(student, judge, config)
-            budget = factor * setting.tokens
-            cell = kept(
-                work / "cells" / f"{setting.name} {arm} {budget}.json",
-                [*identity, *own],
-                sampler,
-                benchmark,
-                method,
-                budget,
-            )
-            cells[arm, factor] = cell
+        for arm, (method, own, _) in ARMS.items():
+            cell = cells[arm, factor] = bench.cell(benchmark, method, [*own, *tuning[arm][0]], factor)
             accuracy = wilson(cell.outcomes.count("1"), len(cell.outcomes), cell.distinct)
             rows.append(
-                {"arm": arm, "factor": factor, "budget": budget, "accuracy": triple(accuracy)}
-                | {"tokens": sum(cell.tokens) / num, "seconds": cell.seconds, "ended_by": cell.ended_by}
-                | {"correct": cell.outcomes}
+                {"arm": arm, "factor": factor, "budget": cell.budget, "accuracy": triple(accuracy)}
+                | {"tokens": sum(cell.tokens) / args.num, "ended_by": cell.ended_by}
+                | {"correct": cell.outcomes, "tokens_by_problem": cell.tokens}
             )
             print(
                 f"{setting.name:26} {arm:20} x{factor:<3} {accuracy!s:24} {rows[-1]['tokens']:7.0f} tokens", flush=True
             )
-    return {
+    found = {
         "name": setting.name,
         "levels": setting.levels,
         "verifier": setting.verifier,
         "settings": setting.overrides,
         "tokens": setting.tokens,
-        "problems": num,
-        "start": start,
+        "problems": args.num,
+        "start": args.start,
+        "groups": cells[BASE, factors[0]].groups,
         "distinct": len(set(cells[BASE, factors[0]].groups)),
+        "validation": args.validation,
+        "tuned_at": TUNED,
+        "tuned": {arm: {"settings": chosen, "tried": tried} for arm, (chosen, tried) in tuning.items()},
         "rows": rows,
         "steps": [growth(arm, cells, factors) for arm in ARMS],
         "minus": {
@@ -145,7 +189,63 @@ def measured(setting: Setting, work: Path, num: int, start: int, seed: int, fact
             for arm in ARMS
             if arm != BASE
         },
+        "p": {str(factor): adjusted(cells, factor) for factor in factors},
     }
+    if setting.source == "numbers":
+        found["solver"] = solved(benchmark)
+        found["inner_nodes"] = inner_nodes(bench.context(tuning[BASE][0]), benchmark, TUNED * setting.tokens)
+    return found
+
+
+def adjusted(cells: Mapping[tuple[str, int], Cell], factor: int) -> dict[str, float]:
+    """p-values of PUCT against each other method, adjusted for their number."""
+    others = [arm for arm in ARMS if arm != BASE]
+    values = [sign_test(cells[BASE, factor].right, cells[arm, factor].right) for arm in others]
+    return dict(zip(others, holm(values), strict=True))
+
+
+def solved(benchmark: Benchmark) -> dict[str, float]:
+    """An exhaustive solver at the same games: how many it solves, and its time for one."""
+    began = time.perf_counter()
+    right = 0
+    for task in benchmark.tasks:
+        given, target = read_question(task.problem.question)
+        right += solves(tuple(sorted(given.elements())), target, set())
+    return {"right": right, "milliseconds": 1000 * (time.perf_counter() - began) / len(benchmark.tasks)}
+
+
+def solves(left: tuple[int, ...], target: int, dead: set[tuple[int, ...]]) -> bool:
+    """Whether legal play reaches `target` from the numbers `left`; `dead` are those that are known not to."""
+    if len(left) == 1:
+        return left[0] == target
+    if left in dead:
+        return False
+    for i, j in combinations(range(len(left)), 2):
+        rest = [n for at, n in enumerate(left) if at not in (i, j)]
+        for op in "+-*/":
+            move = apply(max(left[i], left[j]), op, min(left[i], left[j]))
+            if move is not None and solves(tuple(sorted([*rest, move[3]])), target, dead):
+                return True
+    dead.add(left)
+    return False
+
+
+def inner_nodes(sampler: MethodContext, benchmark: Benchmark, budget: int, games: int = 100) -> dict[str, int]:
+    """What the tree knows of nodes that can still be drawn from: how many have been visited, and how many of them have a mean
+    reward of 1. The rules reject what is illegal and say nothing of what is legal."""
+
+    async def trees() -> list[Tree]:
+        found = []
+        for task in benchmark.tasks[:games]:
+            attempt = Attempt(sampler, task.problem, derive_seed(sampler.config.seed, task.problem.id), budget)
+            found.append((await tree_search(attempt)).tree)
+        return found
+
+    grown = asyncio.run(trees())
+    live = [
+        (tree, node) for tree in grown for node in range(1, len(tree)) if tree.verdict[node] is None and tree.N[node]
+    ]
+    return {"games": games, "live": len(live), "sure": sum(tree.q(node) == 1.0 for tree, node in live)}
 
 
 def kept(
@@ -178,8 +278,9 @@ def triple(found: Interval) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num", type=int, default=200, help="test problems of a task")
-    parser.add_argument("--start", type=int, default=0, help="number of the first one")
+    parser.add_argument("--num", type=int, default=1000, help="test problems of a task")
+    parser.add_argument("--start", type=int, default=20_000, help="number of the first one")
+    parser.add_argument("--validation", type=int, default=200, help="validation problems that methods are tuned on")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--work", type=Path, default=ROOT / WORK, help="students and cells")
     parser.add_argument("--factors", type=int, nargs="+", default=FACTORS, help="budgets, in multiples of a task's x1")
@@ -188,21 +289,20 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     factors = sorted(args.factors)
-    began, commands = time.perf_counter(), stages(args.work)
+    commands = stages(args.work)
     settings = [setting for setting in SETTINGS if setting.name in args.tasks]
     needed = dict.fromkeys(setting.student for setting in settings)
     for name in needed:
         if not (args.work / name / "manifest.json").exists():
             print(" ".join(commands[name]), flush=True)
             subprocess.run([sys.executable, "-m", "alphazero_llm_trainer", *commands[name]], cwd=ROOT, check=True)
-    tasks = [measured(setting, args.work, args.num, args.start, args.seed, factors) for setting in settings]
+    tasks = [measured(Bench(setting, args.work, args.seed), args, factors) for setting in settings]
     result = {
         "command": f"uv run python benchmarks/search_budgets.py --num {args.num} --start {args.start}"
-        f" --factors {' '.join(map(str, factors))} --tasks {shlex.join(args.tasks)}",
+        f" --validation {args.validation} --factors {' '.join(map(str, factors))} --tasks {shlex.join(args.tasks)}",
         "version": __version__,
         "seed": args.seed,
         "factors": factors,
-        "seconds": time.perf_counter() - began,
         "made": {
             name: {"command": shlex.join(["alphazero-llm-trainer", *stages(WORK)[name]])}
             | {"test_greedy": json.loads((args.work / name / "manifest.json").read_text())["test_greedy"]}
@@ -214,8 +314,8 @@ def main() -> None:
     for task in tasks:
         for step in task["steps"]:
             print(f"{task['name']}: {step['arm']} is {'' if step['monotone'] else 'not '}monotone")
-        value, low, high = task["minus"]["adaptive-best-of-n"][str(factors[-1])]
-        print(f"{task['name']}: {BASE} - adaptive-best-of-n at x{factors[-1]}: {value:+.3f} [{low:+.3f}, {high:+.3f}]")
+        value, low, high = task["minus"][PRIMARY][str(factors[-1])]
+        print(f"{task['name']}: {BASE} - {PRIMARY} at x{factors[-1]}: {value:+.3f} [{low:+.3f}, {high:+.3f}]")
 
 
 if __name__ == "__main__":

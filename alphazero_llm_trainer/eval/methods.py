@@ -12,7 +12,7 @@ from ..collect import finished_earns_one, reading_of
 from ..engine.protocol import GenerateRequest
 from ..problems.calculator import exact_result
 from ..problems.source import source_of
-from ..search.driver import Search
+from ..search.driver import Search, SearchResult
 from ..types import Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of
 
@@ -216,13 +216,7 @@ async def dvts(attempt: Attempt) -> tuple[str | None, str]:
 
 async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     """The package's tree search under the verifier: steps by `search.select` (null: PUCT), rejected ones drawn again."""
-    sampler = attempt.sampler
-    settings = attempt.settings.model_copy(
-        update={"mode": "step", "rollout": "sample", "rollout_weight": None, "iterations": MOST_SIMULATIONS}
-        | {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
-    )
-    search = Search(sampler.policy, finished_earns_one, settings, verifier=sampler.verifier, reading=reading_of)
-    result = await search.run(attempt.problem, attempt.seed)
+    result = await tree_search(attempt)
     attempt.cost.add(result.cost)
     tree, choice = result.tree, result.choice
     if choice is None:
@@ -232,6 +226,17 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None
     whole = stated or any(end in ("answer", "ended") for end in ends)
     return (choice.response if whole else None), result.ended_by
+
+
+async def tree_search(attempt: Attempt) -> SearchResult:
+    """The search of `mcts`, with its tree."""
+    sampler = attempt.sampler
+    settings = attempt.settings.model_copy(
+        update={"mode": "step", "rollout": "sample", "rollout_weight": None, "iterations": MOST_SIMULATIONS}
+        | {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
+    )
+    search = Search(sampler.policy, finished_earns_one, settings, verifier=sampler.verifier, reading=reading_of)
+    return await search.run(attempt.problem, attempt.seed)
 
 
 # -- with a tool -------------------------------------------------------------------------------------------------------

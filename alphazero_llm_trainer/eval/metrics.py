@@ -121,6 +121,25 @@ def bootstrap_over_seeds(
     return Interval(float(sides[0].mean() - sides[1].mean()), float(low), float(high))
 
 
+def sign_test(after: Sequence[float], before: Sequence[float]) -> float:
+    """The two-sided p-value of paired right-or-wrong results `[n]` (McNemar 1947, exact): a binomial test of the problems
+    on which the two differ; 1 where they differ on none."""
+    gained = sum(a > b for a, b in zip(after, before, strict=True))
+    lost = sum(a < b for a, b in zip(after, before, strict=True))
+    n, least = gained + lost, min(gained, lost)
+    # P(X <= least), X ~ Binomial(n, 1/2), on both sides
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values `[k]` adjusted for being k of them (Holm 1979): those at most .05 hold together at 5%."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))  # never below a smaller one's
+        adjusted[i] = largest
+    return adjusted
+
+
 def repeats(tasks: Sequence[Task]) -> list[int]:
     """The group of each task, numbered from 0: tasks with one worked solution are one problem in other words."""
     numbers: dict[str, int] = {}
