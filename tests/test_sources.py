@@ -78,7 +78,7 @@ def test_a_problem_finds_its_source_again() -> None:
     assert source_of(Problem("p", "q", "gsm8k")).rule == "numbers"
     assert source_of(Problem("p", "q", "hotpotqa")).rule == "words"
     assert source_of(Problem("p", "q", "math")).reader.waits
-    assert source_of(Problem("p", "q", "a name that nobody opened")).rule == "numbers"
+    assert source_of(Problem("p", "q", "a name that nobody opened")).rule == "any"
 
 
 # -- the game of numbers -----------------------------------------------------------------------------------------------

@@ -173,7 +173,11 @@ async def run_samples(
         result.sampled_tokens += cost.sampled_tokens
         tell(cost.sampled_tokens)
         chains = [chain_of(continuation.steps, continuation.ended, continuation.cut) for continuation in found]
-        return [chain.text if chain.whole else None for chain in chains]
+        answers = [source_of(task.problem).final_answer(chain.text, strict=not chain.whole) for chain in chains]
+        return [
+            chain.text if chain.whole or answer is not None else None
+            for chain, answer in zip(chains, answers, strict=True)
+        ]
 
     texts = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
     flat = await graded(

@@ -23,6 +23,7 @@ from ..errors import ConfigError, DataError
 from ..files import parse_json
 from ..types import Problem, Task
 from .data_set import hub_splits
+from .grading import LETTERS, guess_rule
 from .prompts import SYSTEM_PROMPTS
 from .source import SPLITS, Source, TaskList, by_hash, check_text, without_folders
 
@@ -34,8 +35,6 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
     "dev": "validation", "arena": "arena", "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
-LOOKED_AT = 200  # gold answers that the rule is guessed from
-LETTERS = "ABCDEFGHIJ"
 
 Rows = list[tuple[Mapping[str, Any], str]]  # columns, and where the row stands for messages
 
@@ -83,7 +82,7 @@ def from_rows(by_split: Mapping[str, Rows], problems: ProblemsConfig, name: str)
         raise DataError(f"{name} has no rows: write one problem a row, with a question and an answer")
     columns = column_names(everything[0], problems)
     tasks = {split: [as_task(*row, columns, name) for row in rows] for split, rows in by_split.items()}
-    rule = problems.grade or guess_rule([task.gold for of_split in tasks.values() for task in of_split][:LOOKED_AT])
+    rule = problems.grade or guess_rule([task.gold for of_split in tasks.values() for task in of_split])
     prompt = SYSTEM_PROMPTS[rule] if problems.system_prompt is None else problems.system_prompt
     return TaskList(divided(tasks), name, rule, prompt)
 
@@ -172,15 +171,6 @@ def text_of(columns: Mapping[str, Any], where: str, name: str) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return check_text(str(value).strip(), f"{where}, `{name}`")
-
-
-def guess_rule(golds: Sequence[str]) -> str:
-    """The rule that fits gold answers: numbers, choice (a letter), math (LaTeX) or words."""
-    if all(answers.number(gold) is not None for gold in golds):
-        return "numbers"
-    if all(len(gold) == 1 and gold.upper() in LETTERS for gold in golds):
-        return "choice"
-    return "math" if any(mark in gold for gold in golds for mark in ("\\", "^", "_{")) else "words"
 
 
 def read_file(file: Path) -> Rows:

@@ -34,7 +34,7 @@ from ..engine.protocol import Teacher
 from ..errors import AlphaZeroError, ConfigError, DataError
 from ..types import Problem, Task
 from .calculator import consistent
-from .grading import RULES, Grade, Rule
+from .grading import RULES, Grade, Rule, guess_rule
 from .prompts import SYSTEM_PROMPTS
 
 SPLITS = ("train", "validation", "arena", "test")
@@ -65,7 +65,7 @@ class Source(ABC):
 
     Attributes:
         name: its address, as `problems.source` says it and `Problem.source` keeps it.
-        rule: how answers are found and compared (`grading.RULES`): "numbers", "math", "words", "exact" or "choice".
+        rule: how answers are found and compared (`grading.RULES`): "numbers", "math", "words", "exact", "choice" or "any".
         system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
@@ -116,7 +116,10 @@ class Source(ABC):
         return RULES[self.rule]
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """The answer that `response` states, as written, or None. `strict`: as a finished response is marked alone."""
+        r"""The answer that `response` states, as written, or None; here it is decided for training, search and evaluation.
+
+        strict: a limit cut the response, and only what marks an answer counts: a `####` line or a `\boxed{}`.
+        """
         return self.reader.final_answer(response, strict)
 
     def vote_key(self, response: str) -> str:
@@ -196,7 +199,7 @@ class TaskList(Source):
     Args:
         tasks: the tasks, or a list for each split.
         name: the source's name.
-        rule: one of `grading.RULES`.
+        rule: one of `grading.RULES`; None takes the one that fits the gold answers.
         system_prompt: what a chat model is told; None takes the rule's.
     """
 
@@ -204,12 +207,14 @@ class TaskList(Source):
         self,
         tasks: Sequence[Task] | dict[str, Sequence[Task]],
         name: str,
-        rule: str = "numbers",
+        rule: str | None = None,
         system_prompt: str | None = None,
     ) -> None:
+        given = tasks if isinstance(tasks, dict) else by_hash(tasks)
+        if rule is None:
+            rule = guess_rule([task.gold for of_split in given.values() for task in of_split])
         self.name, self.rule = name, rule
         self.system_prompt = SYSTEM_PROMPTS[rule] if system_prompt is None else system_prompt
-        given = tasks if isinstance(tasks, dict) else by_hash(tasks)
         self.tasks = {split: [own(task, name) for task in given.get(split, ())] for split in SPLITS}
         check_tasks([task for tasks in self.tasks.values() for task in tasks], name)
 
@@ -353,7 +358,7 @@ def source_of(problem: Problem) -> Source:
         try:
             known = _find(ProblemsConfig(source=problem.source), None)
         except UnknownSourceError:  # a question of the user's own
-            known = TaskList([], problem.source)
+            known = TaskList([], problem.source, "any", "")
         register(known)
     return known
 
@@ -415,7 +420,6 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
     A function with a parameter `split` is called once for each split; what it raises as ValueError names a split that
     it doesn't have.
     """
-    rule = problems.grade or "numbers"
     if isinstance(found, type) and issubclass(found, Source):
         found = call(found, address)
     if isinstance(found, Source):
@@ -430,7 +434,7 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
         given: Any = {split: as_tasks(tasks, address) for split, tasks in found.items()}
     else:
         given = as_tasks(found, address)
-    return TaskList(given, address, rule, problems.system_prompt)
+    return TaskList(given, address, problems.grade, problems.system_prompt)
 
 
 def call_for_tasks(function: Callable[..., Any], address: str) -> Any:

@@ -243,12 +243,12 @@ class Search:
             steps: StepPolicy = self.policy  # type: ignore[assignment]
             judge = Judge(self.verifier, problem, self.policy.prompt_ids(problem), cost)  # type: ignore[union-attr]
             graded = self.evaluate if self.generating else None
-            return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge, graded)
+            return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge, graded, self.reading(problem))
         value = None if self.value is None else MeteredValue(self.value, cost)
         evaluate, grading = self.evaluate, self.grading
         if evaluate is None:
             assert value is not None  # the constructor saw to that
-            evaluate = valued_by(value, self.policy.prompt_ids)  # type: ignore[union-attr]
+            evaluate = valued_by(value, self.policy.prompt_ids, self.reading(problem))  # type: ignore[union-attr]
             paid = Paid(value.computes)
         else:
             again = grading is not None and grading.again
@@ -268,6 +268,7 @@ class Search:
             value=value,
             prompt=() if value is None else self.policy.prompt_ids(problem),  # type: ignore[union-attr]
             rollout_weight=self.rollout_weight,
+            reading=self.reading(problem),
         )
 
     def decided(self, mcts: Mcts, reading: Reading) -> str | None:

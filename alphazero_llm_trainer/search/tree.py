@@ -15,6 +15,7 @@ FORMAT = 2
 READABLE = (1, 2)  # format 1 had no rollouts
 
 REJECTED = "rejected"  # the verdict of a step that a verifier refused
+WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
 NO_DIRECTION = str(Direction.NONE)
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..answers import extract, is_final
+from ..answers import is_final
 from ..config.sections import SearchConfig
 from ..engine.protocol import Drawn, Judgement, Limits, Verifier
 from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, logprobs_of
+from .choose import Reading, answer_of
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
 from .steps import Evaluate, StepPolicy, verdict
-from .tree import REJECTED, Rollout, Tree
+from .tree import REJECTED, WHOLE, Rollout, Tree
 
 
 @dataclass(slots=True)
@@ -78,9 +79,10 @@ class VerifiedExpansion:
         seed: int,
         judge: Judge,
         evaluate: Evaluate | None = None,
+        reading: Reading = answer_of,
     ) -> None:
         self.policy, self.settings, self.problem, self.tree = policy, settings, problem, tree
-        self.seed, self.judge, self.cost, self.evaluate = seed, judge, judge.cost, evaluate
+        self.seed, self.judge, self.cost, self.evaluate, self.reading = seed, judge, judge.cost, evaluate, reading
         # By node: what was drawn there. The tree merges siblings of one text and has no steps that a limit cut.
         self.seen: dict[int, dict[tuple[int, ...], tuple[float, ...]]] = {}
 
@@ -155,7 +157,7 @@ class VerifiedExpansion:
             if reward.cost is not None:
                 self.cost.add(reward.cost)
             return reward
-        answers = why == "answer" or (why == "ended" and extract("".join(step.text for step in steps)) is not None)
+        answers = why in WHOLE and self.reading("".join(step.text for step in steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 
     def unfinished(self, steps: Sequence[Step], scores: Sequence[float]) -> Evaluation:
