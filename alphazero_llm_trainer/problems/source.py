@@ -33,7 +33,7 @@ from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..errors import AlphaZeroError, ConfigError, DataError
 from ..types import Problem, Task
-from .calculator import consistent
+from .calculator import equations
 from .grading import RULES, Grade, Rule, guess_rule
 from .prompts import SYSTEM_PROMPTS
 
@@ -159,9 +159,11 @@ class Source(ABC):
 
     # -- what some sources know --------------------------------------------------------------------------------------
 
-    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
-        """Whether the last of `steps` is right as far as a rule can tell without gold: by default, its equations are true."""
-        return consistent(steps[-1])
+    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool | None:
+        """Whether the last of `steps` is right as far as a rule can tell without gold; None where it has nothing to check. By
+        default its equations are true."""
+        found = equations(steps[-1])
+        return all(found) if found else None
 
     def spoiled(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
         """At most `count` wrong steps that could stand in a right one's place; none by default."""

@@ -279,7 +279,7 @@ class Search:
         if left == 0:
             return None
         enough = settings.data.enough_correct
-        if self.generating and enough and right_responses(tree) >= enough:
+        if self.generating and enough and right_responses(tree, self.verifier is not None) >= enough:
             return "enough"
         if settings.stop_agreed and agreed(tree, settings.stop_agreed, self.text, reading):
             return "agreed"
@@ -312,7 +312,8 @@ class Search:
                 task.cancel()
 
 
-def right_responses(tree: Tree) -> int:
-    """How many right responses were drawn."""
+def right_responses(tree: Tree, judged: bool = False) -> int:
+    """How many right responses were drawn; `judged`: of those that a verifier judged."""
     rolled = sum(rollout.samples for rollout in tree.rollouts if rollout.grade == 1.0)
-    return rolled + sum(tree.samples[leaf] for leaf in tree.leaves() if tree.grade(leaf) == 1.0)
+    right = (leaf for leaf in tree.leaves() if tree.grade(leaf) == 1.0)
+    return rolled + sum(tree.samples[leaf] for leaf in right if not judged or tree.checked(tree.path(leaf)))
