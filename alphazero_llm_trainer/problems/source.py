@@ -18,8 +18,9 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from itertools import pairwise
@@ -27,6 +28,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from .. import answers
 from ..config.load import Config
 from ..config.objects import load_object, look_in
 from ..config.sections import ProblemsConfig
@@ -36,6 +38,8 @@ from ..types import Problem, Task
 from .calculator import equations
 from .grading import RULES, Grade, Rule, guess_rule
 from .prompts import SYSTEM_PROMPTS
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "arena", "test")
 GROUP = "alphazero_llm_trainer.sources"
@@ -212,7 +216,14 @@ class TaskList(Source):
         rule: str | None = None,
         system_prompt: str | None = None,
     ) -> None:
-        given = tasks if isinstance(tasks, dict) else by_hash(tasks)
+        by_split = tasks if isinstance(tasks, dict) else {"": tasks}
+        placed = {
+            split: [(task, f"{split} task {number}".strip()) for number, task in enumerate(found)]
+            for split, found in by_split.items()
+        }
+        given = once(placed, name, lambda task: task.problem.id)
+        if not isinstance(tasks, dict):
+            given = by_hash(given[""])
         if rule is None:
             rule = guess_rule([task.gold for of_split in given.values() for task in of_split])
         self.name, self.rule = name, rule
@@ -223,6 +234,38 @@ class TaskList(Source):
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
         return self.tasks[split][start : start + count]
+
+
+def once(
+    found: Mapping[str, Sequence[tuple[Task, str]]], name: str, key: Callable[[Task], str]
+) -> dict[str, list[Task]]:
+    """Tasks by split without those that stand in `found` twice, as `key` tells; each comes with where it stands.
+
+    What stands in several splits stays in the one that is furthest from training. One line says how many were left out.
+    Raises DataError where a question has two gold answers.
+    """
+    kept: dict[str, list[Task]] = {split: [] for split in found}
+    first: dict[str, tuple[Task, str]] = {}
+    for split in sorted(found, key=("test", "validation", "arena", "train", "").index):
+        for task, where in found[split]:
+            known, place = first.setdefault(key(task), (task, where))
+            if place == where or known.problem.question != task.problem.question:
+                kept[split].append(task)
+            elif known.gold != task.gold and not answers.equal(known.gold, task.gold):
+                raise DataError(
+                    f"{name} asks {task.problem.question[:SHOWN]!r} twice, with the answer {known.gold[:SHOWN]!r} ({place})"
+                    f" and with {task.gold[:SHOWN]!r} ({where}): keep the right one"
+                )
+    left_out = sum(map(len, found.values())) - sum(map(len, kept.values()))
+    if left_out:
+        say_repeats(name, left_out)
+    return kept
+
+
+@lru_cache(maxsize=64)
+def say_repeats(name: str, count: int) -> None:
+    """One line, once in a process."""
+    log.warning("%s: %s of its rows repeat others, and were left out", name, f"{count:,}")
 
 
 def own(task: Task, name: str) -> Task:
