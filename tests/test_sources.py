@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -302,7 +303,9 @@ def test_a_row_of_two_splits_is_not_trained_on(tmp_path: Path, monkeypatch: pyte
         found = [source.load(split, 9) for split in ("train", "validation", "test")]
         assert [[task.gold for task in tasks] for tasks in found] == [["3"], ["1"], ["2"]]
     hub["test"].append(({"question": "3?", "answer": "4"}, "x/rows test row 1"))
-    with pytest.raises(DataError, match=r"'4' .x/rows test row 1. and with '3' .x/rows train row 2.: keep the right one"):
+    with pytest.raises(
+        DataError, match=r"'4' .x/rows test row 1. and with '3' .x/rows train row 2.: keep the right one"
+    ):
         open_named("hub:x/rows", grade="numbers")
 
 
