@@ -7,9 +7,10 @@ r"""Reading a final answer out of text, and deciding when two answers are the sa
 3. "answer is" or "answer:": the rest of that sentence; the last one counts;
 4. the last number anywhere in the text.
 
-`strict=False` (the default) keeps all four, `strict=True` rule 1 alone. Where rule 1 or 3 finds a sentence that states one
-number, that number is the answer. `words=True` is for answers that need not be numbers (LaTeX, names): rules 1 to 3, each
-as it stands.
+`strict=False` (the default) keeps all four; `strict=True` keeps 1 and 2, the marks: in a response that a limit cut the last
+number is an accident. Where rule 1 or 3 finds a sentence that states one number, that number is the answer. `words=True` is
+for answers that need not be numbers (LaTeX, names): rules 1 to 3, each as it stands. `extract_number` is for answers that
+are numbers: by the same rules, and what is no number is no answer.
 
 `normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact fractions: thousands
 separators, currency, units and trailing zeros don't matter; a percent sign is a unit (`50%` is 50, not 1/2), "dozen" and
@@ -117,24 +118,32 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
 
     Args:
         text: a response, possibly cut off.
-        strict: True takes a `####` line only; False tries every rule of the module's docstring. Both read the line alike.
+        strict: True takes a `####` line or a box only; False tries every rule of the module's docstring.
         words: True takes what is stated as it stands: no number out of a sentence, no last number.
     """
-    lines = [m[1].strip() for m in _HASHES.finditer(text) if normalize(m[1]) and not _HEADING.match(m[1])]
-    if lines:
-        return lines[-1] if words else _one_number(lines[-1])
-    if strict:
-        return None
-    box = _last_box(text)
-    if box is not None and normalize(box):
-        return box
-    sentences = [sentence.strip() for sentence in _ANSWER_IS.findall(text) if normalize(sentence)]
-    if sentences:
-        return sentences[-1] if words else _one_number(sentences[-1])
-    if words:
-        return None
-    numbers = _TOKEN.findall(_plain(text))
-    return numbers[-1] if numbers else None
+    for boxed, found in ((False, _lines(text)), (True, _boxes(text)), (False, [] if strict else _sentences(text))):
+        if found:
+            return found[-1] if words or boxed else _one_number(found[-1])
+    return None if strict or words else _last_number(text)
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def extract_number(text: str, strict: bool = False) -> str | None:
+    """The final answer in `text` where answers are numbers, as it was written, or None where there is none.
+
+    A statement without a digit (`#### N`, "the answer is clear") states nothing: what was stated before it, or the next
+    rule, counts. One with digits that is not one number (`#### 5 or 6`) is an answer that can't be read, and no number
+    that merely stands in the text is taken for it. `strict` as in `extract`.
+    """
+    unread = False
+    for found in (_lines(text), _boxes(text), [] if strict else _sentences(text)):
+        last = next((one for one in reversed(found) if any(letter.isnumeric() for letter in one)), None)
+        if last is not None:
+            answer = _one_number(last)
+            if number(answer) is not None:
+                return answer
+            unread = True
+    return None if strict or unread else _last_number(text)
 
 
 def after_mark(response: str) -> str | None:
@@ -151,7 +160,7 @@ def letter(answer: str) -> str | None:
 
 def is_final(step: str) -> bool:
     """True for a reasoning step that states the final answer in the house's format (`#### N`)."""
-    return "####" in step and extract(step, strict=True) is not None
+    return "####" in step and bool(_lines(step))
 
 
 def normalize(text: str) -> str:
@@ -192,12 +201,33 @@ def gold(text: str) -> str:
     Raises:
         DataError: there is no `####` line, or what follows it is not a number.
     """
-    found = extract(text, strict=True, words=True)
-    value = None if found is None else _value(_plain(found))
+    lines = _lines(text)
+    value = _value(_plain(lines[-1])) if lines else None
     if value is None:
         shown = text if len(text) <= 80 else "..." + text[-80:]
         raise DataError(f"gold answer {shown!r} has no number after '####': end it with a line such as `#### 72`")
     return str(value)
+
+
+def _lines(text: str) -> list[str]:
+    """What follows `####` on each line that has it, headings and empty ones left out."""
+    return [m[1].strip() for m in _HASHES.finditer(text) if normalize(m[1]) and not _HEADING.match(m[1])]
+
+
+def _boxes(text: str) -> list[str]:
+    """The last box's content, where it has one."""
+    box = _last_box(text)
+    return [box] if box is not None and normalize(box) else []
+
+
+def _sentences(text: str) -> list[str]:
+    """What follows each "answer is" or "answer:"."""
+    return [sentence.strip() for sentence in _ANSWER_IS.findall(text) if normalize(sentence)]
+
+
+def _last_number(text: str) -> str | None:
+    numbers = _TOKEN.findall(_plain(text))
+    return numbers[-1] if numbers else None
 
 
 def _one_number(found: str) -> str:

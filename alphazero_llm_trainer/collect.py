@@ -25,7 +25,7 @@ from .search.choose import Reading
 from .search.driver import Advisor, Evaluate, Finished, Search, derive_seed
 from .search.extract import Trajectory, trajectories
 from .search.targets import outcomes
-from .search.tree import ROOT, Tree
+from .search.tree import ROOT, WHOLE, Tree
 from .search.valued import ReadTokens
 from .teachers.build import Remote, build_teachers, build_terminal_checker, is_remote
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
@@ -124,7 +124,7 @@ def make_evaluate(
     """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold answers) are given in
     training alone, and so is the user's own reward, `custom`.
 
-    A response that a limit cut is graded on what it says so far; without a final answer its HRE is 0.
+    Of a response that a limit cut a marked answer alone counts (`Source.final_answer`); without one its HRE is 0.
     """
 
     async def evaluate(
@@ -136,8 +136,7 @@ def make_evaluate(
         if tasks is not None:
             task, response = tasks[problem.id], "".join(step.text for step in steps)
             if task.gold or source_of(problem).gold_free:
-                # Only the terminal checker calls a response finished that has no final-answer line.
-                grade = await source_of(problem).grade_async(response, task, strict=verdict != "checked")
+                grade = await source_of(problem).grade_async(response, task, strict=verdict not in WHOLE)
                 if grade.error is not None:
                     raise RequestError(grade.error)
                 correct = grade.hre
@@ -426,5 +425,6 @@ def answer_search(
 async def finished_earns_one(
     problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
 ) -> RewardParts:
-    """Without gold and without a student to measure by, a response that states an answer earns 1: the vote counts."""
-    return RewardParts(total=1.0 if verdict == "answer" else 0.0)
+    """Without gold and without a student to measure by, a whole response that states an answer earns 1: the vote counts."""
+    answer = source_of(problem).final_answer("".join(step.text for step in steps)) if verdict in WHOLE else None
+    return RewardParts(total=0.0 if answer is None else 1.0)

@@ -88,6 +88,27 @@ class ScriptedPolicy:
         return Continuation((step,), final, source, direction), Cost(scored_tokens=len(ids), calls=1)
 
 
+class Lines:
+    """FAKE policy: responses in their turn, the last one again and again; a line is one token. A test tool."""
+
+    def __init__(self, *responses: tuple[str, ...]) -> None:
+        self.responses, self.drawn = responses, 0
+
+    def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
+        return (1, 2)
+
+    async def continuations(
+        self, problem: Problem, steps: Sequence[Step], n: int, seed: int, limits: Limits, *more: Any, **named: Any
+    ) -> tuple[list[Continuation], Cost]:
+        before = tuple(step.text for step in steps)
+        known = [one for one in self.responses if one[: len(before)] == before and len(one) > len(before)]
+        rest = known[min(self.drawn, len(known) - 1)][len(before) :]
+        self.drawn += not before
+        lines = rest[: min(limits.steps, limits.tokens)]
+        found = tuple(Step((len(text),), (-0.1,), text) for text in lines)
+        return [Continuation(found, len(lines) == len(rest))], Cost(sampled_tokens=len(lines), calls=1)
+
+
 class ScriptedTokens:
     """FAKE policy (`search.tokens.TokenPolicy`): next-token distributions are a hash of the prefix. A test tool.
 

@@ -198,14 +198,14 @@ EXTRACTED = [  # text, strict=False, strict=True
     (r"\boxed{3}" "\n#### 4", "4", "4"),
     ("#### 4\n" r"\boxed{3}", "4", "4"),
     ("#### Step 1: add 2\nso 9", "9", None),
-    ("#### Final Answer\n" r"\boxed{18}", "18", None),
+    ("#### Final Answer\n" r"\boxed{18}", "18", "18"),
     ("##### 5", "5", None),
     ("#### ", None, None),
     ("3 + 4 = 7\n####", "7", None),
-    (r"\boxed{2} and \boxed{3}", "3", None),
-    (r"\boxed{\frac{1}{2}} 9", r"\frac{1}{2}", None),
-    (r"\boxed{\text{a {b} c}}", r"\text{a {b} c}", None),
-    (r"\boxed{3} and \boxed{4", "3", None),
+    (r"\boxed{2} and \boxed{3}", "3", "3"),
+    (r"\boxed{\frac{1}{2}} 9", r"\frac{1}{2}", r"\frac{1}{2}"),
+    (r"\boxed{\text{a {b} c}}", r"\text{a {b} c}", r"\text{a {b} c}"),
+    (r"\boxed{3} and \boxed{4", "3", "3"),
     (r"\boxed{} so 5", "5", None),
     ("The answer is $18.", "$18", None),
     ("The answer is 3.5. 7 is not.", "3.5", None),
@@ -247,6 +247,40 @@ def test_normalize(text, key):
 def test_extract(text, loose, strict):
     assert answers.extract(text) == loose
     assert answers.extract(text, strict=True) == strict
+
+
+NUMBERS = [  # text, strict=False, strict=True
+    ("16 - 3 = 13\n#### 13", "13", "13"),
+    (r"so it is \boxed{42}.", "42", "42"),
+    (r"16 - 3 = 13, \boxed{\text{13 eggs}} and 7 more words", r"\text{13 eggs}", r"\text{13 eggs}"),
+    ("16 - 3 = 13\n\n#### N", "13", None),  # the prompt's placeholder
+    ("The answer is 13.\n#### n", "13", None),
+    (r"\boxed{13}" "\n#### N", "13", "13"),
+    ("#### 13\n#### N", "13", "13"),
+    ("16 - 3 = 13\nThe final answer is the number of eggs.", "13", None),
+    ("#### twelve", None, None),
+    ("#### N", None, None),
+    # what states several numbers, or another thing, is no number, and none of its numbers is taken for it
+    ("7 - 1 = 6\n#### 5 or 6", None, None),
+    ("7 - 2 = 5\nThe answer is 5 or 6.", None, None),
+    ("#### x + y = 5", None, None),
+    ("#### 5 out of six", None, None),
+    (r"The answer is 6. \boxed{5!}", "6", None),
+    ("#### it is 5 i\nThe answer is 5 i", None, None),
+]
+
+
+@pytest.mark.parametrize(("text", "loose", "strict"), NUMBERS)
+def test_extract_number(text, loose, strict):
+    assert answers.extract_number(text) == loose
+    assert answers.extract_number(text, strict=True) == strict
+
+
+@pytest.mark.parametrize(("text", "loose", "strict"), EXTRACTED)
+def test_where_one_number_is_stated_both_readers_find_it(text, loose, strict):
+    for cut, stated in ((False, loose), (True, strict)):
+        if stated is not None and answers.number(stated) is not None:
+            assert answers.extract_number(text, cut) == stated
 
 
 @pytest.mark.parametrize(
@@ -321,6 +355,9 @@ def test_any_text_is_survived(text):
     assert answers.equal(text, text) is (key != "")
     found = answers.extract(text)
     assert found is None or answers.normalize(found)
+    for cut in (False, True):
+        found = answers.extract_number(text, cut)
+        assert found is None or answers.number(found) is not None
 
 
 @given(st.text(alphabet="0123456789.,-+/$%#*{}()=: \\boxedfracanswri\n½²−"))
@@ -329,6 +366,7 @@ def test_number_soup_is_survived(text):
     assert answers.normalize(key) == key
     answers.extract(text)
     answers.extract(text, strict=True)
+    answers.extract_number(text)
 
 
 @given(st.integers(-(10**12), 10**12))

@@ -68,10 +68,7 @@ def alive(pid):
         ("#### 5 (apples)", "5", "correct", "correct"),
         ("#### 5", "5 (apples)", "correct", "correct"),
         ("#### Ann has 5 apples", "5", "correct", "correct"),
-        ("#### x + y = 5", "5", "wrong", "wrong"),
-        ("#### 5!", "5", "wrong", "wrong"),
-        ("#### 5 i", "5", "wrong", "wrong"),
-        ("#### 5 out of six", "5", "wrong", "wrong"),
+        (r"2 + 3 = \boxed{5}", "5", "correct", "correct"),
         ("#### 5 dozen", "5", "wrong", "wrong"),
         ("", "5", "unparsed", "unparsed"),
         ("I can't say.", "5", "unparsed", "unparsed"),
@@ -85,6 +82,21 @@ def test_numbers(source, response, gold, loose, strict):
         assert found.verdict == verdict
         assert found.hre == float(verdict == "correct") == float(found.correct)
         assert (found.em, found.f1) == (None, None)
+
+
+@pytest.mark.parametrize("answer", ["x + y = 5", "5!", "5 i", "5 out of six", "N", "five"])
+def test_what_is_no_number_is_no_answer_where_answers_are_numbers(answer):
+    assert grade("gsm8k", f"#### {answer}", "5").verdict == "unparsed"
+    assert RULES["numbers"].vote_key(f"#### {answer}") == ""
+    # Where nobody says what answers are, it stands for itself.
+    assert grade("user", f"#### {answer}", "5").verdict == "wrong"
+    assert RULES["any"].vote_key(f"#### {answer}") != ""
+
+
+def test_a_placeholder_leaves_the_answer_above_it():
+    assert grade("gsm8k", "2 + 3 = 5\n#### N", "5").correct
+    assert RULES["numbers"].vote_key("2 + 3 = 5\n#### N") == "5"
+    assert grade("gsm8k", "2 + 3 = 5\n#### N", "5", strict=True).verdict == "unparsed"
 
 
 # -- math --------------------------------------------------------------------------------------------------------------
@@ -156,7 +168,7 @@ def test_math(response, gold, verdict):
     assert grade("math", response, gold).verdict == verdict
 
 
-def test_math_in_training_takes_marked_answers_alone():
+def test_math_takes_marked_answers_alone_from_a_response_that_was_cut():
     assert grade("math", r"so \boxed{\sqrt2}", r"\sqrt{2}", strict=True).correct
     assert grade("math", r"#### \sqrt2", r"\sqrt{2}", strict=True).correct
     assert grade("math", r"The answer is \sqrt{2}", r"\sqrt{2}", strict=True).verdict == "unparsed"

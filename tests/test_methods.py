@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import ScriptedPolicy, run
+from support import Lines, ScriptedPolicy, run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.answers import extract
@@ -24,7 +25,9 @@ from alphazero_llm_trainer.engine.without import Taken
 from alphazero_llm_trainer.eval import greedy as plain
 from alphazero_llm_trainer.eval import methods
 from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, OverBudgetError, chain_of
+from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
 from alphazero_llm_trainer.eval.methods import METHODS, answered
+from alphazero_llm_trainer.eval.results import summary
 from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product, ValueVerifier
 from alphazero_llm_trainer.policy.prm_verifier import EnginePrm
 from alphazero_llm_trainer.policy.student import Student, load_student
@@ -32,7 +35,8 @@ from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.calculator import consistent
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.types import Continuation, Cost, Problem, Step, ids_of, logprobs_of
+from alphazero_llm_trainer.report.evaluation import result_text
+from alphazero_llm_trainer.types import Continuation, Cost, Problem, Step, Task, ids_of, logprobs_of
 
 TASKS = load_tasks("embedded", "test", 40)
 
@@ -412,3 +416,48 @@ def test_a_tight_budget_still_gets_an_answer_where_greedy_fits(student: Student,
     for method in ("early-abort", "step-rejection", "adaptive-best-of-n", "best-of-n"):
         found = [asyncio.run(answered(method, sampler, task.problem, 0, 80)) for task in TASKS]
         assert sum(one.response is not None for one in found) == len(TASKS)
+
+
+# -- what the verifier could not check ---------------------------------------------------------------------------------
+
+BARE, WORKED = ("#### 25",), ("5 * 5 = 25\n", "#### 25")
+
+
+def scripted(student: Student, config: Config, *responses: tuple[str, ...]) -> MethodContext:
+    sampler = MethodContext(student, Calculator(), config)
+    sampler.policy = Lines(*responses)  # type: ignore[assignment]
+    return sampler
+
+
+JUDGING = ("best-of-n", "adaptive-best-of-n", "early-abort", "step-rejection", "beam", "dvts", "mcts")
+SQUARE = Task(Problem("gsm8k/test/0", "What is 5 * 5?", "gsm8k"), "25")
+
+
+@pytest.mark.parametrize("method", JUDGING)
+def test_a_bare_answer_is_not_accepted_and_stays_a_candidate(student: Student, config: Config, method: str) -> None:
+    found = run(lambda: answered(method, scripted(student, config, BARE), SQUARE.problem, 0, 200))
+    assert found.response == "#### 25" and found.unjudged and found.ended_by != "accepted"
+    worked = run(lambda: answered(method, scripted(student, config, BARE, WORKED), SQUARE.problem, 0, 200))
+    assert worked.response == "5 * 5 = 25\n#### 25" and not worked.unjudged
+    if method not in ("best-of-n", "beam", "dvts"):  # these end when they have done what they do
+        assert worked.ended_by == "accepted"
+
+
+def test_eval_says_how_many_answers_were_unjudged(student: Student, config: Config) -> None:
+    benchmark = Benchmark("gsm8k", [SQUARE, Task(replace(SQUARE.problem, id="gsm8k/test/1"), "25")])
+
+    def cell(method: str, *responses: tuple[str, ...]) -> Cell:
+        sampler = scripted(student, config, *responses)
+        return run(lambda: run_cell(sampler, benchmark, method, 100, lambda: False, lambda tokens: None))
+
+    cells = [cell("mcts", BARE), cell("greedy", BARE), cell("adaptive-best-of-n", WORKED)]
+    assert [found.unjudged for found in cells] == [2, 0, 0]
+    results = {
+        "benchmarks": {"gsm8k": {}}, "rows": list(map(summary, cells)), "pairs": [], "at_k": [], "verifier": "calculator"
+    }  # fmt: skip
+    assert [row["unjudged"] for row in results["rows"]] == [2, 0, 0]
+    assert result_text(results).endswith(
+        "gsm8k, 2 problems: the verifier calculator found nothing to check in some answers, which are unjudged, neither"
+        " accepted nor rejected: 2 of mcts with 100 tokens"
+    )
+    assert "unjudged" not in result_text(results | {"rows": results["rows"][1:]})

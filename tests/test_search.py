@@ -28,6 +28,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.search import steps
 from alphazero_llm_trainer.search.choose import agreed, choose, settled
 from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
@@ -37,8 +38,8 @@ from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.search.select import RULES, puct, step_priors, ucb1
 from alphazero_llm_trainer.search.steps import StepExpansion
 from alphazero_llm_trainer.search.tokens import TokenExpansion
-from alphazero_llm_trainer.search.tree import REJECTED, ROOT, Tree
-from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
+from alphazero_llm_trainer.search.tree import REJECTED, ROOT, WHOLE, Tree
+from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step, Task
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -822,6 +823,34 @@ def test_answering_earns_nothing_from_gold() -> None:
         for text in ("#### 7", "#### 8")
     ]
     assert [grade.total for grade in grades] == [1.0, 1.0] and all(grade.hre is None for grade in grades)
+
+
+ENDS = [  # response, its verdict, whether it states an answer, whether that is 42
+    ("6 * 7 = 42\n#### 42", "answer", True, True),
+    (r"6 * 7 is \boxed{42}", "ended", True, True),
+    ("6 * 7 = 42\nSo the answer is 42.", "ended", True, True),
+    ("6 * 7 = 42\n", "ended", True, True),
+    ("6 * 7 = 42\n#### N", "answer", True, True),  # a placeholder that was copied out of the prompt
+    ("#### N", "answer", False, False),
+    ("I can't say.", "ended", False, False),
+    # What a limit cut counts by its mark alone.
+    ("6 * 7 = 42", "length", False, False),
+    (r"It is \boxed{42}. Let me check: 6", "depth", False, True),
+]
+
+
+@pytest.mark.parametrize(("response", "verdict", "states", "right"), ENDS)
+def test_a_stated_answer_counts_in_training_and_search_as_in_evaluation(
+    response: str, verdict: str, states: bool, right: bool
+) -> None:
+    problem, lines = Problem("p", "q", "gsm8k"), [Step((1,), (-1.0,), response)]
+    weights = load_config().rewards
+    graded = collect.make_evaluate(weights, None, {problem.id: Task(problem, "42")})
+    assert run(lambda: graded(problem, lines, [], verdict)).hre == float(right)
+    assert run(lambda: collect.finished_earns_one(problem, lines, [], verdict)).total == float(states)
+    assert source_of(problem).grade(response, Task(problem, "42"), strict=verdict not in WHOLE).correct == right
+    if verdict in WHOLE:
+        assert collect.reading_of(problem)(response) == ("42" if right else None)
 
 
 def test_the_search_core_imports_no_torch() -> None:

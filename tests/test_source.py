@@ -258,9 +258,13 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
     for found in source.restored(0):
         problem, tree, rule = found.task.problem, found.tree, problems_of(found.task.problem)
         for node in range(ROOT + 1, len(tree)):
-            passed = rule.check_step(problem, [step.text for step in tree.steps(node)])
-            assert passed == (tree.verdict[node] != REJECTED)
-            rejected += not passed
+            right = rule.check_step(problem, [step.text for step in tree.steps(node)])
+            assert (right is False) == (tree.verdict[node] == REJECTED)
+            assert tree.prm[node] == (None if right is None else float(right))
+            assert (
+                tree.text[node].startswith("####") or right is not None
+            )  # every step of an embedded solution is checked
+            rejected += right is False
         assert not tree.rollouts  # nothing that was not judged
         for leaf in (leaf for leaf in tree.leaves() if tree.verdict[leaf] == "answer"):
             [grade] = rule.grade_many([(tree.response(leaf), found.task)])

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.problems import numbers
+from alphazero_llm_trainer.problems import files, numbers
 from alphazero_llm_trainer.problems.grading import RULES, Grade, Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import (
@@ -67,7 +68,8 @@ def test_worked_solutions_are_right_step_by_step(name: str) -> None:
         grade = source.grade(task.solution, task)
         assert grade.correct and grade.hre == 1.0, task
         lines = task.solution.split("\n")
-        assert all(source.check_step(task.problem, lines[: k + 1]) for k in range(len(lines)))
+        assert all(source.check_step(task.problem, lines[: k + 1]) for k in range(len(lines) - 1))
+        assert source.check_step(task.problem, lines) is not False
         assert source.vote_key(task.solution) == task.gold
 
 
@@ -78,7 +80,7 @@ def test_a_problem_finds_its_source_again() -> None:
     assert source_of(Problem("p", "q", "gsm8k")).rule == "numbers"
     assert source_of(Problem("p", "q", "hotpotqa")).rule == "words"
     assert source_of(Problem("p", "q", "math")).reader.waits
-    assert source_of(Problem("p", "q", "a name that nobody opened")).rule == "numbers"
+    assert source_of(Problem("p", "q", "a name that nobody opened")).rule == "any"
 
 
 # -- the game of numbers -----------------------------------------------------------------------------------------------
@@ -278,6 +280,60 @@ def test_broken_rows_are_named(text: str, words: str, tmp_path: Path) -> None:
         open_named(str(file))
 
 
+def test_a_row_that_stands_twice_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = rows(tmp_path, 20)
+    lines = file.read_text().splitlines()
+    lines += [lines[3], json.dumps({"id": "other", "question": "What is 5 + 1?", "answer": "6.0"}), "", lines[3]]
+    file.write_text("\n".join(lines) + "\n")
+    source = open_named(str(file))
+    asked = [task.problem.question for split in SPLITS for task in source.load(split, 100)]
+    assert sorted(asked) == sorted(f"What is {i} + 1?" for i in range(20))
+    assert caplog.messages == [f"{file}: 3 of its rows repeat others, and were left out"]
+
+
+def test_a_row_of_two_splits_is_not_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [("train", 1), ("train", 2), ("test", 2), ("validation", 1), ("train", 3)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"question": f"{n}?", "answer": n, "split": s}) + "\n" for s, n in given))
+    hub: dict[str, Any] = {"train": [], "validation": [], "test": []}
+    for split, n in given:
+        hub[split].append(({"question": f"{n}?", "answer": n}, f"x/rows {split} row {len(hub[split])}"))
+    monkeypatch.setattr(files, "hub_splits", lambda name, configuration: hub)
+    for source in (open_named(str(file)), open_named("hub:x/rows")):
+        found = [source.load(split, 9) for split in ("train", "validation", "test")]
+        assert [[task.gold for task in tasks] for tasks in found] == [["3"], ["1"], ["2"]]
+    hub["test"].append(({"question": "3?", "answer": "4"}, "x/rows test row 1"))
+    with pytest.raises(
+        DataError, match=r"'4' .x/rows test row 1. and with '3' .x/rows train row 2.: keep the right one"
+    ):
+        open_named("hub:x/rows", grade="numbers")
+
+
+def test_two_answers_to_one_question_are_one_sentence_with_both_lines(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(
+        '{"question": "q?", "answer": 1}\n\n{"question": "r?", "answer": 1}\n{"question": "q?", "answer": 2}\n'
+    )
+    with pytest.raises(DataError) as caught:
+        open_named(str(file))
+    assert str(caught.value) == (
+        f"{file} asks 'q?' twice, with the answer '1' ({file} line 1) and with '2' ({file} line 4): keep the right one"
+    )
+
+
+def test_a_line_of_a_data_sets_file_that_stands_twice_is_taken_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [
+        json.dumps({"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}) for i in range(3)
+    ]
+    (tmp_path / "test.jsonl").write_text("\n".join([*lines, lines[0], "", lines[1]]))
+    source = open_problems(ProblemsConfig(source="gsm8k"), str(tmp_path))
+    for _ in range(2):
+        assert [task.gold for task in source.load("test", 9)] == ["1", "2", "3"]
+    assert caplog.messages == [f"{tmp_path / 'test.jsonl'}: 2 of its rows repeat others, and were left out"]
+
+
 # -- code of one's own -------------------------------------------------------------------------------------------------
 
 CODE = """
@@ -433,15 +489,17 @@ def test_what_ones_own_code_raises_is_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
         "def broken():\n    raise RuntimeError('the base is down')\n"
-        "NO_GOLD = [('one?', ' ')]\nTWICE = [('one?', '1'), ('one?', '2')]\nTEST_ONLY = {'test': [('one?', '1')]}\n"
+        "NO_GOLD = [('one?', ' ')]\nTWO = [('one?', '1'), ('one?', '2')]\n"
+        "TWICE = [('one?', '1')] * 3\nTEST_ONLY = {'test': [('one?', '1')]}\n"
     )
     for name, words in (
         ("broken", r"own\.py:broken raised RuntimeError .the base is down."),
         ("NO_GOLD", "has no gold answer for task"),
-        ("TWICE", "has two tasks with the id"),
+        ("TWO", r"own\.py:TWO asks 'one\?' twice, with the answer '1' .task 0. and with '2' .task 1."),
     ):
         with pytest.raises(AlphaZeroError, match=words):
             load_tasks(open_named(f"{file}:{name}"), "train", 1)
+    assert len(load_tasks(open_named(f"{file}:TWICE"), "train", 9)) == 1
     with pytest.raises(DataError, match=r"own\.py:TEST_ONLY has no train problems"):
         load_tasks(open_named(f"{file}:TEST_ONLY"), "train", 1)
     with pytest.raises(

@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import ScriptedPolicy
+from support import Lines, ScriptedPolicy
 
+from alphazero_llm_trainer.collect import GradedTree, make_evaluate
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Drawn, Judgement
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.search.choose import choose
+from alphazero_llm_trainer.problems.step_checks import Calculator
+from alphazero_llm_trainer.search.choose import accepted, choose
 from alphazero_llm_trainer.search.driver import Search, SearchResult
+from alphazero_llm_trainer.search.extract import trajectories
 from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.search.select import RULES, open_puct
 from alphazero_llm_trainer.search.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.search.verified import Judge
-from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step
+from alphazero_llm_trainer.train.source import RoundSource
+from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step, Task
 
 PROBLEM = Problem("p", "question", "test")
 
@@ -284,3 +291,40 @@ def test_token_search_takes_no_verifier() -> None:
 def test_a_score_outside_0_to_1_is_refused() -> None:
     with pytest.raises(ValueError, match="outside"):
         search(Rule(lambda text: 1.5))
+
+
+# -- what the verifier could not check ---------------------------------------------------------------------------------
+
+
+def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_checked() -> None:
+    """And the first response that is learnt from is one that the rule could judge."""
+    task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
+    graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
+    settings_ = SearchConfig.model_validate({"iterations": 12, "data": {"enough_correct": 1}})
+
+    def grown(*responses: tuple[str, ...]) -> SearchResult:
+        made = Search(Lines(*responses), graded, settings_, verifier=Calculator(), generating=True)
+        return asyncio.run(made.run(task.problem, 0))
+
+    bare, worked = ("#### 25",), ("It is a square.\n", "5 * 5 = 25\n", "#### 25")
+    assert grown(bare).ended_by == "iterations" and grown(worked).ended_by == "enough"
+    found = grown(bare, bare, bare, worked)
+    assert found.ended_by == "enough" and found.tree.N[ROOT] == 4
+    assert found.tree.prm[1:] == [None, None, 1.0, None]  # the bare answer, and the worked one's lines
+    source: Any = SimpleNamespace(of_policy=trajectories, config=load_config())
+    right = RoundSource.right(source, GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0))
+    assert [one.text for one in right] == ["".join(worked), *bare]
+
+
+def test_an_accepted_response_is_the_answer_whatever_an_unjudged_one_is_worth() -> None:
+    tree = Tree()
+    bare, passed, failed = (tree.attach(ROOT, step(text)) for text in ("#### 1", "#### 2", "#### 3"))
+    tree.prm[passed], tree.prm[failed] = 1.0, 1.0
+    for node, reward in ((bare, 0.5), (passed, 0.3), (failed, 0.0)):
+        tree.finish(node, "answer", RewardParts(total=reward))
+        tree.backup(node, reward)
+    assert accepted(tree, 0.3) and not accepted(tree, 0.4)
+    for best in (passed, bare):
+        choice = choose(tree, "value")
+        assert choice is not None and choice.node == best
+        tree.W[passed] = 0.0

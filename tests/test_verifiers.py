@@ -28,6 +28,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import source_of
+from alphazero_llm_trainer.problems.step_checks import UNJUDGED
 from alphazero_llm_trainer.types import Problem, Step
 
 PROBLEM = Problem("p", "question", "test")
@@ -51,9 +52,30 @@ def test_log_probability_is_what_the_policy_gave() -> None:
 
 
 def test_the_calculator_rejects_false_arithmetic_alone() -> None:
-    assert judged(Calculator(), RIGHT, WRONG, END) == Judgement((1.0, 0.0, 1.0), 0.0)
-    assert judged(Calculator(), RIGHT, END) == Judgement((1.0, 1.0), 1.0)
+    assert judged(Calculator(), RIGHT, WRONG, END) == Judgement((1.0, 0.0, 1.0), 0.0, frozenset({2}))
+    assert judged(Calculator(), RIGHT, END) == Judgement((1.0, 1.0), 1.0, frozenset({1}))
     assert judged(NoVerifier(), WRONG) == Judgement((1.0,), 1.0)
+
+
+def test_a_response_in_which_nothing_was_checked_is_unjudged() -> None:
+    """It stands between those that passed and those with a rejected step."""
+    words = Step((6,), (math.log(0.99),), "She has some eggs left.\n")
+    assert judged(Calculator(), END) == Judgement((1.0,), UNJUDGED, frozenset({0}))
+    for verifier in (Calculator(), Product([Calculator(), LogProbability()])):
+        passed, failed, bare = (judged(verifier, *steps) for steps in ((RIGHT, END), (RIGHT, WRONG), (words, END)))
+        assert passed.checked and failed.checked and not bare.checked
+        assert passed.rank > bare.rank > failed.rank
+    # What another part of a product scores was checked; what merely ranks checks nothing.
+    assert judged(Product([Calculator(), NoVerifier()]), END).checked
+    assert not judged(Product([Calculator(), LogProbability()]), END).checked
+    assert judged(LogProbability(), END).checked
+
+
+def test_every_line_of_the_game_of_numbers_is_checked() -> None:
+    problem = load_tasks("numbers", "test", 1)[0].problem
+    for line in ("#### 24", "words"):
+        found = asyncio.run(Calculator()(problem, PROMPT, [Step((5,), (0.0,), line)]))
+        assert found.checked and found.total == 0.0
 
 
 def test_in_a_product_log_probability_ranks_and_rejects_nothing() -> None:

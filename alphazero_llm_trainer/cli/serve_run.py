@@ -128,11 +128,10 @@ class Recorded(Attempt):
     def record(self, chain: Chain) -> int:
         """Add a chain to the tree: a visit of its total, terminal where it ended or its last step was rejected. Its node."""
         tree, node = self.given.tree, ROOT
-        scores = () if chain.judged is None else chain.judged.steps
         for at, step in enumerate(chain.steps):
             node = tree.attach(node, step)
-            if at < len(scores):
-                tree.prm[node] = scores[at]
+            if chain.judged is not None and at not in chain.judged.unchecked:
+                tree.prm[node] = chain.judged.steps[at]
         rejected = chain.judged is not None and self.rejects(chain, last=True)
         total = 0.0 if rejected else chain.total
         if node != ROOT and (chain.whole or rejected):

@@ -189,11 +189,24 @@ class Judgement:
     """What a verifier makes of a response or the beginning of one; every number is in [0, 1].
 
     `steps` `[S]` has a score a step: how likely the step is right after the steps before it. `total` is the score of the
-    whole: how likely it is right, or will come out right.
+    whole: how likely it is right, or will come out right. `unchecked` are the numbers of the steps in which there was nothing
+    to check: they score 1, and where that is all of them the response is unjudged, neither accepted nor rejected.
     """
 
     steps: tuple[float, ...]
     total: float
+    unchecked: frozenset[int] = frozenset()
+
+    @property
+    def checked(self) -> bool:
+        """Whether a step was checked: else the response is unjudged."""
+        return len(self.unchecked) < len(self.steps)
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """How responses are compared: by their totals, and unjudged ones stand below all that were judged and are possible,
+        above those with a total of 0."""
+        return self.total > 0, self.checked, self.total
 
 
 class Verifier(Protocol):

@@ -31,7 +31,8 @@ class Answered:
     """What a method answered (None: nothing that is an answer) and what that took.
 
     `ended_by` is "finished" (the method did what it does), "accepted" (a response passed the verifier), "tokens" (the
-    budget ended it) or "too long" (the prompt doesn't fit into the context).
+    budget ended it) or "too long" (the prompt doesn't fit into the context). `unjudged`: the verifier was asked, and found no
+    step of the response that it could check.
     """
 
     response: str | None
@@ -40,6 +41,7 @@ class Answered:
     scored_tokens: int = 0
     cached_tokens: int = 0
     calls: int = 0
+    unjudged: bool = False
 
     @property
     def tokens(self) -> int:
@@ -67,6 +69,11 @@ class Chain:
     def total(self) -> float:
         """The verifier's judgement of the whole; 0 where there is none."""
         return 0.0 if self.judged is None else self.judged.total
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """See `Judgement.rank`; the lowest where there is none."""
+        return (False, False, 0.0) if self.judged is None else self.judged.rank
 
 
 class MethodContext:
@@ -192,12 +199,14 @@ class Attempt:
 
     def accepts(self, chain: Chain) -> bool:
         """Whether `chain` is a whole response with an answer that the verifier passes."""
+        if chain.judged is None or not chain.judged.checked:
+            return False
         passes = not self.rejects(chain) and chain.total >= self.verify.accept_above
         return chain.whole and passes and self.states(chain)
 
     def best(self, chains: Sequence[Chain]) -> Chain | None:
-        """The one with the largest total, those with an answer first; the first one on ties, None of nothing."""
-        return max(chains, key=lambda chain: (self.states(chain), chain.total), default=None)
+        """The one that ranks highest, those with an answer first; the first one on ties, None of nothing."""
+        return max(chains, key=lambda chain: (self.states(chain), chain.rank), default=None)
 
 
 def chain_of(steps: tuple[Step, ...], ended: bool, cut: bool) -> Chain:

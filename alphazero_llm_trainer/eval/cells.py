@@ -56,7 +56,8 @@ class Cell:
 
     `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens` are sampled and
     scored ones of each problem, `groups` which problems repeat each other (`metrics.repeats`); the other figures are sums
-    over problems, `f1` of HotpotQA's alone, `seconds` wall-clock. `rewards` are what the user's own reward gave each
+    over problems, `f1` of HotpotQA's alone, `seconds` wall-clock. `unjudged` counts the answers of which the verifier could
+    check no step. `rewards` are what the user's own reward gave each
     response (0 where there is none, None where it failed); empty without one. Without `gold` no problem has an answer to be
     compared with, and outcomes say nothing.
     """
@@ -77,6 +78,7 @@ class Cell:
     groups: list[int] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
     gold: bool = True
+    unjudged: int = 0
 
     @property
     def distinct(self) -> int:
@@ -145,7 +147,7 @@ async def run_cell(
     cell.tokens, cell.groups = [answer.tokens for answer in found], repeats(benchmark.tasks)
     if custom is not None:
         cell.rewards = await custom.scores(benchmark.tasks, [answer.response for answer in found])
-    for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
+    for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls", "unjudged"):
         setattr(cell, name, sum(getattr(answer, name) for answer in found))
     return cell
 
@@ -173,7 +175,11 @@ async def run_samples(
         result.sampled_tokens += cost.sampled_tokens
         tell(cost.sampled_tokens)
         chains = [chain_of(continuation.steps, continuation.ended, continuation.cut) for continuation in found]
-        return [chain.text if chain.whole else None for chain in chains]
+        answers = [source_of(task.problem).final_answer(chain.text, strict=not chain.whole) for chain in chains]
+        return [
+            chain.text if chain.whole or answer is not None else None
+            for chain, answer in zip(chains, answers, strict=True)
+        ]
 
     texts = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
     flat = await graded(

@@ -32,7 +32,10 @@ async def answered(name: str, sampler: MethodContext, problem: Problem, seed: in
             f"{name} sampled {cost.sampled_tokens} and scored {cost.scored_tokens} tokens on {problem.id} with a budget"
             f" of {budget}: its figures can't be compared"
         )
-    return Answered(response, ended_by, cost.sampled_tokens, cost.scored_tokens, cost.cached_tokens, cost.calls)
+    unjudged = response in attempt.judge.unjudged
+    return Answered(
+        response, ended_by, cost.sampled_tokens, cost.scored_tokens, cost.cached_tokens, cost.calls, unjudged
+    )
 
 
 # -- whole responses ---------------------------------------------------------------------------------------------------
@@ -221,6 +224,8 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
     tree, choice = result.tree, result.choice
     if choice is None:
         return None, result.ended_by
+    if not tree.checked(tree.path(choice.node)):
+        attempt.judge.unjudged.add(choice.response)
     # The last chain of a search in which none passed is kept beside the tree.
     ends = [tree.verdict[choice.node], *(rollout.verdict for rollout in tree.rollouts if rollout.node == choice.node)]
     stated = source_of(attempt.problem).final_answer(choice.response, strict=True) is not None

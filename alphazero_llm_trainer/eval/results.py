@@ -155,6 +155,7 @@ def summary(cell: Cell) -> dict[str, Any]:
         **{name: getattr(cell, name) / n for name in names},
         "most_tokens": max(cell.tokens),
         **counts,
+        "unjudged": cell.unjudged,
         "f1": None if cell.f1 is None else cell.f1 / n,
         **mean_reward(cell.rewards),
         **({} if cell.gold else {"no_gold": True}),

@@ -92,8 +92,8 @@ class ValueVerifier:
 class Product:
     """Several verifiers at once (`calculator+log-probability`): the product of their totals, and of their step scores.
 
-    Log-probability and the combination rank finished responses and reject no step: a step that is merely unlikely isn't
-    wrong.
+    Log-probability and the combination rank finished responses, and neither check nor reject a step: one that is merely
+    unlikely isn't wrong. A step is unchecked where no other part checked it.
     """
 
     def __init__(self, parts: Sequence[Verifier]) -> None:
@@ -107,12 +107,14 @@ class Product:
 
     async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         scores, total = [1.0] * len(steps), 1.0
+        unchecked: list[frozenset[int]] = []
         for part in self.parts:
             judged = await part(problem, prompt_ids, steps)
             total *= judged.total
             if part.name not in RANKING:
                 scores = [score * other for score, other in zip(scores, judged.steps, strict=True)]
-        return Judgement(tuple(scores), total)
+                unchecked.append(judged.unchecked)
+        return Judgement(tuple(scores), total, frozenset.intersection(*unchecked) if unchecked else frozenset())
 
 
 def check_name(name: str, prm: Path | None, value: Path | None) -> None:

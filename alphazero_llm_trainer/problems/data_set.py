@@ -15,7 +15,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import DataError
 from ..files import parse_json
 from ..types import Task
-from .source import Source, check_alone, check_text
+from .source import Source, check_alone, check_text, say_repeats
 
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
 HELD_OUT_ROWS = 500
@@ -80,9 +80,15 @@ class DataSet:
         try:
             # A file's own iteration: str.splitlines would also break at the U+2028 that JSON allows inside a string.
             with file.open(encoding="utf-8-sig") as opened:
-                lines = [(number, line) for number, line in enumerate(opened, 1) if line.strip()]
+                numbered = [(number, line.strip()) for number, line in enumerate(opened, 1) if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{file} can't be read as UTF-8 text ({error}): check the file") from error
+        first: dict[str, int] = {}
+        for number, line in numbered:
+            first.setdefault(line, number)
+        lines = [(number, line) for line, number in first.items()]
+        if len(lines) < len(numbered):
+            say_repeats(str(file), len(numbered) - len(lines))
         if not lines:
             raise DataError(f"{file} has no rows: put {self.title} rows with {self.needed} into it")
 

@@ -2,9 +2,9 @@
 
 Which columns hold question, answer and worked solution is said by `problems.question_column`, `answer_column` and
 `solution_column`; without them the usual names are looked for. A `split` column (or the hub's own splits) decides what is
-train and test; what a data set doesn't have is cut off its train rows by `source.by_hash`. An answer with a `####` line is a
-worked solution whose answer stands there. `problems.grade` names the rule of `grading.RULES`; without it the gold answers
-decide: numbers, one letter, LaTeX, or words.
+train and test; what a data set doesn't have is cut off its train rows by `source.by_hash`. A question that stands there
+twice is taken once (`source.once`). An answer with a `####` line is a worked solution whose answer stands there.
+`problems.grade` names the rule of `grading.RULES`; without it the gold answers decide: numbers, one letter, LaTeX, or words.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ..errors import ConfigError, DataError
 from ..files import parse_json
 from ..types import Problem, Task
 from .data_set import hub_splits
+from .grading import LETTERS, guess_rule
 from .prompts import SYSTEM_PROMPTS
-from .source import SPLITS, Source, TaskList, by_hash, check_text, without_folders
+from .source import SPLITS, Source, TaskList, by_hash, check_text, once, without_folders
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
 ANSWERS = ("answer", "final_answer", "answerKey", "gold", "target", "output", "label", "result")
@@ -34,8 +35,6 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
     "dev": "validation", "arena": "arena", "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
-LOOKED_AT = 200  # gold answers that the rule is guessed from
-LETTERS = "ABCDEFGHIJ"
 
 Rows = list[tuple[Mapping[str, Any], str]]  # columns, and where the row stands for messages
 
@@ -82,8 +81,11 @@ def from_rows(by_split: Mapping[str, Rows], problems: ProblemsConfig, name: str)
     if not everything:
         raise DataError(f"{name} has no rows: write one problem a row, with a question and an answer")
     columns = column_names(everything[0], problems)
-    tasks = {split: [as_task(*row, columns, name) for row in rows] for split, rows in by_split.items()}
-    rule = problems.grade or guess_rule([task.gold for of_split in tasks.values() for task in of_split][:LOOKED_AT])
+    placed = {
+        split: [(as_task(row, where, columns, name), where) for row, where in rows] for split, rows in by_split.items()
+    }
+    tasks = once(placed, name, lambda task: task.problem.question)
+    rule = problems.grade or guess_rule([task.gold for of_split in tasks.values() for task in of_split])
     prompt = SYSTEM_PROMPTS[rule] if problems.system_prompt is None else problems.system_prompt
     return TaskList(divided(tasks), name, rule, prompt)
 
@@ -172,15 +174,6 @@ def text_of(columns: Mapping[str, Any], where: str, name: str) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return check_text(str(value).strip(), f"{where}, `{name}`")
-
-
-def guess_rule(golds: Sequence[str]) -> str:
-    """The rule that fits gold answers: numbers, choice (a letter), math (LaTeX) or words."""
-    if all(answers.number(gold) is not None for gold in golds):
-        return "numbers"
-    if all(len(gold) == 1 and gold.upper() in LETTERS for gold in golds):
-        return "choice"
-    return "math" if any(mark in gold for gold in golds for mark in ("\\", "^", "_{")) else "words"
 
 
 def read_file(file: Path) -> Rows:

@@ -1,9 +1,11 @@
 r"""Is a response right? The one place where a response meets its gold answer, by the rule of the problem's source.
 
 A source names one of `RULES`. Each takes the answer out of the response by `answers.extract`, in its order: a `####` line,
-the last `\boxed{}`, "the answer is". After that:
+the last `\boxed{}`, "the answer is". Of a response that a limit cut (`strict`) only the first two count, in training, search
+and evaluation alike. After that:
 
-* **numbers**: the last number, too; equal by `answers.equal`.
+* **numbers**: the last number, too; what is no number is no answer. Equal by `answers.equal`.
+* **any**: numbers, or what stands in their place: for questions of which nobody says how they are answered.
 * **math**: where there is no such answer, math-verify looks for one in the response's end (LaTeX, then numbers). A number
   against a number is decided by its exact value, a decimal of six digits may be rounded. Two equations (`x = 5` and
   `y = 5`), percentages and whatever else `answers.equal` doesn't find equal are math-verify's, in a process of its own
@@ -29,6 +31,8 @@ from fractions import Fraction
 from .. import answers
 from .math_verifier import MathVerifier, Request, shared_verifier
 
+LETTERS = "ABCDEFGHIJ"  # of choices
+LOOKED_AT = 200  # gold answers that the rule is guessed from
 LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -79,14 +83,14 @@ class Grade:
 
 
 class Rule:
-    """How answers are found and compared: numbers, as it stands; a subclass differs. `waits`: it asks another process."""
+    """How answers are found and compared: any as it stands; a subclass differs. `waits`: it asks another process."""
 
     waits = False
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """The answer that `response` (possibly cut off) states, as written, or None.
+        r"""The answer that `response` states, as written, or None.
 
-        strict: a `####` line alone counts: what a finished response is marked with.
+        strict: a `####` line or a `\boxed{}` alone counts, as of a response that a limit cut.
         """
         return answers.extract(response, strict=strict)
 
@@ -109,20 +113,22 @@ class Rule:
         return answers.equal(answer, gold)
 
 
-class MathRule(Rule):
-    r"""LaTeX. A strict answer may stand in a `\boxed{}`, too.
+class NumberRule(Rule):
+    """Numbers."""
 
-    It waits for math-verify, 5 CPU seconds at most and about a second more after an answer that took longer.
-    """
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """See `Rule.final_answer`. What is no number is no answer."""
+        return answers.extract_number(response, strict)
+
+
+class MathRule(Rule):
+    """LaTeX. It waits for math-verify, 5 CPU seconds at most and about a second more after an answer that took longer."""
 
     waits = True
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """See `Rule.final_answer`."""
-        stated = answers.extract(response, strict=strict, words=True)
-        if stated is None and strict and r"\boxed" in response:
-            stated = answers.extract(response, words=True)
-        return stated
+        return answers.extract(response, strict=strict, words=True)
 
     def grade_many(
         self, pairs: Sequence[tuple[str, str]], strict: bool = False, verifier: MathVerifier | None = None
@@ -179,12 +185,23 @@ class ChoiceRule(ExactRule):
 
 
 RULES: dict[str, Rule] = {
-    "numbers": Rule(),
+    "any": Rule(),
+    "numbers": NumberRule(),
     "math": MathRule(),
     "words": WordsRule(),
     "exact": ExactRule(),
     "choice": ChoiceRule(),
 }
+
+
+def guess_rule(golds: Sequence[str]) -> str:
+    """The rule that fits gold answers: numbers (also where there are none), choice (a letter), math (LaTeX) or words."""
+    known = [gold for gold in golds if gold.strip()][:LOOKED_AT]
+    if all(answers.number(gold) is not None for gold in known):
+        return "numbers"
+    if all(len(gold) == 1 and gold.upper() in LETTERS for gold in known):
+        return "choice"
+    return "math" if any(mark in gold for gold in known for mark in ("\\", "^", "_{")) else "words"
 
 
 def normalize_words(text: str) -> str:

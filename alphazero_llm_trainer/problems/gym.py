@@ -105,7 +105,7 @@ class ReasoningGym(Source):
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """All that follows the last `####`, several lines where there are; else as `answers.extract` finds words."""
         stated = answers.after_mark(response)
-        return stated if stated is not None or strict else answers.extract(response, words=True)
+        return stated if stated is not None else answers.extract(response, strict, words=True)
 
     def grade_many(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
         """By the task's own `score_answer`; correct means 1."""

@@ -18,8 +18,9 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from itertools import pairwise
@@ -27,15 +28,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from .. import answers
 from ..config.load import Config
 from ..config.objects import load_object, look_in
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
 from ..errors import AlphaZeroError, ConfigError, DataError
 from ..types import Problem, Task
-from .calculator import consistent
-from .grading import RULES, Grade, Rule
+from .calculator import equations
+from .grading import RULES, Grade, Rule, guess_rule
 from .prompts import SYSTEM_PROMPTS
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "arena", "test")
 GROUP = "alphazero_llm_trainer.sources"
@@ -65,7 +69,7 @@ class Source(ABC):
 
     Attributes:
         name: its address, as `problems.source` says it and `Problem.source` keeps it.
-        rule: how answers are found and compared (`grading.RULES`): "numbers", "math", "words", "exact" or "choice".
+        rule: how answers are found and compared (`grading.RULES`): "numbers", "math", "words", "exact", "choice" or "any".
         system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
@@ -116,7 +120,10 @@ class Source(ABC):
         return RULES[self.rule]
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """The answer that `response` states, as written, or None. `strict`: as a finished response is marked alone."""
+        r"""The answer that `response` states, as written, or None; here it is decided for training, search and evaluation.
+
+        strict: a limit cut the response, and only what marks an answer counts: a `####` line or a `\boxed{}`.
+        """
         return self.reader.final_answer(response, strict)
 
     def vote_key(self, response: str) -> str:
@@ -156,9 +163,11 @@ class Source(ABC):
 
     # -- what some sources know --------------------------------------------------------------------------------------
 
-    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool:
-        """Whether the last of `steps` is right as far as a rule can tell without gold: by default, its equations are true."""
-        return consistent(steps[-1])
+    def check_step(self, problem: Problem, steps: Sequence[str]) -> bool | None:
+        """Whether the last of `steps` is right as far as a rule can tell without gold; None where it has nothing to check. By
+        default its equations are true."""
+        found = equations(steps[-1])
+        return all(found) if found else None
 
     def spoiled(self, step: str, problem: Problem, rng: Random, count: int) -> list[str]:
         """At most `count` wrong steps that could stand in a right one's place; none by default."""
@@ -196,7 +205,7 @@ class TaskList(Source):
     Args:
         tasks: the tasks, or a list for each split.
         name: the source's name.
-        rule: one of `grading.RULES`.
+        rule: one of `grading.RULES`; None takes the one that fits the gold answers.
         system_prompt: what a chat model is told; None takes the rule's.
     """
 
@@ -204,18 +213,59 @@ class TaskList(Source):
         self,
         tasks: Sequence[Task] | dict[str, Sequence[Task]],
         name: str,
-        rule: str = "numbers",
+        rule: str | None = None,
         system_prompt: str | None = None,
     ) -> None:
+        by_split = tasks if isinstance(tasks, dict) else {"": tasks}
+        placed = {
+            split: [(task, f"{split} task {number}".strip()) for number, task in enumerate(found)]
+            for split, found in by_split.items()
+        }
+        given = once(placed, name, lambda task: task.problem.id)
+        if not isinstance(tasks, dict):
+            given = by_hash(given[""])
+        if rule is None:
+            rule = guess_rule([task.gold for of_split in given.values() for task in of_split])
         self.name, self.rule = name, rule
         self.system_prompt = SYSTEM_PROMPTS[rule] if system_prompt is None else system_prompt
-        given = tasks if isinstance(tasks, dict) else by_hash(tasks)
         self.tasks = {split: [own(task, name) for task in given.get(split, ())] for split in SPLITS}
         check_tasks([task for tasks in self.tasks.values() for task in tasks], name)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
         return self.tasks[split][start : start + count]
+
+
+def once(
+    found: Mapping[str, Sequence[tuple[Task, str]]], name: str, key: Callable[[Task], str]
+) -> dict[str, list[Task]]:
+    """Tasks by split without those that stand in `found` twice, as `key` tells; each comes with where it stands.
+
+    What stands in several splits stays in the one that is furthest from training. One line says how many were left out.
+    Raises DataError where a question has two gold answers.
+    """
+    kept: dict[str, list[Task]] = {split: [] for split in found}
+    first: dict[str, tuple[Task, str]] = {}
+    for split in sorted(found, key=("test", "validation", "arena", "train", "").index):
+        for task, where in found[split]:
+            known, place = first.setdefault(key(task), (task, where))
+            if place == where or known.problem.question != task.problem.question:
+                kept[split].append(task)
+            elif known.gold != task.gold and not answers.equal(known.gold, task.gold):
+                raise DataError(
+                    f"{name} asks {task.problem.question[:SHOWN]!r} twice, with the answer {known.gold[:SHOWN]!r} ({place})"
+                    f" and with {task.gold[:SHOWN]!r} ({where}): keep the right one"
+                )
+    left_out = sum(map(len, found.values())) - sum(map(len, kept.values()))
+    if left_out:
+        say_repeats(name, left_out)
+    return kept
+
+
+@lru_cache(maxsize=64)
+def say_repeats(name: str, count: int) -> None:
+    """One line, once in a process."""
+    log.warning("%s: %s of its rows repeat others, and were left out", name, f"{count:,}")
 
 
 def own(task: Task, name: str) -> Task:
@@ -353,7 +403,7 @@ def source_of(problem: Problem) -> Source:
         try:
             known = _find(ProblemsConfig(source=problem.source), None)
         except UnknownSourceError:  # a question of the user's own
-            known = TaskList([], problem.source)
+            known = TaskList([], problem.source, "any", "")
         register(known)
     return known
 
@@ -415,7 +465,6 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
     A function with a parameter `split` is called once for each split; what it raises as ValueError names a split that
     it doesn't have.
     """
-    rule = problems.grade or "numbers"
     if isinstance(found, type) and issubclass(found, Source):
         found = call(found, address)
     if isinstance(found, Source):
@@ -430,7 +479,7 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
         given: Any = {split: as_tasks(tasks, address) for split, tasks in found.items()}
     else:
         given = as_tasks(found, address)
-    return TaskList(given, address, rule, problems.system_prompt)
+    return TaskList(given, address, problems.grade, problems.system_prompt)
 
 
 def call_for_tasks(function: Callable[..., Any], address: str) -> Any:

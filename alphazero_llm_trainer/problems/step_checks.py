@@ -8,14 +8,18 @@ from ..engine.protocol import Judgement
 from ..types import Problem, Step
 from .source import source_of
 
+UNJUDGED = 0.5  # the total of a response in which nothing was checked: it may be right or wrong
+
 
 class Calculator:
-    """1 for a step that the source's rule finds right (equations are true, where it has no other), else 0; the total is 1
-    when all steps score 1."""
+    """0 for a step that the source's rule finds wrong (an equation isn't true, where it has no other), else 1; the total is
+    1 where all steps score 1 and one of them was checked, `UNJUDGED` where none was."""
 
     name, computes, scored_tokens = "calculator", False, 0
 
     async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         source, texts = source_of(problem), [step.text for step in steps]
-        scores = tuple(float(source.check_step(problem, texts[: at + 1])) for at in range(len(steps)))
-        return Judgement(scores, min(scores, default=1.0))
+        found = [source.check_step(problem, texts[: at + 1]) for at in range(len(steps))]
+        scores = tuple(1.0 if right is None else float(right) for right in found)
+        unchecked = frozenset(at for at, right in enumerate(found) if right is None)
+        return Judgement(scores, min(scores) if len(unchecked) < len(steps) else UNJUDGED, unchecked)

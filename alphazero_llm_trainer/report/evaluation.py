@@ -94,10 +94,24 @@ def at_k(results: Results, benchmark: str) -> list[Block]:
     return found
 
 
+def unjudged(results: Results, benchmark: str) -> list[str]:
+    """One line that says how many answers the verifier could not judge; nothing where there are none."""
+    rows = [row for of_budget in sorted_rows(results, benchmark).values() for row in of_budget if row.get("unjudged")]
+    if not rows:
+        return []
+    counts = ", ".join(f"{row['unjudged']:,} of {row['method']} with {row['budget']:,} tokens" for row in rows)
+    return [
+        f"{benchmark}, {rows[0]['problems']:,} problems: the verifier {results['verifier']} found nothing to check in some"
+        f" answers, which are unjudged, neither accepted nor rejected: {counts}"
+    ]
+
+
 def result_text(results: Results) -> str:
     """What the terminal shows."""
-    found = [block for name in results["benchmarks"] for block in blocks(results, name)]
-    return "\n\n".join(f"{said}\n{columns(rows)}" for said, rows in found)
+    found = []
+    for name in results["benchmarks"]:
+        found += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name)] + unjudged(results, name)
+    return "\n\n".join(found)
 
 
 def results_markdown(results: Results) -> str:
@@ -110,6 +124,7 @@ def results_markdown(results: Results) -> str:
     for name, facts in results["benchmarks"].items():
         parts.append(f"## {name}: {facts['problems']:,} problems")
         parts += [part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))]
+        parts += unjudged(results, name)
         parts += [*combination(facts), "Every figure, as means a problem:", markdown(full_table(results, name))]
     return "\n\n".join(parts) + "\n"
 
@@ -173,7 +188,7 @@ def evaluation_parts(results: Results) -> list[str]:
         big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
         parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
-        parts += [figures(drawn, NOTE), *map(paragraph, combination(facts))]
+        parts += [figures(drawn, NOTE), *map(paragraph, [*unjudged(results, name), *combination(facts)])]
         parts += [part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))]
         parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
     return parts

@@ -94,7 +94,7 @@ def choose(
     - "mass": as "vote", for a tree in which no step is drawn twice: how often a response was found says nothing of how
       likely it is, so each earns its value times its probability under the policy.
       Where nothing was earned, both count responses without their value.
-    - "value": the response with the largest mean reward, the most visited on ties.
+    - "value": the response with the largest mean reward, the most visited on ties; of those under a verifier a judged one.
     - "visits": the response at the end of the most visited path.
     - "end": the response that ends in or goes on from node `end`.
 
@@ -113,7 +113,11 @@ def choose(
             return _choice(best, reading, f"end of the most visited path ({tree.N[node]} visits)")
         rule = "value"
     if rule == "value":
-        best = max(found, key=lambda one: (one.value, one.visits, -one.node))
+        # Under a verifier as in `Judgement.rank`; elsewhere nothing was checked.
+        best = max(
+            found,
+            key=lambda one: (one.value > 0, tree.checked(tree.path(one.node)), one.value, one.visits, -one.node),
+        )
         return _choice(best, reading, f"largest mean reward ({best.value:.3f}) of {len(found)} finished responses")
     voters = [one for one in found if reading(one.text) is not None]
     if not voters:
@@ -200,9 +204,9 @@ def agreed(tree: Tree, least: int, text: Text | None = None, reading: Reading = 
 
 
 def accepted(tree: Tree, least: float) -> bool:
-    """True when a finished response earned `least` or more, and anything at all."""
-    earned = (tree.reward[leaf] or 0.0 for leaf in tree.leaves())
-    return any(reward > 0 and reward >= least for reward in earned)
+    """True when a finished response that was judged earned `least` or more, and anything at all."""
+    earned = ((leaf, tree.reward[leaf] or 0.0) for leaf in tree.leaves())
+    return any(reward > 0 and reward >= least and tree.checked(tree.path(leaf)) for leaf, reward in earned)
 
 
 def _choice(best: Response, reading: Reading, why: str) -> Choice:

@@ -243,12 +243,12 @@ class Search:
             steps: StepPolicy = self.policy  # type: ignore[assignment]
             judge = Judge(self.verifier, problem, self.policy.prompt_ids(problem), cost)  # type: ignore[union-attr]
             graded = self.evaluate if self.generating else None
-            return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge, graded)
+            return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge, graded, self.reading(problem))
         value = None if self.value is None else MeteredValue(self.value, cost)
         evaluate, grading = self.evaluate, self.grading
         if evaluate is None:
             assert value is not None  # the constructor saw to that
-            evaluate = valued_by(value, self.policy.prompt_ids)  # type: ignore[union-attr]
+            evaluate = valued_by(value, self.policy.prompt_ids, self.reading(problem))  # type: ignore[union-attr]
             paid = Paid(value.computes)
         else:
             again = grading is not None and grading.again
@@ -268,6 +268,7 @@ class Search:
             value=value,
             prompt=() if value is None else self.policy.prompt_ids(problem),  # type: ignore[union-attr]
             rollout_weight=self.rollout_weight,
+            reading=self.reading(problem),
         )
 
     def decided(self, mcts: Mcts, reading: Reading) -> str | None:
@@ -278,7 +279,7 @@ class Search:
         if left == 0:
             return None
         enough = settings.data.enough_correct
-        if self.generating and enough and right_responses(tree) >= enough:
+        if self.generating and enough and right_responses(tree, self.verifier is not None) >= enough:
             return "enough"
         if settings.stop_agreed and agreed(tree, settings.stop_agreed, self.text, reading):
             return "agreed"
@@ -311,7 +312,8 @@ class Search:
                 task.cancel()
 
 
-def right_responses(tree: Tree) -> int:
-    """How many right responses were drawn."""
+def right_responses(tree: Tree, judged: bool = False) -> int:
+    """How many right responses were drawn; `judged`: of those that a verifier judged."""
     rolled = sum(rollout.samples for rollout in tree.rollouts if rollout.grade == 1.0)
-    return rolled + sum(tree.samples[leaf] for leaf in tree.leaves() if tree.grade(leaf) == 1.0)
+    right = (leaf for leaf in tree.leaves() if tree.grade(leaf) == 1.0)
+    return rolled + sum(tree.samples[leaf] for leaf in right if not judged or tree.checked(tree.path(leaf)))

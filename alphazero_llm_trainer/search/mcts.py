@@ -56,7 +56,7 @@ class Evaluation:
     estimate: the value network's V of the leaf, in [0, 1].
     value: what this simulation backs up from the leaf, in [0, 1]; None when the playouts did that.
     rollouts: how responses went on from the leaf; kept beside the tree.
-    scores: a verifier's score of each step of the one playout, in [0, 1].
+    scores: a verifier's score of each step of the one playout, in [0, 1]; None where it had nothing to check.
     """
 
     playouts: Sequence[Playout] = ()
@@ -67,13 +67,13 @@ class Evaluation:
     value: float | None = None
     rollouts: Sequence[Rollout] = ()
     rollout_weight: float = 1.0
-    scores: Sequence[float] = ()
+    scores: Sequence[float | None] = ()
 
     def rewards(self) -> list[float]:
         """Everything that must lie in [0, 1]."""
         found = [playout.reward.total for playout in self.playouts if playout.reward is not None]
         found += [value for value in (self.estimate, self.value) if value is not None]
-        found += self.scores
+        found += [score for score in self.scores if score is not None]
         return found if self.terminal is None else [*found, self.terminal[1].total]
 
 
@@ -182,7 +182,7 @@ class Mcts:
         # Under a verifier a chain's nodes are arms as soon as they are there: each can be drawn from again.
         while (tree.expanded[node] or self.patience is not None) and (children := tree.children[node]):
             if self.patience is not None:
-                children = [child for child in children if not self._rejected(child)]
+                children = [child for child in children if not (self._rejected(child) or self._unjudged(child))]
                 if root is not None:  # what is finished is known, and the improved policy would never look elsewhere
                     children = [child for child in children if tree.verdict[child] is None]
             if root is not None and not chosen and children and (len(children) > 1 or self.patience is not None):
@@ -206,6 +206,10 @@ class Mcts:
 
     def _rejected(self, node: int) -> bool:
         return self.tree.verdict[node] == REJECTED or node in self.dead
+
+    def _unjudged(self, node: int) -> bool:
+        """Whether a response ended here of which no step was checked: another visit would learn nothing of it."""
+        return self.tree.verdict[node] is not None and not self.tree.checked(self.tree.path(node))
 
     def _bury(self, node: int) -> None:
         """Count `node` as rejected when `patience` draws below it were and nothing good is left; then look at its parent."""

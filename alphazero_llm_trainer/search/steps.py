@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from ..answers import extract, is_final, normalize
+from ..answers import is_final
 from ..config.sections import SearchConfig
 from ..engine.protocol import Drawn, Limits, TeacherProposal
 from ..errors import RequestError
 from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
+from .choose import Reading, answer_of
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
 from .tree import Tree
@@ -98,11 +99,12 @@ class StepExpansion:
         value: MeteredValue | None = None,
         prompt: tuple[int, ...] = (),
         rollout_weight: float = 1.0,
+        reading: Reading = answer_of,
     ) -> None:
         self.policy, self.evaluate, self.settings = policy, evaluate, settings
         self.problem, self.tree, self.seed, self.cost, self.paid, self.prompt = problem, tree, seed, cost, paid, prompt
         self.advisor, self.finished, self.value, self.rollout_weight = advisor, finished, value, rollout_weight
-        self.rolls = settings.rollout != "none"
+        self.reading, self.rolls = reading, settings.rollout != "none"
 
     def least(self, node: int) -> int:
         """See `driver.Expansion`: one token a sample, V of the leaf, and what grading takes."""
@@ -173,8 +175,7 @@ class StepExpansion:
         for playout in playouts:
             steps = playout.continuation.steps
             if self.rolls:
-                answer = extract("".join(step.text for step in (*prefix, *steps)))
-                text = "" if answer is None else normalize(answer)
+                text = self.reading("".join(step.text for step in (*prefix, *steps))) or ""
             else:
                 text = steps[0].text if steps else ""
             said[text] += bool(text)

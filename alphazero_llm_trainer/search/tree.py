@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ FORMAT = 2
 READABLE = (1, 2)  # format 1 had no rollouts
 
 REJECTED = "rejected"  # the verdict of a step that a verifier refused
+WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
 NO_DIRECTION = str(Direction.NONE)
 
 
@@ -145,6 +146,10 @@ class Tree:
         # A text with and without the end token is one step only when the tokens agree: a response may end there or not.
         mine, theirs = self.token_ids[child], step.token_ids
         return mine != theirs and (mine[: len(theirs)] == theirs or theirs[: len(mine)] == mine)
+
+    def checked(self, nodes: Iterable[int]) -> bool:
+        """Whether a verifier checked one of these steps: such a step has a score."""
+        return any(self.prm[node] is not None for node in nodes)
 
     def finish(self, node: int, verdict: str, reward: RewardParts) -> None:
         """Make `node` terminal."""

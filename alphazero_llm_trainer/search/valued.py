@@ -8,6 +8,8 @@ from typing import Any
 
 from ..engine.protocol import ValueFunction
 from ..types import Cost, Direction, Problem, RewardParts, Step
+from .choose import Reading
+from .tree import WHOLE
 
 
 class ReadTokens:
@@ -51,13 +53,13 @@ class MeteredValue:
         return await self.value(token_ids)
 
 
-def valued_by(value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ...]]) -> Any:
+def valued_by(value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ...]], reading: Reading) -> Any:
     """A terminal reward (`steps.Evaluate`) without gold: V of the whole response; 0 where it states no answer."""
 
     async def evaluate(
         problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
     ) -> RewardParts:
-        if verdict != "answer":
+        if verdict not in WHOLE or reading("".join(step.text for step in steps)) is None:
             return RewardParts(total=0.0)
         ids = tuple(token for step in steps for token in step.token_ids)
         return RewardParts(total=await value(prompt_ids(problem) + ids))

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..answers import extract, is_final
+from ..answers import is_final
 from ..config.sections import SearchConfig
 from ..engine.protocol import Drawn, Judgement, Limits, Verifier
 from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, logprobs_of
+from .choose import Reading, answer_of
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
 from .steps import Evaluate, StepPolicy, verdict
-from .tree import REJECTED, Rollout, Tree
+from .tree import REJECTED, WHOLE, Rollout, Tree
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Judge:
     prompt_ids: tuple[int, ...]
     cost: Cost
     known: set[tuple[int, ...]] = field(default_factory=set)
+    unjudged: set[str] = field(default_factory=set)  # responses, and beginnings, of which no step was checked
 
     def price(self, steps: Sequence[Step]) -> int:
         """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
@@ -57,7 +59,10 @@ class Judge:
         for step in steps:
             prefix += step.token_ids
             self.known.add(prefix)
-        return await self.verifier(self.problem, self.prompt_ids, steps)
+        judged = await self.verifier(self.problem, self.prompt_ids, steps)
+        if not judged.checked:
+            self.unjudged.add("".join(step.text for step in steps))
+        return judged
 
 
 class VerifiedExpansion:
@@ -66,7 +71,7 @@ class VerifiedExpansion:
     A step that is the first after its prefix is drawn at `search.verify.first_temperature`, one that replaces or forks
     another at `search.temperature`. A finished chain earns its judgement's `total`, in training what `evaluate` says. A cut
     one backs up the `total` of the steps before the rejected one, from there on: a bad step says little about the good
-    ones above it.
+    ones above it. A step in which there was nothing to check has no score.
     """
 
     def __init__(
@@ -78,9 +83,10 @@ class VerifiedExpansion:
         seed: int,
         judge: Judge,
         evaluate: Evaluate | None = None,
+        reading: Reading = answer_of,
     ) -> None:
         self.policy, self.settings, self.problem, self.tree = policy, settings, problem, tree
-        self.seed, self.judge, self.cost, self.evaluate = seed, judge, judge.cost, evaluate
+        self.seed, self.judge, self.cost, self.evaluate, self.reading = seed, judge, judge.cost, evaluate, reading
         # By the tokens before it: each step that was drawn, with log-probabilities at `search.temperature`. The tree merges
         # siblings of one text and has no steps that a limit cut.
         self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
@@ -99,7 +105,7 @@ class VerifiedExpansion:
         start, used = len(steps), sum(len(step.token_ids) for step in steps)
         room = self.settings.max_tokens - used
         draw = derive_seed(self.seed, leaf.node, self.tree.N[leaf.node])
-        scores: list[float] = []
+        scores: list[float | None] = []
         total, why = 1.0, None
         while why is None:
             fresh = len(steps) > start or not self.tree.children[leaf.node]
@@ -137,11 +143,11 @@ class VerifiedExpansion:
                     break
                 left -= price
             judged = await self.judge(steps)
-            scores.append(judged.steps[-1])
-            if scores[-1] < self.settings.verify.reject_below:
+            scores.append(None if len(steps) - 1 in judged.unchecked else judged.steps[-1])
+            if judged.steps[-1] < self.settings.verify.reject_below:
                 why = REJECTED
-            else:
-                total = judged.total
+            else:  # a beginning in which nothing was checked says nothing of what comes
+                total = judged.total if judged.checked or why is not None else total
         chain = Continuation(tuple(steps[start:]), why == "ended")
         if not chain.steps:
             # Not one step fits: a visit without worth, so that the next draw is another one.
@@ -156,10 +162,10 @@ class VerifiedExpansion:
             if reward.cost is not None:
                 self.cost.add(reward.cost)
             return reward
-        answers = why == "answer" or (why == "ended" and extract("".join(step.text for step in steps)) is not None)
+        answers = why in WHOLE and self.reading("".join(step.text for step in steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 
-    def unfinished(self, steps: Sequence[Step], scores: Sequence[float]) -> Evaluation:
+    def unfinished(self, steps: Sequence[Step], scores: Sequence[float | None]) -> Evaluation:
         """What the budget left of a chain: its steps stay open, for the chain that `close` draws."""
         return Evaluation([Playout(Continuation(tuple(steps), False), None, None)], scores=scores)
 

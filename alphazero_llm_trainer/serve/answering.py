@@ -14,14 +14,14 @@ from ..engine.protocol import ValueFunction, Verifier
 from ..policy.engine_steps import EngineSteps
 from ..search.choose import Choice, choose, most_visited, voting
 from ..search.driver import Search
-from ..search.tree import ROOT, Tree
+from ..search.tree import ROOT, WHOLE, Tree
 from ..search.valued import MeteredValue
 from ..search.verified import Judge
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .conversation import Conversation, MeteredVerifier
 from .failures import ApiError
 from .names import MCTS, SAMPLE
-from .outcomes import DEADLINE, WHOLE, Outcome, chosen
+from .outcomes import DEADLINE, Outcome, chosen
 from .plain_sample import Tell, let_go, sampled
 from .token_text import ShortTexts
 from .wanted import Prompt, Wanted
@@ -144,7 +144,7 @@ class Answerer:
             settings = settings.model_copy(update=changes)
             policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
             if method.name == "majority":
-                return Search(policy, states_an_answer, settings)
+                return Search(policy, finished_earns_one, settings)
             if verifier is None:
                 raise no_verifier(method.name)
             judged = Judged(verifier.judge)
@@ -234,14 +234,6 @@ async def in_time(work: Awaitable[T], due: float | None, conversation: Conversat
         return None
     finally:
         let_go(task)
-
-
-async def states_an_answer(
-    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-) -> RewardParts:
-    """A vote for each whole response that an answer is found in."""
-    stated = verdict in WHOLE and extract("".join(step.text for step in steps)) is not None
-    return RewardParts(total=1.0 if stated else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

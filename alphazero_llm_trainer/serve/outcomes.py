@@ -8,13 +8,12 @@ from typing import Any
 
 from ..answers import extract
 from ..search.choose import Choice, most_visited, read
-from ..search.tree import ROOT, Tree
+from ..search.tree import ROOT, WHOLE, Tree
 from ..types import Cost
 from .conversation import Conversation
 from .token_text import TextReader, Token
 from .wanted import Wanted
 
-WHOLE = ("answer", "checked", "ended")  # verdicts of responses that no limit cut
 DEADLINE = "deadline"
 
 Decode = Callable[[Sequence[int]], str]

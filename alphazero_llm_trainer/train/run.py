@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..answers import extract
 from ..config.load import Config, validate
 from ..errors import CheckpointError, ConfigError
 from ..files import make_folder, read_sealed, sync, write_sealed, write_whole
+from ..problems.source import source_of
 from ..types import Task
 from .checkpoint import read_lines
 
@@ -110,7 +110,8 @@ class RunFolder:
         for task, response, right in zip(tasks, responses, correct, strict=True):
             problem = task.problem
             line = lines.setdefault(problem.id, {"id": problem.id, "question": problem.question[:MOST_LETTERS]})
-            line[when] = {"answer": extract(response), "correct": right}
+            answer = source_of(problem).final_answer(response)
+            line[when] = {"answer": answer, "correct": right}
         write_whole(self.answers, "".join(json.dumps(line) + "\n" for line in lines.values()))
 
 

@@ -466,8 +466,13 @@ class RoundSource:
         return rows
 
     def right(self, tree: GradedTree) -> list[Trajectory]:
-        """A question's right responses that `rft` learns from, all different."""
-        found = sorted((t for t in self.of_policy(tree.tree) if t.right), key=lambda t: -t.samples)
+        """A question's right responses that `rft` learns from, all different. Under a rule those that it could judge come
+        first."""
+
+        def order(one: Trajectory) -> tuple[bool, int]:
+            return not tree.tree.checked(node for node in one.nodes if node != OUTSIDE), -one.samples
+
+        found = sorted((t for t in self.of_policy(tree.tree) if t.right), key=order)
         return found[: self.config.train.rft.responses]
 
     def _row(self, tree: GradedTree, found: Trajectory, weight: float) -> TrainRow:
