@@ -85,7 +85,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
             continue
         mixed += 1
         counts = [t.samples for t in found]
-        outcome = group_advantages(rewards, counts, clip=3.0, weigh_repeats=True)
+        outcome = group_advantages(rewards, counts, clip=3.0, weigh_repeats=False)
         # In step mode a tree's steps are the lines that the verifier sees.
         scores, at = [], []
         for t in found:
@@ -95,7 +95,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
             at.append(t.lengths)
         process = process_advantages(scores, at, counts, clip=3.0)
         for t, whole, steps in zip(found, outcome, process, strict=True):
-            expected = [clamp(whole + 0.25 * step, 3.0) for step in steps]
+            expected = [t.samples * clamp(whole + 0.25 * step, 3.0) for step in steps]
             assert rows[source.student.prompt_ids(tree.task.problem.question), t.token_ids] == pytest.approx(expected)
     assert mixed >= 3
 

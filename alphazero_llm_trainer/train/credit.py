@@ -27,11 +27,13 @@ def group_advantages(
     """`(r - mean) / (std + EPSILON)`, clipped to [-clip, clip]: one number a distinct response `[G]`.
 
     GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision); mean and deviation are over all samples.
-    A response that was sampled `count` times stands for one row, or with `weigh_repeats` for that many (clipped after).
+    A response that was sampled `count` times stands for one row, or with `weigh_repeats` for that many: its clipped
+    advantage times `count`. Over all samples the advantages then sum to 0, but where the clip bites. It can't at 3 in a
+    group of 10 samples or fewer: no sample of n is further than `sqrt(n - 1)` deviations from the mean.
     """
     mean, std = mean_and_std(rewards, counts)
     weights = counts if weigh_repeats else [1] * len(counts)
-    return [clamp(w * (r - mean) / (std + EPSILON), clip) for r, w in zip(rewards, weights, strict=True)]
+    return [w * clamp((r - mean) / (std + EPSILON), clip) for r, w in zip(rewards, weights, strict=True)]
 
 
 def step_advantages(

@@ -350,12 +350,15 @@ class RoundSource:
             worth = (grown.N, grown.W) if grpo.credit == "visits" else self.collector.worth(grown)
             return [self._among_siblings(grown, t, *worth) for t in found]
         rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
-        whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
         if grpo.credit == "group":
+            whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
             return [[a] * len(t.token_ids) for a, t in zip(whole, found, strict=True)]
+        # The sum is clipped, too, so that repeats weigh it afterwards.
+        whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=False)
+        weights = counts if grpo.weigh_repeats else [1] * len(counts)
         return [
-            [clamp(a + grpo.process_weight * step, grpo.advantage_clip) for step in steps]
-            for a, steps in zip(whole, process, strict=True)
+            [weight * clamp(a + grpo.process_weight * step, grpo.advantage_clip) for step in steps]
+            for weight, a, steps in zip(weights, whole, process, strict=True)
         ]
 
     def _step_values(self, tree: Tree, found: list[Trajectory]) -> list[list[tuple[float, float]]]:
