@@ -34,6 +34,7 @@ from alphazero_llm_trainer.train.run import RunFolder
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
     "--num-examples", "24", "--save-every", "8", "--eval-size", "12", "--student", "embedded",
+    "--set", "problems.levels=[2,3]",  # legacy learns from questions with right and wrong responses
     "--set", "train.questions_per_round=8",
     "--set", "train.validation_size=12",
     "--set", "train.keep_best=false",
