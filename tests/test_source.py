@@ -249,6 +249,20 @@ def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path: Pat
     assert {row.weight for row in rows} == {1.0}
 
 
+def test_a_rounds_own_rows_decide_its_updates(tmp_path: Path) -> None:
+    def rows(name: str, *overrides: str) -> tuple[list[TrainRow], RoundStats]:
+        source, seen = source_of(tmp_path / name, "train.method=rft", *overrides)
+        found = source.expert(0)
+        return found, seen[0]
+
+    once, stats = rows("once", "train.rft.epochs=1", "train.rft.updates_per_round=1000")
+    assert 2 <= stats.updates == math.ceil(stats.rows / 16) and len(once) == 16 * stats.updates
+    most, capped = rows("most", "train.rft.updates_per_round=2")
+    assert capped.updates == 2 and most == once[:32]  # the same rows in the same order, however many follow
+    none, silent = rows("none", "train.method=legacy", "search.temperature=0")
+    assert none == [] and (silent.rows, silent.updates) == (0, 0)  # every group is flat
+
+
 VERIFIED = ["train.groups=verified", "train.method=rft", "problems.levels=[2,3]", "rewards.pre_weight=0"]
 
 

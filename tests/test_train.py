@@ -89,6 +89,10 @@ def test_a_run_reports_what_it_did(whole_run):
     assert [r["round"] for r in rounds if "mean_reward" in r] == [0, 1, 2]
     assert all("loss" in r for r in rounds if "mean_reward" in r)
     assert len([r for r in rounds if "validation_accuracy" in r]) == 3
+    # Supervised rounds make four passes over their own rows, in batches of 5 of which one is a demonstration.
+    made = [(r["rows"], r["updates"]) for r in rounds if "rows" in r]
+    supervised = method in ("rft", "legacy")
+    assert all(updates == (min(4, rows) if supervised else 4) for rows, updates in made)
     sampled = sum(r["cost"]["sampled_tokens"] for r in rounds if "cost" in r)
     assert card["search_cost"]["sampled_tokens"] == sampled > 0
     answers = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]
