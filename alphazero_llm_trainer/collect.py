@@ -18,7 +18,7 @@ from .policy.engine_tokens import EngineTokens
 from .problems.load import check_gold
 from .problems.source import open_source, source_of
 from .problems.step_checks import Calculator
-from .rewards.combined import combined
+from .rewards.combined import combined, steps_of
 from .rewards.custom import CustomReward, open_reward
 from .rewards.pre import pre
 from .search.choose import Reading
@@ -133,8 +133,9 @@ def make_evaluate(
         right = sum(d is Direction.RIGHT for d in directions)
         wrong = sum(d is Direction.WRONG for d in directions)
         correct = own = None
+        response = "".join(step.text for step in steps)
         if tasks is not None:
-            task, response = tasks[problem.id], "".join(step.text for step in steps)
+            task = tasks[problem.id]
             if task.gold or source_of(problem).gold_free:
                 grade = await source_of(problem).grade_async(response, task, strict=verdict not in WHOLE)
                 if grade.error is not None:
@@ -143,7 +144,7 @@ def make_evaluate(
             if custom is not None:
                 own = await custom(problem, response, task)
         likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
-        reward = combined(correct, likely, own, steps=len(steps), right=right, wrong=wrong, weights=weights)
+        reward = combined(correct, likely, own, steps=steps_of(response), right=right, wrong=wrong, weights=weights)
         return reward if cost is None else replace(reward, cost=cost)
 
     return evaluate

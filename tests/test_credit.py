@@ -94,6 +94,23 @@ def test_advantages_are_clipped_on_both_sides() -> None:
     assert [clamp(value, 2.0) for value in (-5.0, -2.0, 0.5, 2.0, 5.0)] == [-2.0, -2.0, 0.5, 2.0, 2.0]
 
 
+def test_repeats_weigh_what_is_clipped_and_the_samples_sum_to_nothing() -> None:
+    assert math.fsum(group_advantages([1.0, 0.0, 0.5], [3, 4, 1], clip=3.0, weigh_repeats=True)) == pytest.approx(0.0)
+    # One right of 31: its own advantage is cut at 3, those of the wrong ones are small and keep their weight.
+    right, wrong = group_advantages([1.0, 0.0], [1, 30], clip=3.0, weigh_repeats=True)
+    assert right == 3.0 and wrong == pytest.approx(-30 * (1 / 31) / (math.sqrt(30) / 31 + EPSILON))
+
+
+@given(groups)
+def test_the_clip_of_three_spares_groups_of_ten(group: list[tuple[float, int]]) -> None:
+    rewards, counts = [r for r, _ in group], [c for _, c in group]
+    found = group_advantages(rewards, counts, clip=3.0, weigh_repeats=True)
+    if sum(counts) <= 10:
+        assert found == group_advantages(rewards, counts, clip=FAR, weigh_repeats=True)
+        assert math.fsum(found) == pytest.approx(0.0, abs=1e-9)
+    assert all(abs(a) <= 3.0 * count for a, count in zip(found, counts, strict=True))
+
+
 @pytest.mark.parametrize(
     ("rewards", "flat"),
     [

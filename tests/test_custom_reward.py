@@ -27,7 +27,7 @@ from alphazero_llm_trainer.eval import value_figures as metrics
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
-from alphazero_llm_trainer.rewards.combined import combined
+from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, name_reward, open_reward
 from alphazero_llm_trainer.scale.totals import Totals
 from alphazero_llm_trainer.search.extract import trajectories
@@ -390,9 +390,9 @@ def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: 
     [traces] = tmp_path.rglob("traces.jsonl")
     for line in traces.read_text().splitlines():
         [trace] = json.loads(line)["traces"]
-        parts = trace["rewards"]
-        weights = {name: part["weight"] for name, part in parts.items() if part is not None}
-        assert weights["correctness_reward"] == pytest.approx(0.4 / 1.4)
-        assert weights["custom_reward"] == pytest.approx(1.0 / 1.4)
-        assert 0 < parts["custom_reward"]["score"] < 1
+        parts = trace["metrics"]
+        assert set(parts) == {"correctness_reward", "custom_reward"} and 0 < parts["custom_reward"] < 1
+        steps = steps_of(trace["nodes"][-1]["message"]["content"])
+        expected = (0.4 * parts["correctness_reward"] + parts["custom_reward"]) / 1.4 - 0.01 * steps
+        assert trace["rewards"]["combined_reward"]["score"] == pytest.approx(expected)
     assert "custom_reward 0." in capsys.readouterr().out

@@ -17,6 +17,8 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvClient, EnvServer
 
 from alphazero_llm_trainer.answers import extract
+from alphazero_llm_trainer.collect import Perplexity, make_evaluate
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.argv import OUR_ID
@@ -34,11 +36,16 @@ from alphazero_llm_trainer.environment.taskset import (
     AlphaZeroTasksetConfig,
     response_text,
     scoring,
+    task_data,
 )
-from alphazero_llm_trainer.errors import EngineError
+from alphazero_llm_trainer.environment.taskset_scoring import Scorer
+from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.policy.engine_steps import EngineSteps
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.search.driver import SearchResult
 from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.types import Cost, Direction, Problem
+from alphazero_llm_trainer.types import Cost, Direction, Problem, Step
 
 Handler = Callable[[dict[str, Any]], Any]
 
@@ -145,24 +152,64 @@ def test_real_rows_are_tasks_too(data_dir) -> None:
 # -- rewards --------------------------------------------------------------------------------------------------------
 
 
-def test_weights_renormalise_over_the_parts_that_are_on() -> None:
-    task = AlphaZeroTask(AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig())
+def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:
+    """The same responses, sampled by the student and written by hand, with perplexity and without."""
+    config = load_config()
+    tasks = load_tasks("embedded", "test", 3, levels=[2])
+    items = [AlphaZeroTask(task_data(task), AlphaZeroTaskConfig()) for task in tasks]
+    scorer = Scorer(vf.SingleAgentEnvConfig())
 
-    def weights(config: AlphaZeroTaskConfig, on: bool) -> dict[str, float]:
-        changed = AlphaZeroTask(task.data, config).with_student(on)
-        found = {hook.__name__: hook._vf_weight for hook in changed.hooks("reward")}
-        assert found.pop("custom_reward") == 0.0  # there is none
-        return found
+    async def main() -> None:
+        student = frozen_student().student
+        engine_steps = EngineSteps(student, 1.0)
+        for likely in (Perplexity(student, config.search.max_tokens), None):
+            evaluate = make_evaluate(config.rewards, likely, {task.problem.id: task for task in tasks})
+            for task, item in zip(tasks, items, strict=True):
+                sampled, _ = await engine_steps.continuations(task.problem, (), 4, 3, Limits(12, 160))
+                lines = ["1 + 1 = 2\n", "\n\n", "2 + 2 = 4\n", f"#### {task.gold}"]
+                written = [step_of(student, line, line == lines[-1]) for line in lines]
+                for steps in (*(one.steps for one in sampled), written):
+                    text = "".join(step.text for step in steps)
+                    parts = await evaluate(task.problem, steps, [Direction.NONE] * len(steps), "answer")
+                    trace = await scorer(item.with_student(likely is not None), text)
+                    assert trace.ok, trace.errors
+                    hre, pre = (trace.metrics.get(name) for name in ("correctness_reward", "perplexity_reward"))
+                    count = len([line for line in text.split("\n") if line.strip()])
+                    told = {"steps": count, "right": 0, "wrong": 0, "weights": config.rewards}
+                    assert trace.reward == combined(hre, pre, **told).total
+                    assert hre is not None and hre == parts.hre and (pre is None) == (likely is None)
+                    assert trace.reward == pytest.approx(parts.total, abs=1e-6)
+                assert trace.reward == (0.97 if likely is None else pytest.approx(0.4 + 0.6 * pre - 0.03))
 
-    assert weights(AlphaZeroTaskConfig(), True) == {"correctness_reward": 0.4, "perplexity_reward": 0.6}
-    assert weights(AlphaZeroTaskConfig(), False)["correctness_reward"] == 1.0
-    half = AlphaZeroTaskConfig(hre_weight=0.2, pre_weight=0.2)
-    assert weights(half, True) == {"correctness_reward": 0.5, "perplexity_reward": 0.5}
-    perplexity_alone = AlphaZeroTaskConfig(hre_weight=0.0)
-    assert weights(perplexity_alone, True)["perplexity_reward"] == 1.0
-    assert weights(perplexity_alone, False)["correctness_reward"] == 1.0
-    own = AlphaZeroTaskConfig(rewards={"correctness_reward": vf.RewardFunctionConfig(weight=0.9)})
-    assert weights(own, True)["correctness_reward"] == 0.9
+    asyncio.run(main())
+
+
+def step_of(student: Any, line: str, last: bool) -> Step:
+    ids = (*student.encode(line), *((student.engine.eos_id,) if last else ()))
+    return Step(ids, (0.0,) * len(ids), line)
+
+
+def test_a_searchs_directions_count_in_the_reward() -> None:
+    item = AlphaZeroTask(AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig()).with_student(False)
+
+    def reward(*directions: str) -> float:
+        info = {"mcts": {"response": "2 + 2 = 4\n#### 5", "directions": list(directions)}}
+        trace = SimpleNamespace(info=info, last_reply="#### 5", metrics={"correctness_reward": 0.0})
+        return asyncio.run(item.combined_reward(trace))  # type: ignore[arg-type]
+
+    assert reward("none", "none") == 0.0  # 0.02 below 0
+    assert reward("right", "none") == reward("right", "right") == pytest.approx(0.08)
+    assert reward("right", "wrong") == pytest.approx(0.03)
+
+
+def test_weights_that_weigh_nothing_are_refused_before_anything_runs() -> None:
+    def tasks(**task: Any) -> list[AlphaZeroTask]:
+        config = {"task": AlphaZeroTaskConfig(**task), "use_student_model": False, "eval_size": 1}
+        return list(AlphaZeroTaskset(AlphaZeroTasksetConfig(id=OUR_ID, **config)))
+
+    assert len(tasks(hre_weight=0.1)) == 1
+    with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.0 .* weigh nothing"):
+        tasks(hre_weight=0.0)
 
 
 def test_weights_come_from_the_configuration() -> None:
@@ -175,7 +222,7 @@ def test_weights_come_from_the_configuration() -> None:
     assert scoring(AlphaZeroTasksetConfig(use_student_model=True), off).use_student_model is True
 
 
-def test_a_right_answer_of_another_model_scores_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_right_answer_of_another_model_scores_one_less_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     golds = {task.data.prompt_text: task.data.gold for task in environment().taskset}
 
     def answer(body: dict[str, Any]) -> str:
@@ -184,8 +231,8 @@ def test_a_right_answer_of_another_model_scores_one(monkeypatch: pytest.MonkeyPa
 
     bodies, episodes = remote(environment(), answer, monkeypatch)
     assert [episode.ok for episode in episodes] == [True, True]
-    assert [episode.traces[0].reward for episode in episodes] == [1.0, 0.0]
-    assert [set(episode.traces[0].rewards) for episode in episodes] == [{"correctness_reward"}] * 2
+    assert [episode.traces[0].metrics for episode in episodes] == [{"correctness_reward": x} for x in (1.0, 0.0)]
+    assert [episode.traces[0].reward for episode in episodes] == [0.98, 0.0]  # two steps, and one
     assert all("temperature" not in body for body in bodies)
     # The model sees the prompt and nothing of the task's other fields.
     assert {message["role"] for body in bodies for message in body["messages"]} == {"system", "user"}
@@ -196,10 +243,12 @@ def test_the_embedded_student_is_measured_by_itself() -> None:
     episodes = play(env, embedded())
     for episode in episodes:
         [trace] = episode.traces
-        rewards = trace.rewards
-        assert rewards["correctness_reward"].score in (0.0, 1.0)
-        assert rewards["perplexity_reward"].score == pytest.approx(0.5)  # greedy against its own greedy baseline
-        assert trace.reward == pytest.approx(0.4 * rewards["correctness_reward"].score + 0.3)
+        found = trace.metrics
+        assert found["correctness_reward"] in (0.0, 1.0)
+        assert found["perplexity_reward"] == pytest.approx(0.5)  # greedy against its own greedy baseline
+        steps = steps_of(trace.last_reply)
+        assert 1 <= steps <= 12
+        assert trace.reward == pytest.approx(0.4 * found["correctness_reward"] + 0.3 - 0.01 * steps)
         assert trace.agent.config.client.base_url == EMBEDDED_URL
 
 
@@ -260,7 +309,8 @@ def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace() -> None
         assert all(len(tree.token_ids[node]) == len(tree.logprobs[node]) > 0 for node in sampled)
         replies = {node.message.content for node in trace.nodes if node.sampled}
         assert {text.rstrip("\n") for text in tree.text[1:]} <= replies
-        assert trace.rewards["correctness_reward"].score in (0.0, 1.0)
+        assert trace.metrics["correctness_reward"] in (0.0, 1.0)
+        assert found["directions"] == ["none"] * len(found["steps"])
 
 
 def test_search_is_the_same_twice() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,39 @@ def test_parts_of_a_minibatch_add_up_to_its_gradients(method: str, pack: str, ad
             assert any(name.startswith("critic") and gradient.abs().max() > 1e-4 for name, gradient in one.items())
         for name, gradient in one.items():
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+class Weights(TrainerCallback):
+    """The sum of the weights' sizes after every step of the schedule, and the log."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self.logs: list[dict[str, float]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.found.append(sum(p.detach().double().abs().sum().item() for p in model.parameters()))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.logs += [logs] if "loss" in logs else []
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_steps_after_a_rounds_last_row_change_nothing(micro_batch: int | None, tmp_path: Path) -> None:
+    """Two updates, none and three, of rounds of three: momentum and weight decay rest where there are no rows."""
+    config = load_config(overrides=["student=embedded", "train.rft.updates_per_round=3", "train.rft.batch_size=4",
+                                    "train.rft.weight_decay=0.1", "train.rft.warmup_rounds=0"])  # fmt: skip
+    student = load_student(config)
+    row = TrainRow(student.prompt_ids(QUESTIONS[0]), tuple(student.encode(RESPONSES[0])), (), ())
+    given, watch = [2, 0, 3], Weights()
+    trainer = make_expert_trainer(
+        make_trainable(student.model, student.spec, "full"), student.tokenizer, config.train.rft,
+        rounds=3, rows_of_round=lambda number: [row] * 4 * given[number], output_dir=tmp_path, save_every_rounds=3,
+        seed=3, callbacks=[watch], economy=Economy(micro_batch=micro_batch),
+    )  # fmt: skip
+    trainer.train()
+    assert [a != b for a, b in pairwise(watch.found)] == [True, False, False, False, False, True, True, True]
+    losses, norms = ([log[name] for log in watch.logs] for name in ("loss", "grad_norm"))
+    assert losses[0] > losses[2] > 0 and losses[1] == 0 and norms[0] > 0 and norms[1] == 0
 
 
 def test_a_part_that_does_not_divide_the_minibatch_is_refused() -> None:

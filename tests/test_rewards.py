@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems.grading import RULES
-from alphazero_llm_trainer.rewards.combined import combined
+from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.pre import perplexity, pre
 
 shares = st.floats(0, 1)
@@ -123,3 +123,19 @@ def test_directions_never_lift_a_wrong_answer_above_a_right_one():
     wrong = combined(0.0, 0.5, steps=4, right=4, wrong=0, weights=RewardConfig())
     right = combined(1.0, 0.5, steps=4, right=0, wrong=4, weights=RewardConfig())
     assert right.total > wrong.total
+
+
+@pytest.mark.parametrize(
+    ("response", "steps"),
+    [
+        ("", 0),
+        ("\n \n", 0),
+        ("1 + 1 = 2", 1),
+        ("1 + 1 = 2\n\n  \n2 + 2 = 4\n", 2),
+        ("1 + 1 = 2\n#### 2", 2),
+        ("\n#### 2\nand so on\n#### 3", 1),
+        ("#### \nso it is\n#### 3\n", 3),
+    ],
+)
+def test_steps_are_lines_down_to_the_final_answer(response: str, steps: int) -> None:
+    assert steps_of(response) == steps

@@ -85,7 +85,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
             continue
         mixed += 1
         counts = [t.samples for t in found]
-        outcome = group_advantages(rewards, counts, clip=3.0, weigh_repeats=True)
+        outcome = group_advantages(rewards, counts, clip=3.0, weigh_repeats=False)
         # In step mode a tree's steps are the lines that the verifier sees.
         scores, at = [], []
         for t in found:
@@ -95,7 +95,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
             at.append(t.lengths)
         process = process_advantages(scores, at, counts, clip=3.0)
         for t, whole, steps in zip(found, outcome, process, strict=True):
-            expected = [clamp(whole + 0.25 * step, 3.0) for step in steps]
+            expected = [t.samples * clamp(whole + 0.25 * step, 3.0) for step in steps]
             assert rows[source.student.prompt_ids(tree.task.problem.question), t.token_ids] == pytest.approx(expected)
     assert mixed >= 3
 
@@ -247,6 +247,20 @@ def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path: Pat
     assert {(row.prompt_ids, row.completion_ids) for row in source._buffer} == wanted
     assert {(row.prompt_ids, row.completion_ids) for row in rows} <= wanted
     assert {row.weight for row in rows} == {1.0}
+
+
+def test_a_rounds_own_rows_decide_its_updates(tmp_path: Path) -> None:
+    def rows(name: str, *overrides: str) -> tuple[list[TrainRow], RoundStats]:
+        source, seen = source_of(tmp_path / name, "train.method=rft", *overrides)
+        found = source.expert(0)
+        return found, seen[0]
+
+    once, stats = rows("once", "train.rft.epochs=1", "train.rft.updates_per_round=1000")
+    assert 2 <= stats.updates == math.ceil(stats.rows / 16) and len(once) == 16 * stats.updates
+    most, capped = rows("most", "train.rft.updates_per_round=2")
+    assert capped.updates == 2 and most == once[:32]  # the same rows in the same order, however many follow
+    none, silent = rows("none", "train.method=legacy", "search.temperature=0")
+    assert none == [] and (silent.rows, silent.updates) == (0, 0)  # every group is flat
 
 
 VERIFIED = ["train.groups=verified", "train.method=rft", "problems.levels=[2,3]", "rewards.pre_weight=0"]

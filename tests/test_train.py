@@ -34,6 +34,7 @@ from alphazero_llm_trainer.train.run import RunFolder
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
     "--num-examples", "24", "--save-every", "8", "--eval-size", "12", "--student", "embedded",
+    "--set", "problems.levels=[2,3]",  # legacy learns from questions with right and wrong responses
     "--set", "train.questions_per_round=8",
     "--set", "train.validation_size=12",
     "--set", "train.keep_best=false",
@@ -88,6 +89,10 @@ def test_a_run_reports_what_it_did(whole_run):
     assert [r["round"] for r in rounds if "mean_reward" in r] == [0, 1, 2]
     assert all("loss" in r for r in rounds if "mean_reward" in r)
     assert len([r for r in rounds if "validation_accuracy" in r]) == 3
+    # Supervised rounds make four passes over their own rows, in batches of 5 of which one is a demonstration.
+    made = [(r["rows"], r["updates"]) for r in rounds if "rows" in r]
+    supervised = method in ("rft", "legacy")
+    assert all(updates == (min(4, rows) if supervised else 4) for rows, updates in made)
     sampled = sum(r["cost"]["sampled_tokens"] for r in rounds if "cost" in r)
     assert card["search_cost"]["sampled_tokens"] == sampled > 0
     answers = [json.loads(line) for line in (run / "test.jsonl").read_text().splitlines()]

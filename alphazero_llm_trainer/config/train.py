@@ -82,6 +82,7 @@ class ExpertConfig(RoundsConfig):
     large_rate = 5e-5
     batch_size: Positive = 16
     updates_per_round: Positive = 14
+    epochs: Positive = 4
     warmup_rounds: NonNegative = 1
 
 

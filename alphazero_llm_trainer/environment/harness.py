@@ -145,6 +145,7 @@ def record(result: SearchResult) -> dict[str, Any]:
         "response": choice.response,
         "answer": choice.answer,
         "steps": [step.text.rstrip("\n") for step in result.tree.steps(choice.node)],
+        "directions": [result.tree.direction[node] for node in result.tree.path(choice.node)],
         "visits": choice.visits,
         "value": choice.value,
         "why": choice.why,

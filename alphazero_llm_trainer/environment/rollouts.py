@@ -14,7 +14,7 @@ TRACES = "traces.jsonl"
 class RolloutSummary:
     """Rollouts of one run; `skipped` ones had a prompt beyond the context and score 0.
 
-    `means`: reward names, and "reward" for their weighted total, over rollouts that ended.
+    `means`: "reward" for the weighted total, and the names of rewards and metrics, over rollouts that ended.
     """
 
     total: int = 0
@@ -40,8 +40,11 @@ def summarise(folder: Path) -> RolloutSummary:
         for trace in episode["traces"]:
             summary.skipped += "skipped" in trace.get("info", {})
             rewards = {name: part for name, part in trace.get("rewards", {}).items() if part is not None}
-            total = sum(part["score"] * part["weight"] for part in rewards.values())
-            for name, value in (("reward", total), *((name, part["score"]) for name, part in rewards.items())):
+            found = {"reward": sum(part["score"] * part["weight"] for part in rewards.values())}
+            if len(rewards) > 1:  # one alone is the total
+                found |= {name: part["score"] for name, part in rewards.items()}
+            found |= {name: value for name, value in trace.get("metrics", {}).items() if value is not None}
+            for name, value in found.items():
                 sums.setdefault(name, []).append(value)
     summary.means = {name: sum(values) / len(values) for name, values in sums.items()}
     return summary

@@ -1,4 +1,4 @@
-"""The verifiers taskset: rows -> tasks, and the two rewards of docs/design.md, section 5."""
+"""The verifiers taskset: rows -> tasks, and the reward of docs/design.md, section 5, with its parts as metrics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from ..config.sections import RewardConfig
 from ..problems.grading import Grade
 from ..problems.load import load_tasks
 from ..problems.source import open_problems, source_of
+from ..rewards.combined import combined, steps_of
 from ..rewards.custom import CustomReward, open_reward
-from ..types import Problem
+from ..types import Direction, Problem
 from ..types import Task as ProblemTask
 from .frozen import frozen_student
 
 TRAIN_SPLIT = "train"
-REWARDS = ("hre_weight", "pre_weight", "custom", "custom_weight")  # of the section `rewards`
+REWARDS = {
+    "hre_weight",
+    "pre_weight",
+    "step_penalty",
+    "right_bonus",
+    "wrong_penalty",
+    "custom",
+    "custom_weight",
+}  # of the section `rewards`
 PROBLEMS = {
     "source",
     "levels",
@@ -41,6 +50,12 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     """Weight of correctness_reward before the weights are renormalised over the parts that are switched on."""
     pre_weight: float = 0.6
     """Weight of perplexity_reward, likewise."""
+    step_penalty: float = 0.01
+    """Taken off for each step of a response."""
+    right_bonus: float = 0.1
+    """Added once to a response with a step that a teacher proposed as likely right (in search)."""
+    wrong_penalty: float = 0.05
+    """Taken off once from a response with a step that a teacher proposed as likely wrong."""
     custom: str | None = None
     """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME or package.module:NAME: code
     that runs here (unset: rewards.custom of the YAML file)."""
@@ -50,12 +65,7 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     @property
     def needs(self) -> RewardConfig:
         """These settings as the section `rewards`."""
-        return RewardConfig.model_construct(
-            hre_weight=self.hre_weight,
-            pre_weight=self.pre_weight,
-            custom=self.custom,
-            custom_weight=self.custom_weight,
-        )
+        return RewardConfig.model_construct(**self.model_dump(include=REWARDS))
 
 
 class AlphaZeroData(vf.TaskData):
@@ -67,7 +77,8 @@ class AlphaZeroData(vf.TaskData):
 
 
 class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
-    """One problem. The total reward is in [0, 1]: a right answer earns 1.0 where correctness is the only part."""
+    """One problem. A response's reward is what training gives it (`rewards.combined`), in [0, 1]; correctness, perplexity
+    and the user's own reward are metrics, which verifiers computes first."""
 
     @property
     def key(self) -> str:
@@ -75,24 +86,15 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         return self.data.id or self.hash
 
     def with_student(self, on: bool) -> Self:
-        """A copy that scores with (or without) perplexity, the weights renormalised over what is on.
+        """A copy that scores with (or without) perplexity.
 
-        verifiers adds weight x score up as it is; the weights ride in the task's own configuration, where an entry
-        without a function overrides a decorated reward's weight. Weights that the user set there stay.
+        Raises:
+            ConfigError: then no part of the reward that is on has a weight.
         """
-        config = self.config
-        parts = {
-            "correctness_reward": config.hre_weight,
-            "perplexity_reward": config.pre_weight if on else 0.0,
-        }
-        if config.custom is not None:
-            parts["custom_reward"] = config.custom_weight
-        total = sum(parts.values())
-        if total == 0:  # perplexity alone was asked for and is off: correctness is all that is left
-            parts, total = dict.fromkeys(parts, 0.0) | {"correctness_reward": 1.0}, 1.0
-        weights = {name: vf.RewardFunctionConfig(weight=weight / total) for name, weight in parts.items()}
         clone = self.with_data()
-        clone.config = config.model_copy(update={"use_student_model": on, "rewards": {**weights, **config.rewards}})
+        clone.config = self.config.model_copy(update={"use_student_model": on})
+        hre, pre, custom = (0.0 if there else None for there in (self.graded_by_rule, on, self.config.custom))
+        combined(hre, pre, custom, steps=0, right=0, wrong=0, weights=self.config.needs)
         return clone
 
     async def graded(self, response: str) -> Grade:
@@ -104,15 +106,20 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         """The task as this package has it, without its worked solution."""
         return ProblemTask(Problem(self.key, self.data.prompt_text, self.data.source, self.data.level), self.data.gold)
 
-    @vf.reward(weight=0.4)
+    @property
+    def graded_by_rule(self) -> bool:
+        """Whether correctness is a part of the reward: there is a gold answer, or the source needs none."""
+        return bool(self.data.gold) or source_of(self.own.problem).gold_free
+
+    @vf.metric
     async def correctness_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
         """HRE: the score of the response's final answer by its source's rule: 1.0 or 0.0, between them where it is partial;
-        not recorded for a task without gold."""
-        if not self.data.gold:
+        not recorded for a task that can't be graded."""
+        if not self.graded_by_rule:
             return {}
         return (await self.graded(response_text(trace))).hre
 
-    @vf.reward(weight=0.6)
+    @vf.metric
     async def perplexity_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
         """PRE of the response under the frozen student, in [0, 1]; not recorded at all where it is switched off."""
         if not self.config.use_student_model:
@@ -120,7 +127,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         problem = Problem(self.key, self.data.prompt_text, "vf-eval")
         return await frozen_student().perplexity_reward(problem, response_text(trace))
 
-    @vf.reward(weight=0.0)
+    @vf.metric
     async def custom_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
         """The user's own reward of the response, in [0, 1]; not recorded at all without one.
 
@@ -131,6 +138,20 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         if custom is None:
             return {}
         return await custom(self.own.problem, response_text(trace), self.own)
+
+    @vf.reward(weight=1.0)
+    async def combined_reward(self, trace: vf.Trace) -> float:
+        """The parts by their weights, less what the steps cost, with the bonus and the penalty of a search's directions."""
+        directions = trace.info.get("mcts", {}).get("directions", ())
+        return combined(
+            trace.metrics.get("correctness_reward"),
+            trace.metrics.get("perplexity_reward"),
+            trace.metrics.get("custom_reward"),
+            steps=steps_of(response_text(trace)),
+            right=directions.count(Direction.RIGHT),
+            wrong=directions.count(Direction.WRONG),
+            weights=self.config.needs,
+        ).total
 
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Whether the gold answer can be read and equals itself, where there is one."""

@@ -29,6 +29,7 @@ from ..problems.grading import RULES, Grade, Verdict
 from ..problems.source import SPLITS, Source, by_hash
 from ..problems.splits import split_of
 from ..types import Problem, Task
+from .argv import is_our_id
 from .taskset_checks import RANGE, TaskCheck, check_environment, load_environment, options_of, own_code
 from .taskset_scoring import Range, Scorer, failure, range_of, run_now
 
@@ -69,7 +70,7 @@ class VerifiersTaskset(Source):
         options, declared = options_of(self.name, query)
         environment, config = load_environment(self.name, env_id, options)
         with own_code(self.name, "setting it up"):
-            taskset = vf.load_taskset(config.taskset)
+            taskset = vf.load_taskset(outcome_alone(config.taskset) if is_our_id(env_id) else config.taskset)
             check_environment(self.name, environment, taskset)
         assert isinstance(config, vf.SingleAgentEnvConfig)
         self.score, self._check, self._override = Scorer(config), TaskCheck(), system_prompt
@@ -252,6 +253,12 @@ class VerifiersTaskset(Source):
         told = " + ".join(f"{weight:g} x {name}" for name, weight in weights.items())
         log.info("%s: rewards %s, from %g to %g, are scaled to [0, 1]", self.name, told, found.low, found.high)
         return found
+
+
+def outcome_alone(config: Any) -> vf.TasksetConfig:
+    """This package's own taskset without what a response's steps and directions cost: training takes that off itself."""
+    task = config.task.model_copy(update={"step_penalty": 0.0, "right_bonus": 0.0, "wrong_penalty": 0.0})
+    return config.model_copy(update={"task": task})
 
 
 def own_splits(config: vf.TasksetConfig) -> dict[str, str]:

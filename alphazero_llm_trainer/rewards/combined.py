@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..answers import is_final
 from ..config.sections import RewardConfig
 from ..errors import ConfigError
 from ..types import RewardParts
@@ -23,7 +24,7 @@ def combined(
         hre: correctness in [0, 1], or None when there is no gold.
         pre: perplexity reward in [0, 1], or None without a student model: then the other parts have all the weight.
         custom: the user's own reward in [0, 1], or None without one.
-        steps: steps of the response.
+        steps: `steps_of` the response.
         right: how many of them were proposed as likely right.
         wrong: how many were proposed as likely wrong.
         weights: `rewards` of the configuration.
@@ -44,6 +45,17 @@ def combined(
     total -= weights.step_penalty * steps
     total += weights.right_bonus * (right > 0) - weights.wrong_penalty * (wrong > 0)
     return RewardParts(min(1.0, max(0.0, total)), hre, pre, custom, outcome(hre, custom, weights))
+
+
+def steps_of(response: str) -> int:
+    """Steps of a response's text, whoever wrote it and however a search cuts it: its lines that aren't blank, down to its
+    final-answer line."""
+    count = 0
+    for line in response.split("\n"):
+        count += bool(line.strip())
+        if is_final(line):
+            break
+    return count
 
 
 def outcome(hre: float | None, custom: float | None, weights: RewardConfig) -> float | None:

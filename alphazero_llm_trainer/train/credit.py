@@ -27,11 +27,13 @@ def group_advantages(
     """`(r - mean) / (std + EPSILON)`, clipped to [-clip, clip]: one number a distinct response `[G]`.
 
     GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision); mean and deviation are over all samples.
-    A response that was sampled `count` times stands for one row, or with `weigh_repeats` for that many (clipped after).
+    A response that was sampled `count` times stands for one row, or with `weigh_repeats` for that many: its clipped
+    advantage times `count`. Over all samples the advantages then sum to 0, but where the clip bites. It can't at 3 in a
+    group of 10 samples or fewer: no sample of n is further than `sqrt(n - 1)` deviations from the mean.
     """
     mean, std = mean_and_std(rewards, counts)
     weights = counts if weigh_repeats else [1] * len(counts)
-    return [clamp(w * (r - mean) / (std + EPSILON), clip) for r, w in zip(rewards, weights, strict=True)]
+    return [w * clamp((r - mean) / (std + EPSILON), clip) for r, w in zip(rewards, weights, strict=True)]
 
 
 def step_advantages(
@@ -39,8 +41,9 @@ def step_advantages(
 ) -> list[float]:
     """`(Q(child) - V(parent)) / scale` on every token of each step, clipped: one number a token `[T]`.
 
-    The advantage of taking a step, read off the tree's own statistics (ReST-MCTS*, Zhang et al. 2024, section 3;
-    TreeRL, Hou et al. 2025, equation 6).
+    The advantage of taking a step, from Monte Carlo estimates of both values, as in VinePPO (Kazemnejad et al. 2024); here
+    the tree's own statistics are the estimates. It is the local term of TreeRL's process reward (Hou et al. 2025) alone:
+    TreeRL adds a global one, `V(child) - V(root)`, and scales down what many responses share.
 
     Args:
         values: `(Q(child), V(parent))` of each step.
@@ -59,9 +62,11 @@ def tree_advantages(
     """Each node against its siblings, level by level: `(Q - mean) / (std + EPSILON)` on every token of the step `[T]`.
 
     The group of a node is its parent's children; mean and deviation are over their visits, so that a child drawn often
-    weighs as often. A level with one child, or with children of equal value, teaches nothing there. Group-relative
-    advantages inside the tree: Tree-GRPO (Ji et al. 2025, "Tree Search for LLM Agent RL", section 3.3) and TreeRL
-    (Hou et al. 2025, equation 5).
+    weighs as often. A level with one child, or with children of equal value, teaches nothing there.
+
+    This is GRPO's normalisation (Shao et al. 2024) with siblings as the group. Tree-GRPO (Ji et al. 2025, "Tree Search for
+    LLM Agent Reinforcement Learning") is another thing: it normalises whole responses, within their tree and over all trees
+    of a question.
 
     Args:
         children: for each step of the response, `(Q, visits)` of all children of the node before it.
@@ -84,8 +89,9 @@ def process_advantages(
 ) -> list[list[float]]:
     """Process supervision of a group: for each response, one number a token.
 
-    Step scores are normalised over all steps of the group, and a token's advantage is the sum of the normalised scores
-    of its own step and of those after it (Shao et al. 2024, DeepSeekMath, section 4.1.3), clipped.
+    Step scores are normalised over all steps of the group, each response's as often as it was sampled, and a token's
+    advantage is the sum of the normalised scores of its own step and of those after it (Shao et al. 2024, DeepSeekMath,
+    section 4.1.3), clipped.
 
     Args:
         scores: a process reward model's score of each step of each response.

@@ -54,7 +54,7 @@ from .models import (
     trained_state,
 )
 from .ppo import make_ppo_trainer
-from .progress import tell_round, tell_tree
+from .progress import UpdateProgress, tell_round, tell_tree
 from .ranks import InStep, Ranks, Saved, SharedSource, leading
 from .rows import RowsOfRound
 from .run import RunFolder
@@ -536,12 +536,15 @@ class _RoundWatch(TrainerCallback):
         self.run = run
         self.pending: dict[str, Any] = {}
         self.began = time.perf_counter()
+        self.updates = UpdateProgress(run.progress, run.size.rounds)
         self.settle: Callable[[], bool] = lambda: True
 
     def on_round(self, stats: RoundStats) -> None:
         self.pending = stats.as_dict()
+        self.updates.begin(stats.round, stats.updates)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.updates.step()
         if control.should_save or state.global_step == state.max_steps:
             check_space(self.run.folder.path, self.run.disk().next, "the next checkpoint")
         if self.run.stop():

@@ -3,8 +3,9 @@
 One scorer, three kinds. Its score of a step is `mix * log p(step | prefix) + weight . h + bias`: p is the scorer's own
 language model, a copy of the policy, and h its hidden state (after the last norm) at the step's last token.
 
-- *implicit*: the log-probability alone (Yuan et al. 2024, "Free Process Rewards without Process Labels"; no reference
-  model). It begins as the policy's own log-probability and is pulled apart by the pairs.
+- *implicit*: the log-probability alone. It begins as the policy's own and is pulled apart by the pairs and the labels. An
+  implicit PRM (Yuan et al. 2024, "Free Process Rewards without Process Labels") scores by the log-ratio to a reference
+  model; this one has none and shares with it that a language model is the scorer.
 - *bradley-terry*: the linear layer, with the log-probability as a feature, on pairs (`-log sigmoid(chosen - rejected)`).
 - *classifier*: the same on step labels (binary cross-entropy; Lightman et al. 2023, Wang et al. 2023).
 

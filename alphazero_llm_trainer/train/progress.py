@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from transformers import TrainerCallback
 
 from ..collect import GradedTree
-from ..live import Progress, last_tree
+from ..live import LINE_SECONDS, Progress, last_tree
 from ..search.extract import trajectories
 from ..search.tree import ROOT
 
@@ -28,11 +29,50 @@ def tell_round(progress: Progress, line: dict[str, Any], rounds: int) -> None:
     loss = f", loss {line['loss']:.4f}" if "loss" in line else ""
     figures = (
         f"{line['round'] + 1}/{rounds}: reward {line['mean_reward']:.3f}, flat {line['flat']}/{line['questions']},"
-        f" solved {line['solved']}, rows {line['rows']}{loss}"
+        f" solved {line['solved']}, rows {line['rows']}, updates {line['updates']}{loss}"
     )
     if progress.bar is None:
         progress.say(f"round {figures}, {progress.pace}")
     progress.note("round", figures)
+
+
+class UpdateProgress:
+    """A round's updates, left of the bar, with their rate and the time left; away from a terminal as lines, now and then.
+
+    Args:
+        rounds: of the run.
+    """
+
+    def __init__(self, progress: Progress, rounds: int) -> None:
+        self.progress, self.rounds = progress, rounds
+        self.round = self.done = self.total = 0
+        self.began = 0.0
+
+    def begin(self, number: int, total: int) -> None:
+        """Round `number` has its rows: `total` updates come."""
+        self.round, self.done, self.total, self.began = number + 1, 0, total, time.perf_counter()
+        self.show()
+
+    def step(self) -> None:
+        """One more is made."""
+        self.done += 1
+        if self.done <= self.total:
+            self.show()
+        if self.done == self.total:
+            self.progress.describe("")
+
+    def show(self) -> None:
+        if not self.total:
+            return
+        progress, now, pace = self.progress, time.perf_counter(), ""
+        if self.done:
+            each = max(now - self.began, 1e-9) / self.done
+            rate = f"{each:,.1f} s/update" if each > 1 else f"{1 / each:,.1f} updates/s"
+            pace = f" ({rate}, ETA {each * (self.total - self.done):.0f} s)"
+        progress.describe(f"round {self.round}/{self.rounds}, update {self.done}/{self.total}{pace}")
+        if progress.bar is None and now - progress.said >= LINE_SECONDS:
+            progress.said = now
+            progress.say(progress.line())
 
 
 class StepProgress(TrainerCallback):

@@ -65,6 +65,7 @@ class RoundStats:
     mean_reward: float = 0.0
     solved: int = 0
     rows: int = 0
+    updates: int = 0
     rows_unused: int = 0
     rows_filled: int = 0
     failed: int = 0
@@ -172,6 +173,7 @@ class RoundSource:
             self._own += self.solved(trees)
             self._own_rounds = number + 1
         wanted = self.size.rows_per_round - self.demonstration_rows
+        stats.updates = self.size.updates_per_round
         stats.rows, stats.rows_unused = min(len(rows), wanted), max(len(rows) - wanted, 0)
         rows = rows[:wanted]
         stats.rows_filled = wanted - len(rows)
@@ -181,7 +183,10 @@ class RoundSource:
         return rows
 
     def expert(self, number: int) -> list[TrainRow]:
-        """`updates_per_round * batch_size` rows of `rft` or `legacy`: replayed ones and own good ones of all rounds so far."""
+        """Rows of `rft` or `legacy`: replayed ones and own good ones of all rounds so far, `batch_size` an update.
+
+        The round's own good ones say how many updates: `epochs` passes over them, and `updates_per_round` at most.
+        """
         settings: Any = self.config.train.settings
         for earlier in range(self._buffered_rounds, number):
             self._buffer += self.good(self.restored(earlier))
@@ -192,16 +197,11 @@ class RoundSource:
         rng = Random(derive_seed(self.config.seed, self.config.train.method, number))
         rows: list[TrainRow] = []
         replay = round(settings.batch_size * self.size.share) if self.demonstrations else 0
-        for _ in range(settings.updates_per_round):
-            own = settings.batch_size - replay
-            batch = self.replayed(rng.getrandbits(62), replay, scored=False)
-            if self._buffer:
-                batch += rng.sample(self._buffer, own) if len(self._buffer) >= own else rng.choices(self._buffer, k=own)
-            elif self.demonstrations:
-                batch += self.replayed(rng.getrandbits(62), own, scored=False)
-            else:
-                batch += [self.silent(trees)] * own
-            rows += batch
+        own = settings.batch_size - replay
+        stats.updates = min(settings.updates_per_round, math.ceil(settings.epochs * len(fresh) / max(own, 1)))
+        for _ in range(stats.updates):
+            rows += self.replayed(rng.getrandbits(62), replay, scored=False)
+            rows += rng.sample(self._buffer, own) if len(self._buffer) >= own else rng.choices(self._buffer, k=own)
         stats.rows, stats.rows_unused = len(fresh), 0
         self.finish(stats)
         return rows
@@ -350,12 +350,15 @@ class RoundSource:
             worth = (grown.N, grown.W) if grpo.credit == "visits" else self.collector.worth(grown)
             return [self._among_siblings(grown, t, *worth) for t in found]
         rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
-        whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
         if grpo.credit == "group":
+            whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
             return [[a] * len(t.token_ids) for a, t in zip(whole, found, strict=True)]
+        # The sum is clipped, too, so that repeats weigh it afterwards.
+        whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=False)
+        weights = counts if grpo.weigh_repeats else [1] * len(counts)
         return [
-            [clamp(a + grpo.process_weight * step, grpo.advantage_clip) for step in steps]
-            for a, steps in zip(whole, process, strict=True)
+            [weight * clamp(a + grpo.process_weight * step, grpo.advantage_clip) for step in steps]
+            for weight, a, steps in zip(weights, whole, process, strict=True)
         ]
 
     def _step_values(self, tree: Tree, found: list[Trajectory]) -> list[list[tuple[float, float]]]:
