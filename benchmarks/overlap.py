@@ -11,7 +11,6 @@ solutions of the test problems, which is what an interval should be over. Writes
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from pathlib import Path
@@ -24,6 +23,7 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import wilson  # noqa: E402
 from alphazero_llm_trainer.problems import embedded  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 
 def alternatives(words: list[str]) -> str:
@@ -84,7 +84,7 @@ def main() -> None:
             f" {row['training_problems']:,} training problems: {share}; {row['distinct_solutions']} distinct solutions"
         )
     command = f"uv run python benchmarks/overlap.py --num {args.num}"
-    args.out.write_text(json.dumps({"command": command, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    provenance.write(args.out, "overlap", {"command": command, "rows": rows})
 
 
 if __name__ == "__main__":
