@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import wilson  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import repeats, wilson  # noqa: E402
 from alphazero_llm_trainer.problems import embedded  # noqa: E402
 from benchmarks import provenance  # noqa: E402
+from benchmarks.arms import compared  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 LADDER = 2000 + 4800  # demonstrations and questions of `config/ladder.yaml`
@@ -64,12 +66,12 @@ class Split:
     test: int = 1000
 
 
+def load(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
 def splits() -> list[Split]:
     """The splits of the figures on embedded problems."""
-
-    def load(name: str) -> dict[str, Any]:
-        return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
     train = load_config().train
     shown, default = train.demonstrations, train.demonstrations + train.num_examples
     taught, real, generations, trees = map(load, ("improvement", "real_ladder", "loop", "tree_grpo"))
@@ -113,6 +115,21 @@ def count(split: Split) -> dict[str, Any]:
     }
 
 
+def on_new(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the arms of `improvement` reach on its test problems without a twin in the split `row`."""
+    data = load("improvement")
+    kept = [i for i, one in enumerate(row["new"]) if one == "1"]
+    test = embedded.load("test", data["problems"], start=data["first"])
+
+    def part(results: Mapping[str, str]) -> dict[str, str]:
+        return {"greedy": "".join(results["greedy"][i] for i in kept)}
+
+    arms = [one["arm"] for one in data["summary"]]
+    groups = {"greedy": repeats([test[i] for i in kept])}
+    runs = [{**run, **part(run)} for run in data["runs"]]
+    return {"problems": len(kept), "summary": compared(runs, arms, part(data["start_right"]), groups)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "overlap.json")
@@ -124,7 +141,8 @@ def main() -> None:
             f" among {row['training_problems']:6,} training problems: "
             + "{:.3f} [{:.3f}, {:.3f}]".format(*row["share"])
         )
-    provenance.write(args.out, "overlap", {"rows": rows})
+    found = next(row for row in rows if (row["figure"], row["student"]) == ("improvement", "search"))
+    provenance.write(args.out, "overlap", {"rows": rows, "improvement_without_twins": on_new(found)})
 
 
 if __name__ == "__main__":

@@ -112,8 +112,7 @@ def main() -> None:
     parser.add_argument("--name", help="its name in DEPENDS (default: the file's)")
     args = parser.parse_args()
     found = json.loads(args.file.read_text(encoding="utf-8"))
-    name = args.file.stem if args.name is None else args.name
-    write(args.file, name, found | measured(name))
+    write(args.file, args.file.stem if args.name is None else args.name, found)
 
 
 if __name__ == "__main__":

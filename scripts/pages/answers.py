@@ -51,7 +51,7 @@ def search_vs_greedy(data: Row) -> Page:
             " The student is sure of its mistakes, and perplexity cannot tell them apart. See what a"
             " [value network](value.md) and an exact check of each step ([ladder](ladder.md)) can do.",
         ],
-        [TINY, twins(), "One seed. The gains are not corrected for the number of settings.", *version_of(data)],
+        [TINY, twins("default"), "One seed. The gains are not corrected for the number of settings.", *version_of(data)],
     )
 
 
