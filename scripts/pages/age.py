@@ -21,7 +21,7 @@ class NoHistoryError(Exception):
 
 
 class AgeError(Exception):
-    """A JSON file whose age is not to be known; says why and what to do."""
+    """A JSON file without an age, or with one that can't be; says why and what to do."""
 
 
 @cache
@@ -50,7 +50,9 @@ def untracked() -> tuple[str, ...]:
 def changed(data: Row) -> list[str]:
     """The modules that a JSON's figures depend on and that are not what they were, as a page names them."""
     if "commit" not in data:
-        raise AgeError("does not say at which commit it was measured: `uv run python benchmarks/provenance.py FILE --name NAME`")
+        raise AgeError(
+            "does not say at which commit it was measured: `uv run python benchmarks/provenance.py FILE --name NAME`"
+        )
     files = files_changed(data["commit"])
     found = (one for one in data["depends"] if any(f"{file}/".startswith(f"{one}/") for file in files))
     return [f"`{one.removeprefix('alphazero_llm_trainer/')}`" for one in found]

@@ -34,6 +34,7 @@ from .page import (
     version_of,
 )
 
+
 def student(data: Row) -> Page:
     greedy, eight = (
         [data[key][part] for part in ("value", "low", "high")] for key in ("test_greedy", "test_pass_at_8")

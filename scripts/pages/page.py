@@ -139,6 +139,10 @@ def load(stem: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def load_if_there(stem: str) -> dict[str, Any] | None:
+    return load(stem) if stem == "student" or (DATA / f"{stem}.json").exists() else None
+
+
 def recorded(data: Any, name: str = "") -> bool:
     """Whether a JSON holds results by problem: text of 0 and 1, or numbers under `correct`."""
     if isinstance(data, str):
