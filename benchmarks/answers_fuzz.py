@@ -13,8 +13,8 @@ in CPU time, the best of three runs. Kinds named "limit:" are known to fail: the
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,8 +24,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from alphazero_llm_trainer import answers
-from alphazero_llm_trainer.problems.grading import RULES
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer import answers  # noqa: E402
+from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "answers_fuzz.json"
 SHARE_OF_PAIRS, SHARE_OF_FORMULAS = 0.6, 0.01
@@ -564,8 +568,7 @@ def main(argv: list[str] | None = None) -> int:
         **found,
         "seconds": round(time.perf_counter() - began, 1),
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    provenance.write(args.out, "answers_fuzz", result)
     return 1 if found["broken_laws"] or slowest["milliseconds"] > AIM_MS else 0
 
 

@@ -20,14 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer import __version__  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import Interval, bootstrap_over_seeds, repeats, wilson  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 BASE = "search"  # the arm that the others are compared with
 CHECKPOINTS = 12  # at most, of a run
@@ -68,6 +67,8 @@ class Study:
 
 def run(study: Study) -> None:
     """The command of a study: train, measure, compare, write JSON."""
+    import torch
+
     name = Path(study.script).stem
     parser = argparse.ArgumentParser(description=study.about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
@@ -96,7 +97,7 @@ def run(study: Study) -> None:
     if start is not None and not (start / "manifest.json").exists():
         program([*shlex.split(study.start or ""), "--out", str(start)], quiet=False)
 
-    earlier, same_start = kept(study, args) if args.add else ([], None)
+    earlier = kept(study, args) if args.add else {}
 
     def trained(job: tuple[str, int]) -> dict[str, Any]:
         row = train(study, *job, args.work, start)
@@ -115,18 +116,18 @@ def run(study: Study) -> None:
         if args.train_only:
             return
         rows = list(pool.map(tested, rows))
-    report(study, [*rows, *earlier], measured(study, start, args), args, same_start)
+    report(study, rows, measured(study, start, args), args, earlier)
 
 
-def kept(study: Study, args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The runs in --out of arms that are not named, where seeds and test problems are these ones, and their start's figures."""
+def kept(study: Study, args: argparse.Namespace) -> dict[str, Any]:
+    """What --out holds, with the runs of arms that are not named; seeds and test problems have to be these ones."""
     found = json.loads(args.out.read_text())
     asked = {"seeds": args.seeds, "first": args.first, "problems": args.num}
     asked |= {option: getattr(args, option) for option, _, _ in study.options}
     if any(found[name] != value for name, value in asked.items()):
         raise SystemExit(f"{args.out} was measured in another way than {asked}: leave out --add")
     runs = [row for row in found["runs"] if row["arm"] in study.arms and row["arm"] not in args.arms]
-    return runs, found["start"]
+    return found | {"runs": runs}
 
 
 def train(study: Study, name: str, seed: int, work: Path, start: Path | None) -> dict[str, Any]:
@@ -190,14 +191,19 @@ def report(
     rows: list[dict[str, Any]],
     before: Mapping[str, str],
     args: argparse.Namespace,
-    same_start: dict[str, Any] | None = None,
+    earlier: Mapping[str, Any],
 ) -> None:
-    """The table, and everything as JSON. Ends the program where the start isn't the one with the figures `same_start`."""
+    """The table, and everything as JSON.
+
+    `earlier` is a JSON whose runs are kept: the file is then as old as they are. Ends the program where they went on from
+    another start.
+    """
+    rows = [*rows, *earlier.get("runs", ())]
     problems = {kind: study.others.get(kind, study.tasks)(args.num, args.first) for kind in study.kinds}
     groups = {kind: repeats(tasks) for kind, tasks in problems.items()}
     distinct = {kind: len(set(found)) for kind, found in groups.items()}
     start = {kind: triple(wilson(before[kind].count("1"), args.num, distinct[kind])) for kind in study.kinds}
-    if same_start not in (None, start):
+    if earlier.get("start", start) != start:
         raise SystemExit(
             f"the arms in {args.out} went on from another start (made on another machine?): leave out --add"
         )
@@ -212,6 +218,7 @@ def report(
         f" --first {args.first} --num {args.num} {' '.join([*own, f'--jobs {args.jobs}', *(['--add'] if args.add else [])])}",
         "version": __version__,
         "start": start,
+        "start_right": before,
         "seeds": args.seeds,
         "first": args.first,
         "problems": args.num,
@@ -223,8 +230,9 @@ def report(
         **{option: getattr(args, option) for option, _, _ in study.options},
         "summary": summary,
         "runs": rows,
+        **{key: earlier[key] for key in provenance.BEGAN if key in earlier},
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, Path(study.script).stem, result)
 
 
 def compared(

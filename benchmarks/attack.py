@@ -54,6 +54,7 @@ from alphazero_llm_trainer.scale.sample import run_sample  # noqa: E402
 from alphazero_llm_trainer.search.journal import Journal, line_of  # noqa: E402
 from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
 from alphazero_llm_trainer.teachers.client import ChatClient  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "reliability.json"
 EXAMPLES = 5  # failures that are kept in words
@@ -534,7 +535,7 @@ def main(argv: list[str] | None = None) -> int:
         "failures": failures,
         "parts": parts,
     }
-    args.out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "reliability", facts)
     print(f"{facts['tries']:,} tries, {failures} failures; {args.out}")
     return 1 if failures else 0
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 NEW_TOKENS = 48
 BATCHES = (1, 8, 32, 64)
@@ -244,8 +244,7 @@ def main() -> None:
     flags = f"--threads {args.threads} --repeats {args.repeats} --trees {args.trees}"
     command = f"python benchmarks/engine.py {flags}{' --cpu-time' if args.cpu_time else ''}"
     result = {"command": command, "torch": torch.__version__, "decode": decode, "search": search}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    provenance.write(args.out, "engine", result)
 
 
 if __name__ == "__main__":

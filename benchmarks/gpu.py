@@ -49,6 +49,7 @@ from alphazero_llm_trainer.train.memory import Counts, Forecast, nf4_bytes  # no
 from alphazero_llm_trainer.train.models import Economy, make_trainable  # noqa: E402
 from alphazero_llm_trainer.train.rows import TrainRow  # noqa: E402
 from alphazero_llm_trainer.train.run import RunFolder  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 QUIET = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # libraries' notices about themselves
 
@@ -452,8 +453,7 @@ def main() -> None:
     result = {"command": " ".join(sys.argv), "device": device, "torch": torch.__version__, "rows": rows}
     name = "".join(c if c.isalnum() else "-" for c in device).strip("-").lower()
     out = args.out or ROOT / "benchmarks" / "results" / f"gpu_{'tiny_' if args.tiny else ''}{name}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    provenance.write(out, "gpu", result)
     if any("failed" in row for row in [*rows, *ends]) or not rows[-1].get("agrees", True):
         raise SystemExit(1)
 

@@ -26,6 +26,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from benchmarks import provenance  # noqa: E402
+
 os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order
 
 from alphazero_llm_trainer.cli.main import main as command  # noqa: E402
@@ -186,7 +189,7 @@ def main() -> int:
                 flush=True,
             )
             words = f"python benchmarks/kill_commands.py --kills {args.kills} --seed {args.seed}"
-            args.out.write_text(json.dumps({"command": words, "seed": args.seed, "commands": rows}, indent=2) + "\n")
+            provenance.write(args.out, "kill_commands", {"command": words, "seed": args.seed, "commands": rows})
     return int(any(row["failures"] or row["differ"] for row in rows.values()))
 
 

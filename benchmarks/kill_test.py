@@ -22,6 +22,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import provenance  # noqa: E402
+
 KINDS = ("driver", "search actor", "engine actor")
 TITLES = {"search actor": "ray::SearchHost", "engine actor": "ray::EngineHost"}
 
@@ -197,8 +202,7 @@ def main() -> int:
     rows += [("seconds", str(figures["seconds"]))]
     print("\n".join(f"{name:<22}{value:>7}" for name, value in rows))
     if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(figures, indent=2) + "\n")
+        provenance.write(args.out, "kill_test", figures)
     good = status == "complete" and not (figures["lost"] or figures["duplicate"] or figures["half_written"] or aside)
     return 0 if good and same == len(expected) else 1
 

@@ -25,6 +25,7 @@ from arms import program, triple  # noqa: E402
 from alphazero_llm_trainer import __version__  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import bootstrap_over_seeds, repeats  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 METHODS = {"expert iteration": [], "GRPO on trees": ["--use-grpo"]}
 ACTORS = ["--workers", "2", "--set", "sample.engines=1"]
@@ -103,9 +104,9 @@ def main() -> None:
         "distinct": len(set(groups)),
         "questions": args.questions,
         "methods": [summed(rows, method, groups) for method in METHODS],
-        "runs": [{key: value for key, value in row.items() if key != "correct"} for row in rows],
+        "runs": [row | {"correct": "".join(str(int(one)) for one in row["correct"])} for row in rows],
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "lag", result)
 
 
 if __name__ == "__main__":

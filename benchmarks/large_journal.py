@@ -22,7 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from alphazero_llm_trainer.search.journal import Journal, read_shards
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer.search.journal import Journal, read_shards  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 QUESTIONS, SIMULATIONS = 48, 24
 LOOKED_UP = 1000  # records asked for by key once the journal is open
@@ -172,7 +176,7 @@ def main() -> None:
                     "libraries": libraries,
                     "sizes": sizes,
                 }
-                args.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+                provenance.write(args.out, "large_journal", facts)
 
 
 if __name__ == "__main__":

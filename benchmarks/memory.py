@@ -32,6 +32,7 @@ from alphazero_llm_trainer.cli.plan import read_shape  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.train.judge_memory import EXTRA_LAYERS, JudgeForecast  # noqa: E402
 from alphazero_llm_trainer.train.memory import AFTER_LOAD, PHASES, Forecast  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden": 128, "layers": 2, "inner": 256, "heads": 2, "kv_heads": 1, "words": 512, "tied": True},
@@ -329,8 +330,7 @@ def worst(rows: list[dict[str, Any]]) -> float:
 def keep(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write what was measured so far."""
     command = f"uv run python benchmarks/memory.py {shlex.join(sys.argv[1:])}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"command": command, "rows": rows, "worst": worst(rows)}, indent=1) + "\n")
+    provenance.write(path, "memory", {"command": command, "rows": rows, "worst": worst(rows)})
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""How much the embedded test problems repeat the training problems.
+"""How much the embedded test problems of each figure repeat the training problems of its student.
 
-    uv run python benchmarks/overlap.py
+    uv run python benchmarks/overlap.py     # after each benchmark that trains a student, a minute
 
-The splits share no worked solution, but the generator has few sentence patterns. A test problem counts as a twin when a
-training problem becomes the same text once people, pronouns, things, containers and numbers are masked. The training
-problems are those of a default run: its demonstrations and its training questions. Also counts the distinct worked
-solutions of the test problems, which is what an interval should be over. Writes benchmarks/results/overlap.json.
+The splits share no worked solution, but the generator has few sentence patterns. A test problem has a twin when a training
+problem becomes the same text once people, pronouns, things, containers and numbers are masked. What is counted is each
+figure's own split, rebuilt from the numbers in its JSON: demonstrations and training questions against its test problems.
+Also counts the distinct worked solutions of the test problems, which is what an interval should be over, and marks the
+problems without a twin, so that a page can take its figure from those alone. Writes benchmarks/results/overlap.json.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import wilson  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import repeats, wilson  # noqa: E402
 from alphazero_llm_trainer.problems import embedded  # noqa: E402
-from alphazero_llm_trainer.types import Task  # noqa: E402
+from benchmarks import provenance  # noqa: E402
+from benchmarks.arms import compared  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+LADDER = 2000 + 4800  # demonstrations and questions of `config/ladder.yaml`
 
 
 def alternatives(words: list[str]) -> str:
@@ -47,44 +54,95 @@ def pattern(question: str) -> str:
     return question
 
 
-def count(levels: tuple[int, ...], num: int, training: int) -> dict[str, Any]:
-    """One row: twins among `num` test problems of `levels`, with a 95% interval."""
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What a student of a figure was trained on, in numbers of the generator, and the problems that it is tested on."""
 
-    def patterns(tasks: list[Task]) -> list[str]:
-        return [pattern(task.problem.question) for task in tasks]
+    figure: str  # the page
+    student: str
+    training: int  # problems: the first of the train split
+    levels: tuple[int, ...] = embedded.DEFAULT_LEVELS
+    first: int = 0
+    test: int = 1000
 
-    seen = set(patterns(embedded.load("train", training, levels)))
-    test = embedded.load("test", num, levels)
-    twins = sum(one in seen for one in patterns(test))
-    share = wilson(twins, num)
+
+def load(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def splits() -> list[Split]:
+    """The splits of the figures on embedded problems."""
+    train = load_config().train
+    shown, default = train.demonstrations, train.demonstrations + train.num_examples
+    taught, real, generations, trees = map(load, ("improvement", "real_ladder", "loop", "tree_grpo"))
+    arms = {run["arm"]: run["questions"] for run in taught["runs"]}
+    asked = sum(one["questions"]["fresh"] for one in generations["generations"])
+    return [
+        Split("student", "shipped", shown),
+        Split("default", "of the default run", default),
+        *(
+            Split("improvement", arm, shown + questions, first=taught["first"], test=taught["problems"])
+            for arm, questions in arms.items()
+        ),
+        Split("loop", "last champion", shown + asked),
+        Split("tree_grpo", "all", shown + trees["questions"], test=trees["problems"]),
+        Split("value", "shipped", shown, first=1000),
+        Split("ladder", "all", LADDER, (3, 4), test=load("ladder")["problems"]),
+        Split(
+            "real_ladder",
+            "expert iteration, three times the questions",
+            real["rows"] + real["more"]["expert-more"] * real["questions"],
+            (1, 2, 3),
+            test=real["stages"]["rft"]["after"]["problems"],
+        ),
+    ]
+
+
+def count(split: Split) -> dict[str, Any]:
+    """One row: the twins of a split, with a 95% interval, and `new`: a 1 for each test problem without a twin."""
+    seen = {pattern(task.problem.question) for task in embedded.load("train", split.training, split.levels)}
+    test = embedded.load("test", split.test, split.levels, start=split.first)
+    new = [pattern(task.problem.question) not in seen for task in test]
+    share = wilson(new.count(False), split.test)
     return {
-        "levels": list(levels),
-        "test_problems": num,
-        "training_problems": training,
-        "twins": twins,
+        **{name: value for name, value in asdict(split).items() if name not in ("training", "test")},
+        "test_problems": split.test,
+        "training_problems": split.training,
+        "twins": new.count(False),
         "share": [share.value, share.low, share.high],
         "distinct_solutions": len({task.solution for task in test}),
+        "new": "".join(str(int(one)) for one in new),
     }
+
+
+def on_new(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the arms of `improvement` reach on its test problems without a twin in the split `row`."""
+    data = load("improvement")
+    kept = [i for i, one in enumerate(row["new"]) if one == "1"]
+    test = embedded.load("test", data["problems"], start=data["first"])
+
+    def part(results: Mapping[str, str]) -> dict[str, str]:
+        return {"greedy": "".join(results["greedy"][i] for i in kept)}
+
+    arms = [one["arm"] for one in data["summary"]]
+    groups = {"greedy": repeats([test[i] for i in kept])}
+    runs = [{**run, **part(run)} for run in data["runs"]]
+    return {"problems": len(kept), "summary": compared(runs, arms, part(data["start_right"]), groups)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num", type=int, default=1000, help="test problems")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "overlap.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "overlap.json")
     args = parser.parse_args()
-    train = load_config().train
-    rows = [
-        count(levels, args.num, train.demonstrations + train.num_examples)
-        for levels in (embedded.DEFAULT_LEVELS, (3, 4))
-    ]
+    rows = [count(split) for split in splits()]
     for row in rows:
-        share = "{:.3f} [{:.3f}, {:.3f}]".format(*row["share"])
         print(
-            f"levels {row['levels']}: {row['twins']} of {row['test_problems']} test problems have a twin among"
-            f" {row['training_problems']:,} training problems: {share}; {row['distinct_solutions']} distinct solutions"
+            f"{row['figure']:17} {row['student']:17} {row['twins']:4} of {row['test_problems']:5,} test problems have a twin"
+            f" among {row['training_problems']:6,} training problems: "
+            + "{:.3f} [{:.3f}, {:.3f}]".format(*row["share"])
         )
-    command = f"uv run python benchmarks/overlap.py --num {args.num}"
-    args.out.write_text(json.dumps({"command": command, "rows": rows}, indent=2) + "\n", encoding="utf-8")
+    found = next(row for row in rows if (row["figure"], row["student"]) == ("improvement", "search"))
+    provenance.write(args.out, "overlap", {"rows": rows, "improvement_without_twins": on_new(found)})
 
 
 if __name__ == "__main__":

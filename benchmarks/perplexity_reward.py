@@ -31,6 +31,7 @@ from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 from alphazero_llm_trainer.rewards.pre import pre  # noqa: E402
 from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 SAMPLES, RESAMPLES = 8, 2000
 
@@ -155,7 +156,7 @@ def main() -> None:
         "samples": SAMPLES,
         "rows": rows,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "perplexity_reward", result)
 
 
 if __name__ == "__main__":

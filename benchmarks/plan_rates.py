@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.train.machine import Rates  # noqa: E402
 from alphazero_llm_trainer.train.memory import Forecast  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 PROMPT, NEW, REPEATS = 48, 64, 3
 ROWS = {"decode, 32 rows": 32, "decode, 1 row": 1}
@@ -157,8 +157,7 @@ def main() -> None:
         "rows": rows,
         "worst": worst,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    provenance.write(args.out, "plan_rates", result)
     print(f"shares fitted on {args.sizes[0]}: {shares.model_dump()}; worst of the others: {worst:.0%} off")
 
 

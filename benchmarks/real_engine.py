@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from pathlib import Path
@@ -30,6 +29,7 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.policy.backend import QUESTION, ROUNDED, check_numerics  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 WAYS = {
     "kernels, bfloat16": {"dtype": "bfloat16"},
@@ -132,8 +132,7 @@ def main() -> None:
         "rows": rows,
         "numerics": numerics,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    provenance.write(args.out, "real_engine", result)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, repeats  # noqa: E402
 from alphazero_llm_trainer.problems.load import tasks_of  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 KEPT = (
     "test_before", "test_greedy", "test_pass_at_8", "test_mean_at_temperature_1", "gain", "steps", "rows", "seconds",
@@ -222,10 +223,8 @@ def main() -> None:
         found[name] = {key: facts[key] for key in KEPT if key in facts}
         if "after" in facts:
             right[name] = [float(one) for one in facts["after"]["correct"]]
-        for measured in ("before", "after"):
-            found[name].get(measured, {}).pop("correct", None)
-        for row in found[name].get("rows", []) if isinstance(found[name].get("rows"), list) else []:
-            row.pop("outcomes", None)
+        for measured in {"before", "after"} & facts.keys():
+            found[name][measured]["correct"] = "".join(str(int(one)) for one in facts[measured]["correct"])
     options = f"--rows {args.rows} --questions {args.questions} --problems {args.problems} --searched {args.searched}"
     options += f" --budgets {' '.join(map(str, args.budgets))}"
     if args.hold_out != "questions":
@@ -239,7 +238,7 @@ def main() -> None:
         "validation": VALIDATION, "more": MORE, "again": AGAIN,
         "seconds": times, "stages": found, "arms": compared(right, args),
     }  # fmt: skip
-    args.result.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.result, "real_ladder", result)
 
 
 if __name__ == "__main__":

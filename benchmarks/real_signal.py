@@ -29,6 +29,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import provenance  # noqa: E402
+
 SOURCES = {
     "embedded, levels 1-2": ["problems.levels=[1,2]"],
     "embedded, levels 1-3": ["problems.levels=[1,2,3]"],
@@ -104,6 +106,8 @@ def measure(task: str, out: Path, args: argparse.Namespace) -> None:
                 "pass_at_8": [passed.value, passed.low, passed.high],
                 "mixed_groups": [mixed.value, mixed.low, mixed.high],
                 "tokens_an_answer": greedy.tokens / len(problems),
+                "correct": "".join(str(int(one)) for one in greedy.first),
+                "right_samples": "".join(map(str, right)),
                 **({} if tool is None else {"with_calculator": [tool.value, tool.low, tool.high]}),
             }
         )
@@ -145,7 +149,7 @@ def main() -> None:
         "learning_rate": RATE, "max_tokens": LIMIT, "problems": args.problems, "grouped": args.grouped, "samples": SAMPLES,
         "tasks": found,
     }  # fmt: skip
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "real_signal", result)
 
 
 if __name__ == "__main__":

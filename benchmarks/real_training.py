@@ -23,6 +23,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from benchmarks import provenance  # noqa: E402
+
 ARMS = {
     "ours, fp32": "float32",
     "ours, bfloat16": "bfloat16",
@@ -147,7 +150,7 @@ def main() -> None:
         "machine": platform.machine(), "threads": args.threads, "model": args.model, "rows": BATCH * args.updates,
         "seed": SEED, "arms": found,
     }  # fmt: skip
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "real_training", result)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import multiprocessing
 import platform
+import sys
 import time
 from importlib import metadata
 from multiprocessing.connection import Connection
@@ -23,11 +23,14 @@ from typing import Any
 
 from reasoning_gym.factory import DATASETS
 
-from alphazero_llm_trainer.config.sections import ProblemsConfig
-from alphazero_llm_trainer.errors import AlphaZeroError
-from alphazero_llm_trainer.problems.source import open_problems
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer.config.sections import ProblemsConfig  # noqa: E402
+from alphazero_llm_trainer.errors import AlphaZeroError  # noqa: E402
+from alphazero_llm_trainer.problems.source import open_problems  # noqa: E402
+from benchmarks import provenance  # noqa: E402
+
 SPLITS = ("train", "test")
 FORK = multiprocessing.get_context("fork")
 
@@ -119,7 +122,7 @@ def main() -> None:
         "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "rows": rows,
     }
-    args.out.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    provenance.write(args.out, "reasoning_gym", facts)
     fine = sum(row["why"] is None for row in rows)
     print(f"{fine} of {len(rows)} tasks load and grade all their own gold answers as 1; {args.out}")
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import heapq
-import json
 import random
 import sys
 import tempfile
@@ -42,6 +41,7 @@ from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.search.extract import trajectories  # noqa: E402
 from alphazero_llm_trainer.search.journal import Journal  # noqa: E402
 from alphazero_llm_trainer.train.machine import Rates, decode_seconds  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "scaling.json"
 CARDS = (1, 8, 64, 512)
@@ -216,7 +216,7 @@ def main() -> None:
         "trained_tokens_a_second": rates.train, "batch_size": train.grpo.batch_size,
         "iterations": train.iterations, "samples": samples, "rounds": rounds,
     }  # fmt: skip
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "scaling", result)
 
 
 if __name__ == "__main__":

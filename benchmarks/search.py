@@ -22,7 +22,6 @@ import argparse
 import asyncio
 import gc
 import hashlib
-import json
 import multiprocessing
 import platform
 import resource
@@ -51,6 +50,7 @@ from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.search.driver import Search, derive_seed  # noqa: E402
 from alphazero_llm_trainer.search.tree import ROOT, Tree  # noqa: E402
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402
 from benchmarks.plain_search import Nested, PlainSearch, PlainSettings  # noqa: E402
 
@@ -475,8 +475,7 @@ def main() -> None:
         "student": student,
         "work": work,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    provenance.write(args.out, "search", result)
 
 
 def quoted(args: argparse.Namespace) -> list[str]:

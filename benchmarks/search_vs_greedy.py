@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
@@ -34,6 +33,7 @@ from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.search.choose import choose  # noqa: E402
 from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 
 def majority(responses: list[str], gold: str) -> bool:
@@ -113,7 +113,7 @@ def main() -> None:
         "seed": args.seed,
         "rows": rows,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "search_vs_greedy", result)
 
 
 if __name__ == "__main__":

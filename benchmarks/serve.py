@@ -52,6 +52,7 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer import __version__  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 CLIENTS = (1, 4, 16, 64)
 CROWDS = (64, 200)  # clients
@@ -416,7 +417,7 @@ def compare_with(old: Path, args: argparse.Namespace) -> None:
     found = {"version": __version__, "old": version, "seconds": args.seconds, "turns": args.turns}
     found |= {"cores": os.cpu_count(), "rows": rows}
     out = args.out or ROOT / "benchmarks" / "results" / "serve_against.json"
-    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    provenance.write(out, "serve", found)
 
 
 def main() -> None:
@@ -446,7 +447,7 @@ def main() -> None:
         found |= {"exit_code": served.stop(), "cores": os.cpu_count()}
     print(json.dumps(found, indent=2) if alone else table(found["http"], found["bare"]))
     out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
-    out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    provenance.write(out, "serve", found)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Writes benchmarks/results/shared_base.json.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,14 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.config.sections import StudentModel
-from alphazero_llm_trainer.policy.adapters import own_parameters
-from alphazero_llm_trainer.policy.student import load_model
-from alphazero_llm_trainer.train.models import attach, make_trainable
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from alphazero_llm_trainer.config.sections import StudentModel  # noqa: E402
+from alphazero_llm_trainer.policy.adapters import own_parameters  # noqa: E402
+from alphazero_llm_trainer.policy.student import load_model  # noqa: E402
+from alphazero_llm_trainer.train.models import attach, make_trainable  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 NAMES = ("default", "value", "prm-implicit", "critic")
 RESULTS = Path(__file__).parent / "results" / "shared_base.json"
@@ -70,8 +74,7 @@ def main() -> None:
         "parameters": count, "base_mb": round(base, 1), "adapter_mb": round(adapter, 1), "adapters": len(NAMES),
         "shared_mb": round(shared, 1), "copies_mb": round(copies, 1), "saved_mb": round(copies - shared, 1),
     }  # fmt: skip
-    args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    provenance.write(args.out, "shared_base", result)
     for name, value in result.items():
         print(f"{name:12} {value:,}")
 

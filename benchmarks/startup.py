@@ -9,7 +9,6 @@ kernels are compiled before, as they are once in a machine's life.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -19,6 +18,10 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import provenance  # noqa: E402
+
 SCRIPT = [sys.executable, "-m", "alphazero_llm_trainer"]
 BASE = "python -c 'import torch, transformers'"
 COMMANDS = {
@@ -64,7 +67,7 @@ def main() -> None:
         "runs": args.runs,
         "rows": rows,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "startup", result)
 
 
 if __name__ == "__main__":

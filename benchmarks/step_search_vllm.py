@@ -24,6 +24,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from benchmarks import provenance  # noqa: E402
+
 MARK = "RESULT "  # vLLM prints lines of its own to stdout
 SEED = 7
 
@@ -140,7 +143,7 @@ def main() -> None:
         "model": args.model, "dtype": "bfloat16", "questions": args.questions, "simulations": args.simulations,
         "rounds": args.rounds, "seed": SEED, "versions": used, "engines": engines, "ratios": ratios,
     }  # fmt: skip
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "step_search_vllm", result)
 
 
 if __name__ == "__main__":

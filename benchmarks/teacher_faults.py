@@ -43,6 +43,7 @@ from alphazero_llm_trainer.problems.scripted_teacher import follow_through, spoi
 from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
 from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint, RetryPolicy  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 # Model -> (prompt, completion) dollars per million tokens, and how often its right step is right.
 MODELS = {
@@ -362,9 +363,8 @@ def main() -> None:
     total = sum(one["requests"] for one in found.values())
     print(f"\n{total:,} requests in all; everything held: {'yes' if held else 'NO'}")
     command = f"uv run python benchmarks/teacher_faults.py --num {args.num} --share {args.share}"
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(
-        json.dumps({"command": command, "requests": total, "held": held, "scenarios": found}, indent=1) + "\n"
+    provenance.write(
+        args.out, "teacher_faults", {"command": command, "requests": total, "held": held, "scenarios": found}
     )
 
 

@@ -34,6 +34,7 @@ from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 OURS = {"tree GRPO": [], "tree GRPO, no replay": ["--set", "train.demonstration_share=0"]}
 PLAIN = "plain TRL GRPO"
@@ -333,8 +334,7 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
         "summary": summary,
         "runs": runs,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(facts, indent=1) + "\n")
+    provenance.write(args.out, "tree_grpo", facts)
 
 
 def vars_of(interval: Any) -> dict[str, float]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
@@ -40,6 +39,7 @@ from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.search.extract import trajectories  # noqa: E402
 from alphazero_llm_trainer.train.packing import PackingPlan, Work, plan, spread, tensors  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 CPU = torch.device("cpu")
 Row = tuple[np.ndarray, np.ndarray]  # prompt, completion
@@ -250,8 +250,7 @@ def main() -> None:
     worst = max(row["gradient_difference"] for row in rows)
     print(f"largest relative gradient difference {worst:.1e}")
     command = "python benchmarks/tree_training.py " + " ".join(sys.argv[1:])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"command": command.strip(), "rows": rows}, indent=1) + "\n")
+    provenance.write(args.out, "tree_training", {"command": command.strip(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from alphazero_llm_trainer.train.value_run import (  # noqa: E402
     train_value,
 )
 from alphazero_llm_trainer.types import Problem, Task  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 Arm = Callable[[Problem, int], Awaitable[tuple[str | None, int]]]
 Score = Callable[[Problem, Generated], Awaitable[float]]
@@ -409,8 +410,7 @@ def main() -> None:
         print(f"{name:34} {accuracy!s:22} {row['tokens']:8.1f} {row['scored_tokens']:8.1f}  {shown}", flush=True)
     compare_at_all_tokens(result["rows"], right)
     result["correct"] = {name: "".join("1" if x else "0" for x in found) for name, found in right.items()}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    provenance.write(args.out, "value", result)
 
 
 if __name__ == "__main__":

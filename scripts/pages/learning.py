@@ -58,7 +58,7 @@ def student(data: Row) -> Page:
         table(rows, {"figure": "{figure}", "value": "{value}"}),
         [
             TINY,
-            twins(),
+            twins("student"),
             "It knows about 170 words. On real GSM8K it is close to zero: `uv run vf-eval alphazero-llm-trainer"
             " --env.taskset.source gsm8k` prints the figure.",
         ],
@@ -68,6 +68,7 @@ def student(data: Row) -> Page:
 def improvement(data: Row) -> Page:
     kinds = {"greedy": "greedy", "pass_at_8": "one of 8 samples"}
     body, leads = compared_arms(data, kinds, IMPROVEMENT_CHART)
+    body += without_twins(data)
     first, end = data["summary"][0], data["first"] + data["problems"]
     return Page(
         "Does training from search teach?",
@@ -85,7 +86,8 @@ def improvement(data: Row) -> Page:
         body,
         [
             TINY,
-            twins(),
+            twins("improvement"),
+            UNCONTROLLED,
             "Intervals are over problems and over the seeds of training; three seeds are few. The arms ask different numbers of"
             " questions, as their commands in the JSON say: a tree that ends at the first right response needs fewer tokens.",
             "Tokens and updates of a round were settled with seed 7 and `search` on validation problems (many small rounds did"
@@ -96,6 +98,29 @@ def improvement(data: Row) -> Page:
             *version_of(data),
         ],
     )
+
+
+UNCONTROLLED = (
+    "Three things were not controlled: restart chains under the rule until the first right one (the control for the tree),"
+    " replay of the demonstrations alone, and equal numbers of updates."
+)
+
+
+def without_twins(data: Row) -> list[str]:
+    """The arms on the problems that have no twin among the training problems of `search`."""
+    found = load("overlap")["improvement_without_twins"]
+    shown = (
+        {"arm": row["arm"], "greedy": share(row["greedy"]), "gain": judged(row["greedy_gain"])}
+        | {"over": judged(row.get("search_minus_greedy"))}
+        for row in found["summary"]
+    )
+    columns = {"arm": "{arm}", "greedy": "{greedy}", "over the start": "{gain}", "`search` less it": "{over}"}
+    return [
+        *("", "## On problems without a twin", ""),
+        f"{found['problems']:,} of the {data['problems']:,} test problems differ in more than names, things and numbers from"
+        f" every training problem of `search` (from those of the other arms more or fewer do: [overlap](overlap.md)).",
+        *("", *table(shown, columns)),
+    ]
 
 
 def compared_arms(data: Row, kinds: dict[str, str], chart: Path | None = None) -> tuple[list[str], list[str]]:
@@ -130,6 +155,9 @@ def token_ratios(data: Row) -> str:
     return f"{first['tokens']:,} sampled by `search`: {listed(ratios)}"
 
 
+AFTER_PPO = "+GRPO (PRM)"  # the rung above PPO's
+
+
 def ladder(data: Row) -> Page:
     rungs = {rung["name"]: rung for rung in data["rungs"]}
     rows = [
@@ -137,7 +165,7 @@ def ladder(data: Row) -> Page:
         | {
             "share": share(rung["accuracy"]),
             "seeds": ", ".join(f"{one:.3f}" for one in rung["by_seed"]),
-            "over": judged(rung.get("gain")),
+            "over": "" if rung["name"] == AFTER_PPO else judged(rung.get("gain")),
             "training": "" if rung["training_tokens"] is None else f"{rung['training_tokens']:,}",
         }
         for rung in data["rungs"]
@@ -155,15 +183,10 @@ def ladder(data: Row) -> Page:
                 "training tokens": "{training}",
             },
         ),
-        "Every seed trains its own students from 2,000 demonstrations. PPO samples as many tokens as GRPO and its PRM"
-        " together; both replay the same demonstrations and the student's own right responses. GRPO is one generation:"
-        " trees of the SFT student, a PRM on 1,000 other questions that starts from the next seed's SFT student, then"
-        " four passes over the right responses of 4,800 questions with process credit and a ratio of 1"
-        " (`train.grpo.importance: false`). PPO is on-policy in rounds of 96 questions.",
-        "",
-        "Why one generation and a ratio of 1: a student that has memorised few demonstrations first loses and then regains"
-        " accuracy under any useful learning rate. On-policy rounds sample from that dip; one generation's trees do not."
-        " An importance ratio also silences just those right responses that the dip forgot.",
+        "Every seed trains its own students, by the recipe of `config/ladder.yaml`. The rung called GRPO learns from the right"
+        " responses of one generation of trees, weighted by process credit, without an importance ratio and without wrong"
+        " responses: supervised fine-tuning with weights, and not GRPO's loss. It is not compared with PPO, which was not"
+        " tuned.",
         "",
         "## Methods at equal tokens",
         "",
@@ -175,13 +198,11 @@ def ladder(data: Row) -> Page:
         "Measured on held-out questions that no training saw, beside the policy's own step log-probability. The labels of"
         " the step AUC are exact. Intervals are over questions.",
         *prm_table(data["prm"]),
-        "Most of a PRM's gain is independence: it starts from another seed's student, which errs elsewhere. One that starts"
-        " from the policy itself only ties with the log-probability at small learning rates.",
     ]
     return Page(
         "The ladder: Base, SFT, PPO, GRPO, GRPO with MCTS",
-        f"SFT {rungs['SFT']['accuracy'][0]:.3f}, PPO {rungs['+PPO']['accuracy'][0]:.3f},"
-        f" GRPO {rungs['+GRPO (PRM)']['accuracy'][0]:.3f}, with MCTS {share(rungs['+GRPO (PRM) +MCTS']['accuracy'])}",
+        f"SFT {rungs['SFT']['accuracy'][0]:.3f}, weighted SFT on trees {rungs[AFTER_PPO]['accuracy'][0]:.3f}, with MCTS"
+        f" {share(rungs['+GRPO (PRM) +MCTS']['accuracy'])}",
         "Five students, each built on the one before it, and nine methods of answering on the best of them.",
         {
             "Problems": f"{data['problems']:,} {HARDER}",
@@ -193,8 +214,9 @@ def ladder(data: Row) -> Page:
         body,
         [
             TINY,
-            "Recipes were chosen on one earlier student (validation and some of the test problems). Read GRPO over PPO as"
-            " recipe against recipe, not as loss against loss.",
+            twins("ladder"),
+            "Recipes were chosen on one earlier student (validation and some of the test problems). PPO trained on a part of its"
+            " samples, at a rate that nobody tuned.",
             "`calculator-tool` writes results into the response itself. Its token count is of the model's own tokens alone;"
             " the results that were inserted are left out.",
             "The PRM's tokens count as scored, its prompt included.",
@@ -309,7 +331,7 @@ def loop(data: Row) -> Page:
             ),
             f"Generations in which the trained value or PRM was chosen beside the calculator: {listed(helped)}.",
         ],
-        [TINY, twins(), "One seed.", REPEATED],
+        [TINY, twins("loop"), "One seed.", REPEATED],
     )
 
 
@@ -582,7 +604,7 @@ def value(data: Row) -> Page:
         ],
         [
             TINY,
-            twins(),
+            twins("value"),
             f"{len(data['rows'])} methods were measured and the intervals are not corrected for so many looks. All of them,"
             " those with the head included, are in the JSON file.",
             "The search arms were measured on these problems a second time, after a review made them keep to their budget.",
@@ -591,9 +613,19 @@ def value(data: Row) -> Page:
     )
 
 
+PAGE_NAMES = {"default": "what `vf-eval -s` trains"}
+
+
 def overlap(data: Row) -> Page:
-    rows = [row | {"level": listed(row["levels"]), "part": share(row["share"])} for row in data["rows"]]
+    rows = [
+        row
+        | {"level": listed(row["levels"]), "part": share(row["share"])}
+        | {"of": PAGE_NAMES.get(row["figure"], f"[{row['figure']}]({row['figure']}.md)")}
+        for row in data["rows"]
+    ]
     columns = {
+        "figure": "{of}",
+        "student": "{student}",
         "levels": "{level}",
         "training problems": "{training_problems:,}",
         "test problems with a twin": "{twins:,} of {test_problems:,}",
@@ -602,12 +634,13 @@ def overlap(data: Row) -> Page:
     }
     return Page(
         "How much the test problems repeat the training problems",
-        f"{rows[0]['part']} of the default test problems have a twin in training",
+        f"from {min(row['share'][0] for row in rows):.0%} to {max(row['share'][0] for row in rows):.0%} of a figure's test"
+        " problems have a twin in its training",
         "The splits of the embedded problems share no worked solution. Their sentences come from few patterns, though. A"
         " test problem has a twin when a training problem reads the same once people, pronouns, things, containers and"
-        " numbers are masked.",
+        " numbers are masked. Each row is of one figure's own split.",
         {
-            "Problems": f"{rows[0]['test_problems']:,} test problems a row",
+            "Problems": "the test problems of each figure",
             "Seeds": "none: the problems are numbered",
             "Tokens": "none: no model is asked",
             "Command": command(data),
@@ -616,7 +649,8 @@ def overlap(data: Row) -> Page:
         [
             "Accuracy on levels 1 and 2 is to a large part accuracy on known story patterns with new names and numbers. On"
             " levels 3 and 4 it is mostly accuracy on new ones.",
-            "The training problems are those of a default run, demonstrations included. Longer runs see more.",
+            "The training problems are the demonstrations and the training questions of the student; of `ladder` without the"
+            " PRM's, of `value` without the network's.",
         ],
     )
 

@@ -28,6 +28,7 @@ TINY = "The student has 0.66 million parameters and the problems come from a gen
 # Of results that are older than draws without replacement.
 REPEATED = "A step could be drawn again after the same prefix, as with `search.verify.repeat=true` now."
 RATIOS = "Ratios carry over to another machine, absolute times do not."
+FEW = 20  # characters that are results of problems, and not a word or a number
 Triple = Sequence[float]  # a value with its 95% interval: value, low, high
 Row = Mapping[str, Any]
 
@@ -138,11 +139,32 @@ def load(stem: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def twins() -> str:
-    """What every accuracy on levels 1 and 2 has to be read with."""
-    row = load("overlap")["rows"][0]
+def load_if_there(stem: str) -> dict[str, Any] | None:
+    return load(stem) if stem == "student" or (DATA / f"{stem}.json").exists() else None
+
+
+def recorded(data: Any, name: str = "") -> bool:
+    """Whether a JSON holds results by problem: text of 0 and 1, or numbers under `correct`."""
+    if isinstance(data, str):
+        return len(data) >= FEW and not data.strip("01")
+    if isinstance(data, dict):
+        return any(recorded(found, key) for key, found in data.items())
+    return isinstance(data, list) and ((name == "correct" and len(data) >= FEW) or any(map(recorded, data)))
+
+
+def splits(figure: str) -> dict[str, Row]:
+    """How much the test problems of a figure repeat training problems, by student."""
+    return {row["student"]: row for row in load("overlap")["rows"] if row["figure"] == figure}
+
+
+def twins(figure: str) -> str:
+    """What an accuracy on embedded problems has to be read with: the figure's own split."""
+    rows = splits(figure)
+    shares = {name: f"{row['share'][0]:.0%}" for name, row in rows.items()}
+    row = next(iter(rows.values()))
+    by = listed(f"{share} ({name})" for name, share in shares.items()) if len(rows) > 1 else listed(shares.values())
     return (
-        f"{row['share'][0]:.0%} of the test problems of levels 1 and 2 have a training problem that differs in names, things"
+        f"Of its test problems {by} have a problem among those that the student was trained on that differs in names, things"
         f" and numbers only ([overlap](overlap.md)). {row['test_problems']:,} of them have {row['distinct_solutions']:,}"
-        " distinct worked solutions, so intervals over problems are a little too narrow."
+        " distinct worked solutions, over which the intervals are where a page says so."
     )

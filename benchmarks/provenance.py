@@ -1,0 +1,119 @@
+"""How old a figure is: the commit that it was measured on, and the modules that it depends on.
+
+`write` puts both into the JSON of a benchmark, as `commit`, `clean`, `date` and `depends`, and `scripts/results_pages.py` says
+on the page which of those modules have changed since. A command of the package that writes JSON knows no commit; stamp its
+file, right after the run:
+
+    uv run python benchmarks/provenance.py benchmarks/results/ladder.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = ("alphazero_llm_trainer", "benchmarks", "config", "pyproject.toml", ":!benchmarks/results")
+
+SERVER = ("serve", "engine", "search", "eval/methods.py")
+ANSWERS = ("search", "engine", "eval/methods.py", "eval/attempt.py", "answers.py")
+TRAINING = ("train", "search", "collect.py", "rewards", "config/training.yaml", "config/expert_iteration.yaml")
+EMBEDDED = ("problems/embedded.py", "problems/calculator.py")
+# Of a benchmark, or of a command that writes JSON: files and folders of the package, and of config/.
+DEPENDS: dict[str, tuple[str, ...]] = {
+    "answers_fuzz": ("answers.py", "problems/grading.py"),
+    "engine": ("engine", "search", "collect.py", "policy/student.py"),
+    "from_rules": (*TRAINING, "problems/numbers.py", "eval/greedy.py", "eval/methods.py"),
+    "gpu": ("engine", "train", "policy"),
+    "grade_agreement": ("answers.py", "problems/grading.py", "problems/math_verifier.py", "eval/agreement.py"),
+    "improvement": (*TRAINING, *EMBEDDED, "eval/greedy.py"),
+    "kill_commands": ("cli", "train", "search/journal.py", "scale", "files.py"),
+    "kill_test": ("scale", "search/journal.py", "files.py"),
+    "ladder": (*TRAINING, *EMBEDDED, "eval/methods.py", "config/ladder.yaml"),
+    "lag": ("train", "scale", "collect.py"),
+    "large_journal": ("search/journal.py", "search/tree.py", "report", "viewer"),
+    "loop": ("train", "search", "collect.py", "eval/methods.py"),
+    "memory": ("train/memory.py", "train/judge_memory.py", "train", "policy"),
+    "overlap": ("problems/embedded.py",),
+    "perplexity_reward": ("rewards", "engine", *EMBEDDED),
+    "plan_rates": ("cli/plan.py", "train/machine.py", "config/machines.yaml"),
+    "prompts": ("policy/chat.py", "problems/prompts.py", "answers.py", "problems/grading.py"),
+    "real_engine": ("engine", "policy/student.py"),
+    "real_ladder": (*TRAINING, *EMBEDDED, "engine", "eval/methods.py"),
+    "real_signal": ("train/sft.py", "engine", "eval/greedy.py", "problems"),
+    "real_training": ("train/sft.py", "train/models.py", "train/packing.py", "train/attention.py"),
+    "reasoning_gym": ("problems/gym.py", "problems/grading.py", "answers.py"),
+    "reliability": ("serve", "train", "search/journal.py", "scale", "teachers", "files.py"),
+    "scaling": ("scale", "cli/plan.py", "train/machine.py"),
+    "search": ("search", "engine"),
+    "search_budgets": (*ANSWERS, *EMBEDDED, "problems/numbers.py"),
+    "search_vs_greedy": ("search", "rewards/pre.py", *EMBEDDED),
+    "serve": SERVER,
+    "shared_base": ("policy/adapters.py", "train/models.py"),
+    "startup": ("cli", "environment/front_end.py"),
+    "step_search_vllm": ("engine", "search"),
+    "structures": (*TRAINING, *EMBEDDED, "problems/splits.py", "eval/greedy.py"),
+    "student": ("train/sft.py", "problems/embedded.py"),
+    "teacher_faults": ("teachers", "collect.py"),
+    "tree_grpo": (*TRAINING, *EMBEDDED),
+    "tree_training": ("train/packing.py", "train/attention.py", "train/grpo.py"),
+    "value": ("train/value.py", "train/value_run.py", "search", "eval/methods.py"),
+    "vllm_contract": ("engine",),
+    "vllm_cpu": ("engine",),
+}
+
+
+def paths(name: str) -> list[str]:
+    """What the figures of a benchmark depend on, from the root of the repository."""
+    return [one if one.startswith("config/") else f"alphazero_llm_trainer/{one}" for one in DEPENDS[name]]
+
+
+def git(*words: str) -> str | None:
+    """What git says in this repository; None without git, outside of a repository, or where it fails."""
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def code() -> dict[str, Any]:
+    """The commit that is checked out, and whether its code is as it was committed (`clean`); results don't count as code."""
+    changed = git("status", "--porcelain", "--", *CODE)
+    return {"commit": git("rev-parse", "HEAD"), "clean": None if changed is None else not changed}
+
+
+BEGAN = {**code(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}  # when the benchmark was imported, as its code was
+
+
+def measured(name: str) -> dict[str, Any]:
+    """What the JSON of a benchmark says of its age."""
+    return {**BEGAN, "depends": paths(name)}
+
+
+def write(out: Path, name: str, found: Mapping[str, Any]) -> None:
+    """A benchmark's figures as JSON, with their age and the command that runs, where `found` has none."""
+    asked = f"uv run python benchmarks/{Path(sys.argv[0]).name} {shlex.join(sys.argv[1:])}".strip()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"command": asked, **measured(name), **found}, indent=1, ensure_ascii=False)
+    out.write_text(text + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="JSON that a command has just written")
+    parser.add_argument("--name", help="its name in DEPENDS (default: the file's)")
+    args = parser.parse_args()
+    found = json.loads(args.file.read_text(encoding="utf-8"))
+    write(args.file, args.file.stem if args.name is None else args.name, found)
+
+
+if __name__ == "__main__":
+    main()
