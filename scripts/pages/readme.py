@@ -155,8 +155,9 @@ def search(kept: str) -> str:
     """A search and what it printed."""
     data = load("demo")
     try:
-        since = " Its code has changed since." if age.stale(data) else ""
-        told = f"Printed at `{data['commit'][: age.SHORT]}`.{since}"
+        since = "; its code has changed since" if age.changed(data) else ""
+        how = "with uncommitted changes to" if data["clean"] is False else "at"
+        told = f"Printed {how} `{data['commit'][: age.SHORT]}`{since}."
     except age.NoHistoryError:
         told = kept.rstrip().splitlines()[-1] if kept.strip() else ""
     return "\n".join(["```sh", data["shown"], "```", "", "```text", *data["lines"], "```", "", told])
