@@ -75,7 +75,7 @@ def ages(stem: str, path: Path) -> list[str]:
 
 def unrecorded(stem: str) -> list[str]:
     """The limit of a page of accuracies whose JSON has no results by problem."""
-    if stem not in {*LEARNING, "lag"} - {"overlap"}:
+    if stem not in {*LEARNING, "lag"} - {"overlap", "student"}:
         return []
     bare = [f"`{one}.json`" for one, data in parts(stem).items() if not recorded(data)]
     return [f"Intervals of {listed(bare)} can't be computed again: no results by problem were kept."] if bare else []

@@ -143,12 +143,15 @@ def load_if_there(stem: str) -> dict[str, Any] | None:
 
 
 def recorded(data: Any, name: str = "") -> bool:
-    """Whether a JSON holds results by problem: text of 0 and 1, or numbers under `correct`."""
+    """Whether a JSON holds results by problem: text of 0 and 1, numbers under `correct`, or a line a problem with one."""
     if isinstance(data, str):
         return len(data) >= FEW and not data.strip("01")
     if isinstance(data, dict):
         return any(recorded(found, key) for key, found in data.items())
-    return isinstance(data, list) and ((name == "correct" and len(data) >= FEW) or any(map(recorded, data)))
+    if not isinstance(data, list):
+        return False
+    lines = name == "correct" or (data and isinstance(data[0], dict) and isinstance(data[0].get("correct"), bool))
+    return (bool(lines) and len(data) >= FEW) or any(map(recorded, data))
 
 
 def splits(figure: str) -> dict[str, Row]:
