@@ -112,6 +112,10 @@ def figures(
         "auc_within": resampled(within, questions),
         "wrong_above_right": resampled(upside_down, questions),
         "weights": [weights.hre_weight, weights.pre_weight],
+        "correct": "".join(str(int(one)) for one in greedy),
+        "voted": "".join(str(int(one)) for one in voted),
+        "samples": ["".join(str(int(one)) for one in right) for _, right in questions],
+        "pre": [[round(float(one), 5) for one in scores] for scores, _ in questions],
     }
 
 

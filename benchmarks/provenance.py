@@ -29,6 +29,7 @@ EMBEDDED = ("problems/embedded.py", "problems/calculator.py")
 # Of a benchmark, or of a command that writes JSON: files and folders of the package, and of config/.
 DEPENDS: dict[str, tuple[str, ...]] = {
     "answers_fuzz": ("answers.py", "problems/grading.py"),
+    "demo": ("search", "engine", "rewards", "cli/search.py"),
     "engine": ("engine", "search", "collect.py", "policy/student.py"),
     "from_rules": (*TRAINING, "problems/numbers.py", "eval/greedy.py", "eval/methods.py"),
     "gpu": ("engine", "train", "policy"),

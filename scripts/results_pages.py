@@ -23,9 +23,7 @@ from pathlib import Path
 from pages import age, answers, engines, learning, negative, readme, real, robustness, trl
 from pages.learning import learning_curves
 from pages.page import (
-    BEGIN,
     DATA,
-    END,
     FROM_RULES_CHART,
     IMPROVEMENT_CHART,
     PAGES,
@@ -77,7 +75,7 @@ def ages(stem: str, path: Path) -> list[str]:
 
 def unrecorded(stem: str) -> list[str]:
     """The limit of a page of accuracies whose JSON has no results by problem."""
-    if stem not in {*LEARNING, "lag"} - {"overlap"}:
+    if stem not in {*LEARNING, "lag"} - {"overlap", "student"}:
         return []
     bare = [f"`{one}.json`" for one, data in parts(stem).items() if not recorded(data)]
     return [f"Intervals of {listed(bare)} can't be computed again: no results by problem were kept."] if bare else []
@@ -133,8 +131,8 @@ def index(pages: Mapping[str, Page]) -> str:
             "",
             f"[What did not help]({NEGATIVE}.md) has the negative results in one table.",
             "",
-            "Each names the commit that it was measured at, and the modules it depends on that have changed since. Where the JSON"
-            ' knows no commit it is "at or before" the one that last changed the file.',
+            "Each names the commit that it was measured at, and the modules it depends on that have changed since. Where the"
+            ' JSON knows no commit it is "at or before" the one that last changed the file.',
             "",
             "Read three things with all of them.",
             "",
@@ -162,11 +160,7 @@ def files() -> dict[Path, str]:
     found[FROM_RULES_CHART] = learning_curves(load("from_rules"))
     found[IMPROVEMENT_CHART] = learning_curves(load("improvement"))
     found[PAGES / f"{NEGATIVE}.md"] = squeezed(negative.page())
-    head, begin, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    kept, end, tail = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"README.md has no place for the table: write {BEGIN} and {END} where it goes")
-    found[README] = head + readme.section(kept) + tail
+    found[README] = readme.filled(README.read_text(encoding="utf-8"))
     return found
 
 
@@ -199,7 +193,7 @@ def main() -> None:
     parser.add_argument("--release", action="store_true", help="--check, and exit 1 where README has an old figure")
     args = parser.parse_args()
     check = args.check or args.release
-    others = {one for stems in PARTS.values() for one in stems}
+    others = {"demo", *(one for stems in PARTS.values() for one in stems)}
     unknown = {path.stem for path in DATA.glob("*.json")} - {*LEARNING, *MACHINERY, *others}
     wrong = [f"benchmarks/results/{stem}.json has no page" for stem in sorted(unknown)]
     ageless = {stem: why for stem in (*LEARNING, *MACHINERY, *others) if (why := no_age(stem))}
@@ -219,10 +213,11 @@ def main() -> None:
         else:
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
-    if args.release:
-        wrong += not_releasable()
+    old = not_releasable() if args.release else []
     if wrong:
-        sys.exit("\n".join([*wrong, "run `uv run python scripts/results_pages.py` and commit what it writes"]))
+        sys.exit("\n".join([*old, *wrong, "run `uv run python scripts/results_pages.py` and commit what it writes"]))
+    if old:
+        sys.exit("\n".join(old))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -95,6 +97,7 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
             if file.suffix in (".json", ".md", ".svg"):
                 (tmp_path / folder / file.name).write_bytes(file.read_bytes())
     parts = [str(file.relative_to(ROOT)) for file in (ROOT / "scripts" / "pages").glob("*.py")]
+    parts += ["CHANGELOG.md", "benchmarks/arms.py", "benchmarks/provenance.py"]
     for name in ("README.md", "pyproject.toml", "scripts/results_pages.py", *parts):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
@@ -117,6 +120,117 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
     assert "docs/results/kill_test.md differs" in said
     assert "docs/results/gone.md has no JSON file" in said
     assert "benchmarks/results/new.json has no page" in said
+
+
+def repository(folder: Path) -> Callable[..., str]:
+    """A git repository in `folder` with two modules; returns git's command there."""
+
+    def git(*words: str) -> str:
+        author = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        return subprocess.run(["git", *author, *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+    git("init", "-q")
+    for name in ("engine/schedule.py", "answers.py"):
+        (folder / "alphazero_llm_trainer" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "alphazero_llm_trainer" / name).write_text("one = 1\n")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    return git
+
+
+def test_a_page_names_the_modules_that_differ_from_the_commit_of_its_figures(tmp_path, monkeypatch):
+    script("results_pages")
+    from pages import age
+
+    from benchmarks import provenance
+
+    def said() -> str:
+        for cached in (age.whole_history, age.files_changed, age.untracked):
+            cached.cache_clear()
+        return age.line(data).partition("; ")[2]
+
+    def at(folder: Path) -> None:
+        for module in (provenance, age):
+            monkeypatch.setattr(module, "ROOT", folder)
+
+    home, shallow = tmp_path / "home", tmp_path / "shallow"
+    home.mkdir()
+    git = repository(home)
+    at(home)
+    depends = ["alphazero_llm_trainer/engine", "alphazero_llm_trainer/answers.py"]
+    data = {"commit": git("rev-parse", "HEAD").strip(), "clean": True, "date": "2026-11-24", "depends": depends}
+    nothing = "nothing that it depends on has changed since"
+    assert said() == nothing
+    (home / "README.md").write_text("pages\n")  # a commit with pages alone changes no page
+    git("add", ".")
+    git("commit", "-qm", "pages")
+    assert said() == nothing
+    (home / "alphazero_llm_trainer/engine/new.py").write_text("")
+    assert said() == "changed since: `engine`"
+    git("add", ".")
+    git("commit", "-qm", "engine")
+    assert said() == "changed since: `engine`"
+    (home / "alphazero_llm_trainer/answers.py").unlink()
+    assert said() == "changed since: `engine` and `answers.py`"
+
+    data["commit"] = "0" * 40
+    with pytest.raises(age.AgeError, match="is not in this repository's history"):
+        said()
+    git("clone", "-q", "--depth", "1", f"file://{home}", str(shallow))
+    for folder in (shallow, tmp_path, home / "alphazero_llm_trainer"):  # no whole history, no repository, and another's
+        at(folder)
+        with pytest.raises(age.NoHistoryError):
+            said()
+    for cached in (age.whole_history, age.files_changed, age.untracked):
+        cached.cache_clear()
+
+
+def test_readme_is_not_released_with_a_figure_older_than_its_code(monkeypatch):
+    pages = script("results_pages")
+    from pages import age
+
+    for changed, named in ((set(), []), ({"alphazero_llm_trainer/engine/schedule.py"}, ["engine", "real_structures"])):
+        monkeypatch.setattr(age, "files_changed", lambda commit, changed=changed: frozenset(changed))
+        old = " ".join(pages.not_releasable())
+        assert all(f"{name}.json is older than its code" in old for name in named)
+        assert bool(old) == bool(named)
+
+
+def test_readmes_figures_are_those_of_the_results_by_problem():
+    script("results_pages")
+    from pages import readme, records
+    from pages.page import load
+
+    for row in load("improvement")["summary"]:
+        assert records.accuracy("improvement", row["arm"]) == pytest.approx(row["greedy"][0])
+    chain = next(row for row in load("improvement")["summary"] if row["arm"] == readme.CHAIN)
+    assert records.search_less(readme.CHAIN, 4) == pytest.approx(chain["primary"])
+    assert records.accuracy("improvement", "start") == pytest.approx(load("improvement")["start"]["greedy"][0])
+
+
+def test_every_figure_names_its_commit_and_modules_that_are_there():
+    script("results_pages")
+    from benchmarks import provenance
+
+    for name in provenance.DEPENDS:
+        for path in provenance.paths(name):
+            assert (ROOT / path).exists(), f"{name} depends on {path}"
+    for file in (ROOT / "benchmarks" / "results").glob("*.json"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        assert {"commit", "clean", "date", "depends"} <= found.keys(), file.name
+
+
+def test_a_benchmark_writes_its_commit_and_keeps_that_of_rows_it_took_over(tmp_path):
+    script("results_pages")
+    from benchmarks import provenance
+
+    provenance.write(tmp_path / "new" / "a.json", "engine", {"command": "uv run a", "rows": [1]})
+    found = json.loads((tmp_path / "new" / "a.json").read_text())
+    assert found["command"] == "uv run a"
+    assert found["depends"] == provenance.paths("engine")
+    assert found["commit"] == provenance.git("rev-parse", "HEAD")
+    provenance.write(tmp_path / "a.json", "engine", {"rows": [], "commit": "abc"})
+    assert json.loads((tmp_path / "a.json").read_text())["commit"] == "abc"
 
 
 def test_reference_pages_have_every_command_option_and_key(parser):

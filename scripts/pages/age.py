@@ -49,9 +49,9 @@ def untracked() -> tuple[str, ...]:
 
 def changed(data: Row) -> list[str]:
     """The modules that a JSON's figures depend on and that are not what they were, as a page names them."""
-    if "commit" not in data:
+    if not {"commit", "clean", "date", "depends"} <= data.keys():
         raise AgeError(
-            "does not say at which commit it was measured: `uv run python benchmarks/provenance.py FILE --name NAME`"
+            "doesn't say how old it is: run `uv run python benchmarks/provenance.py` on it (--name: see DEPENDS there)"
         )
     files = files_changed(data["commit"])
     found = (one for one in data["depends"] if any(f"{file}/".startswith(f"{one}/") for file in files))

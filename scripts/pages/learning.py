@@ -215,8 +215,8 @@ def ladder(data: Row) -> Page:
         [
             TINY,
             twins("ladder"),
-            "Recipes were chosen on one earlier student (validation and some of the test problems). PPO trained on a part of its"
-            " samples, at a rate that nobody tuned.",
+            "Recipes were chosen on one earlier student (validation and some of the test problems). PPO trained on a part of"
+            " its samples, at a rate that nobody tuned.",
             "`calculator-tool` writes results into the response itself. Its token count is of the model's own tokens alone;"
             " the results that were inserted are left out.",
             "The PRM's tokens count as scored, its prompt included.",

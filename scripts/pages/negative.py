@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from . import learning
 from .page import (
@@ -14,19 +14,24 @@ from .page import (
     load,
     load_if_there,
     share,
-    table,
     triple,
     verdict,
 )
 
+SELECTIONS = {"gumbel": "Gumbel selection", "ucb1": "UCB1 selection"}
 CHANGELOG = ROOT / "CHANGELOG.md"
-TOKEN_LOSS = "GRPO's loss over some tokens is gone"  # how the entry begins, whose JSON is gone with the code
+PARTIAL_LOSS = "GRPO's loss over some tokens is gone"  # how the entry begins, whose JSON is gone with the code
 
 
 def row(what: str, against: str, found: Triple | str, where: str) -> Row:
     """A line of the table; `found` is a paired difference, or words where there is none."""
-    shown = found if isinstance(found, str) else f"{gain(found)}<br>{verdict(found)}"
+    shown = found if isinstance(found, str) else f"{gain(found)}, {verdict(found)}"
     return {"what": what, "against": against, "found": shown, "where": where, "gain": found}
+
+
+def several(found: Mapping[str, Triple]) -> str:
+    """Differences that are no gains, each with its verdict."""
+    return "<br>".join(f"{name}: {gain(one)}, {verdict(one)}" for name, one in found.items() if one[1] <= 0)
 
 
 def page_of(stem: str) -> str:
@@ -43,31 +48,32 @@ def searches() -> Iterator[Row]:
         data = load_if_there(stem)
         for task in () if data is None else data["tasks"]:
             most = data["factors"][-1]
-            for arm in ("gumbel", "ucb1"):
+            for arm, what in SELECTIONS.items():
                 if arm in task["minus"]:
                     value, low, high = task["minus"][arm][str(most)]
                     where = page_of("search_budgets")
                     against = f"PUCT, {task['name']}, {most * task['tokens']:,} tokens"
                     yield row(
-                        f"{arm.replace('gumbel', 'Gumbel').replace('ucb1', 'UCB1')} selection",
+                        what,
                         against,
                         (-value, -high, -low),
                         where,
                     )
             for arm in ("adaptive-best-of-n", "step-rejection"):
-                # The control of JSON that was measured before tuning could not back up twice.
+                # Step rejection is a fair control where each method was tuned.
                 if arm in task["minus"] and (arm == "adaptive-best-of-n" or "tuned" in task):
                     against = f"{arm.replace('-', ' ')}, {task['name']}, {most * task['tokens']:,} tokens"
                     yield row("PUCT", against, task["minus"][arm][str(most)], page_of("search_budgets"))
-    for one in load("ladder")["methods"]:
-        if one["name"] == "calculator-tool":
-            against = f"a calculator that writes the results; verifier {one['verifier']}, {one['budget']} tokens"
-            yield row("MCTS", against, one["mcts_gain"], page_of("ladder"))
-    rules = load("from_rules")
-    for arm in rules["summary"]:
-        if "primary" in arm:
-            what = "training from search, from the rules of a game alone"
-            yield row(what, arm["arm"], arm["primary"], page_of("from_rules"))
+    tools = [one for one in load("ladder")["methods"] if one["name"] == "calculator-tool"]
+    told = several({f"{one['verifier']}, {one['budget']} tokens": one["mcts_gain"] for one in tools})
+    yield row("MCTS", "a calculator that writes the results", told, page_of("ladder"))
+    told = several({arm["arm"]: arm["primary"] for arm in load("from_rules")["summary"] if "primary" in arm})
+    yield row(
+        "training from search, from the rules of a game alone",
+        "single chains, samples, GRPO",
+        told,
+        page_of("from_rules"),
+    )
 
 
 def training() -> Iterator[Row]:
@@ -82,7 +88,7 @@ def training() -> Iterator[Row]:
         page_of("tree_grpo"),
     )
     names = {
-        "grpo-trees-hre": "GRPO on trees, a real model",
+        "grpo-trees-hre": "GRPO on trees without the perplexity reward, a real model",
         "grpo-trees": "GRPO on trees with the perplexity reward, a real model",
     }
     against = {"rft": "its own right samples", "grpo-trees-hre": "the same without that reward"}
@@ -138,11 +144,11 @@ def judges() -> Iterator[Row]:
 def token_loss() -> str:
     """What the changelog says of the loss over some tokens."""
     text = " ".join(CHANGELOG.read_text(encoding="utf-8").split())
-    entry = text.partition(TOKEN_LOSS)[2].partition(" - ")[0]
+    entry = text.partition(PARTIAL_LOSS)[2].partition(" - ")[0]
     figures = entry.partition("problems: ")[2].rstrip(".")
     if not figures:
         raise SystemExit(
-            f"CHANGELOG.md has no entry {TOKEN_LOSS!r} with its figures: name in scripts/pages/negative.py what has them"
+            f"CHANGELOG.md has no entry {PARTIAL_LOSS!r} with its figures: name in scripts/pages/negative.py what has them"
         )
     return figures
 
@@ -150,8 +156,7 @@ def token_loss() -> str:
 def page() -> list[str]:
     """The page as lines. A row whose difference turns out better than nothing leaves it."""
     found = [one for part in (searches, training, judges) for one in part()]
-    rows = [one for one in found if isinstance(one["gain"], str) or one["gain"][1] <= 0]
-    columns = {"tried": "{what}", "against": "{against}", "found (95%)": "{found}", "page": "{where}"}
+    rows = [one for one in found if one["found"] and (isinstance(one["gain"], str) or one["gain"][1] <= 0)]
     return [
         *("---", "hide: [toc]", "---", "", "# What did not help", ""),
         "<!-- Written by scripts/results_pages.py: change scripts/pages/negative.py. -->",
@@ -159,9 +164,12 @@ def page() -> list[str]:
         "Negative results, each with its figure. `no difference shown` is not `no difference`: the interval says what is"
         " excluded. How each was measured, at which commit, and on what, is on its page.",
         "",
-        *table(rows, columns),
+        "| tried | against | found (95%) | page |",
+        "|---|---|---|---|",
+        *(f"| {one['what']} | {one['against']} | {one['found']} | {one['where']} |" for one in rows),
+        "",
         "## What this does not show",
         "",
-        "- That these ideas help nowhere: the student is tiny and the problems are generated, except where a real model is named.",
+        "- That these ideas help nowhere: the student is tiny and the problems are generated, but where a real model is named.",
         "- Intervals are single ones: so many looks are not corrected for.",
     ]

@@ -19,7 +19,6 @@ FROM_RULES_CHART = PAGES / "from_rules.svg"
 IMPROVEMENT_CHART = PAGES / "improvement.svg"
 README = ROOT / "README.md"
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student" / "manifest.json"
-BEGIN, END = "<!-- results: begin (scripts/results_pages.py) -->", "<!-- results: end -->"
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
 EMBEDDED = "embedded test problems, levels 1 and 2 (2 and 3 steps)"
 HARDER = "embedded test problems, levels 3 and 4 (4 to 6 steps)"
@@ -144,12 +143,15 @@ def load_if_there(stem: str) -> dict[str, Any] | None:
 
 
 def recorded(data: Any, name: str = "") -> bool:
-    """Whether a JSON holds results by problem: text of 0 and 1, or numbers under `correct`."""
+    """Whether a JSON holds results by problem: text of 0 and 1, numbers under `correct`, or a line a problem with one."""
     if isinstance(data, str):
         return len(data) >= FEW and not data.strip("01")
     if isinstance(data, dict):
         return any(recorded(found, key) for key, found in data.items())
-    return isinstance(data, list) and ((name == "correct" and len(data) >= FEW) or any(map(recorded, data)))
+    if not isinstance(data, list):
+        return False
+    lines = name == "correct" or (data and isinstance(data[0], dict) and isinstance(data[0].get("correct"), bool))
+    return (bool(lines) and len(data) >= FEW) or any(map(recorded, data))
 
 
 def splits(figure: str) -> dict[str, Row]:
@@ -166,5 +168,5 @@ def twins(figure: str) -> str:
     return (
         f"Of its test problems {by} have a problem among those that the student was trained on that differs in names, things"
         f" and numbers only ([overlap](overlap.md)). {row['test_problems']:,} of them have {row['distinct_solutions']:,}"
-        " distinct worked solutions, over which the intervals are where a page says so."
+        " distinct worked solutions: an interval over problems that doesn't count them so is a little too narrow."
     )

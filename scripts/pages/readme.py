@@ -8,8 +8,6 @@ from alphazero_llm_trainer.config.load import load_config
 
 from . import age, real
 from .page import (
-    BEGIN,
-    END,
     Row,
     Triple,
     gain,
@@ -26,11 +24,7 @@ STEMS = ("improvement", "structures", "real_ladder", "real_structures", "engine"
 OLDER = "Older than the code it speaks of:"  # how the line on ages begins
 COLUMNS = ("what", "without", "with", "difference (95%)", "problems, seeds, tokens", "what it doesn't show")
 CHAIN = "rule, one chain"
-
-
-def short(found: Triple) -> str:
-    """An accuracy without its first 0."""
-    return f"{found[0]:.2f}".removeprefix("0")
+BELOW = "Intervals of expert iteration less another way of training hold at 95% for all of its ways together."
 
 
 def difference(found: Triple) -> str:
@@ -56,10 +50,11 @@ def found() -> str:
     learns = "learns" if own[1] > 0 else "was not shown to learn"
     return (
         f"Expert iteration under a step rule teaches the embedded student {accuracy('improvement', 'start'):.2f} ->"
-        f" {accuracy('improvement', 'search'):.2f}, of which tree and retry are {chain[0]:+.2f} over single chains; a real model"
-        f" of 135 M parameters {learns} from its own samples ({own[0]:+.2f}), and {more} from solutions ({solutions[0]:+.2f});"
-        f" where a calculator judges the steps, a tree {words[verdict(repair)]} {method} ({repair[0]:+.3f} at the largest"
-        " budget); nothing was found yet on real rows. [What did not help](docs/results/what_did_not_help.md) has a page."
+        f" {accuracy('improvement', 'search'):.2f}, of which tree and retry are {chain[0]:+.2f} over single chains; a real"
+        f" model of 135 M parameters {learns} from its own samples ({own[0]:+.2f}), and {more} from solutions"
+        f" ({solutions[0]:+.2f}); where a calculator judges the steps, a tree {words[verdict(repair)]} simple repair by"
+        f" {method} ({repair[0]:+.3f} at the largest budget); nothing was found yet on real rows."
+        " [What did not help](docs/results/what_did_not_help.md) has a page."
     )
 
 
@@ -67,7 +62,7 @@ def trained() -> list[Row]:
     """Training from search: against the start, one chain, and samples."""
     data, held = load("improvement"), load("structures")
     rows = {row["arm"]: row for row in data["summary"]}
-    own, asked = rows["search"], next(run["questions"] for run in data["runs"] if run["arm"] == "search")
+    asked = next(run["questions"] for run in data["runs"] if run["arm"] == "search")
     default, twin = load_config().train.num_examples, splits("improvement")["search"]
     new = load("overlap")["improvement_without_twins"]
     on_new = next(row for row in new["summary"] if row["arm"] == CHAIN)["search_minus_greedy"]
@@ -75,41 +70,40 @@ def trained() -> list[Row]:
     where = f"{data['problems']:,}, {len(data['seeds'])},"
     new_kinds = next(row for row in held["summary"] if row["arm"] == "search")
 
-    def row(what: str, arm: str, tokens: str, limit: str) -> Row:
+    def row(arm: str, name: str, tokens: str, limit: str) -> Row:
         return {
-            "what": what,
-            "without": f"{accuracy('improvement', arm):.3f}",
+            "what": "[expert iteration](docs/results/improvement.md) on trees under a step rule",
+            "without": f"{name}: {accuracy('improvement', arm):.3f}",
             "with": f"{accuracy('improvement', 'search'):.3f}",
-            "difference": difference(search_less(arm)),
+            "difference": difference(search_less(arm, 1 if arm == "start" else len(rows) - 1)),
             "on": f"{where} {tokens}",
             "not": limit,
         }
 
-    link = "[expert iteration](docs/results/improvement.md)"
     return [
         row(
-            f"{link} on trees under a step rule; without: the shipped student",
             "start",
+            "the shipped student",
             million["search"],
             f"what the default command reaches: it asks {default:,} questions, this {asked / default:.2f} times as many;"
-            f" {twin['share'][0]:.0%} of the problems differ from a training problem in names and numbers only",
+            f" {twin['share'][0]:.0%} of the problems differ from a training problem in names, things and numbers only",
         ),
         row(
-            f"{link}; without: single chains under the same rule",
             CHAIN,
-            f"{million['search']} against {million[CHAIN]}",
+            "single chains under the same rule",
+            f"{million['search']} and {million[CHAIN]}",
             "what the tree does alone: chains that restart until the first right one, replay alone and equal numbers of updates"
-            f" were no controls; on the {new['problems']} problems without such a twin {gain(on_new)}",
+            f" were no controls; on the {new['problems']} problems that repeat none of training {gain(on_new)}",
         ),
         row(
-            f"{link}; without: fine-tuning on right ones of 8 samples",
             "rft, 8 samples",
-            f"{million['search']} against {million['rft, 8 samples']}",
-            "what the rule does without a tree: that is the row above",
+            "fine-tuning on right ones of 8 samples",
+            f"{million['search']} and {million['rft, 8 samples']}",
+            "what the rule does and what the tree does: single chains under it are the row above",
         ),
         {
-            "what": "the same on [kinds of stories](docs/results/structures.md) that nobody trained on; without: its start",
-            "without": f"{held['start']['greedy'][0]:.3f}",
+            "what": "the same on [kinds of stories](docs/results/structures.md) that nobody trained on",
+            "without": f"its start: {held['start']['greedy'][0]:.3f}",
             "with": f"{accuracy('structures', 'search'):.3f}",
             "difference": difference(new_kinds["greedy_gain"]),
             "on": f"{held['problems']:,}, {len(held['seeds'])}, {new_kinds['tokens'] / 1e6:.1f} M",
@@ -121,10 +115,11 @@ def trained() -> list[Row]:
 def engine() -> list[Row]:
     data = load("engine")
     rows = [row for row in data["decode"] if row["batch"] == 32 and row["samples_a_prompt"] == 1]
+    theirs = listed(f"{row['hf_generate_tokens_per_second']:,.0f}" for row in rows)
     return [
         {
-            "what": "[the engine](docs/results/engine.md), tokens/s; without: Hugging Face `generate`",
-            "without": listed(f"{row['hf_generate_tokens_per_second']:,.0f}" for row in rows),
+            "what": "[the engine](docs/results/engine.md), tokens/s",
+            "without": f"Hugging Face `generate`: {theirs}",
             "with": listed(f"{row['ours_tokens_per_second']:,.0f}" for row in rows),
             "difference": listed(f"{row['over_hf_generate']:.1f}x" for row in rows),
             "on": f"{listed(row['model'] for row in rows)}; batch 32, one CPU thread",
@@ -144,13 +139,39 @@ def ages() -> str:
 
 
 def section(kept: str) -> str:
-    """What stands between the marks of README; `kept` is what stood there, whose ages stay where there is no history."""
+    """What was found, and the table; `kept` is what stood there, whose ages stay where there is no history."""
     try:
         old = ages()
     except age.NoHistoryError:
         old = next((line for line in kept.splitlines() if line.startswith(OLDER)), "")
-    head = [f"| {' | '.join(COLUMNS)} |", "|---|---:|---:|---:|---|---|"]
+    head = [f"| {' | '.join(COLUMNS)} |", "|---|---|---|---|---|---|"]
     keys = ("what", "without", "with", "difference", "on", "not")
     rows: list[dict[str, Any]] = [dict(row) for row in (*trained(), *real.results(), *engine())]
     body = [f"| {' | '.join(row[key] for key in keys)} |" for row in rows]
-    return "\n".join([BEGIN, found(), "", *head, *body, *(["", old] if old else []), END])
+    return "\n".join([found(), "", *head, *body, "", BELOW, *([old] if old else [])])
+
+
+def search(kept: str) -> str:
+    """A search and what it printed."""
+    data = load("demo")
+    try:
+        since = "; its code has changed since" if age.changed(data) else ""
+        how = "with uncommitted changes to" if data["clean"] is False else "at"
+        told = f"Printed {how} `{data['commit'][: age.SHORT]}`{since}."
+    except age.NoHistoryError:
+        told = kept.rstrip().splitlines()[-1] if kept.strip() else ""
+    return "\n".join(["```sh", data["shown"], "```", "", "```text", *data["lines"], "```", "", told])
+
+
+def filled(text: str) -> str:
+    """README with its parts that are made of JSON; each stands between two comments with its name."""
+    for name, make in {"results": section, "search": search}.items():
+        begin, end = f"<!-- {name}: begin (scripts/results_pages.py) -->\n", f"\n<!-- {name}: end -->"
+        head, found_begin, rest = text.partition(begin)
+        kept, found_end, tail = rest.partition(end)
+        if not found_begin or not found_end:
+            raise SystemExit(
+                f"README.md has no place for {name}: write {begin.strip()} and {end.strip()} where it goes"
+            )
+        text = head + begin + make(kept) + end + tail
+    return text

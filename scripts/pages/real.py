@@ -229,11 +229,11 @@ def results() -> list[Row]:
     warm, best, control, plain = stages["sft"], stages[BEST], stages["more-sft"], stages["rft"]
     less = next(row for row in data["arms"] if row["arm"] == BEST)
     problems, tokens = best["after"]["problems"], f"{best['search_cost']['sampled_tokens'] / 1e6:.2f} M"
-    link = "[SmolLM2-135M](docs/results/real_ladder.md) after SFT, expert iteration"
+    what = "expert iteration of a [real model](docs/results/real_ladder.md), SmolLM2-135M, after SFT"
     return [
         {
-            "what": f"{link}; without: after SFT",
-            "without": f"{warm['test_greedy']['value']:.3f}",
+            "what": what,
+            "without": f"after SFT: {warm['test_greedy']['value']:.3f}",
             "with": f"{best['after']['accuracy']['value']:.3f}",
             "difference": gain(triple(best["gain"])),
             "on": f"{problems}, 1, {tokens}",
@@ -241,13 +241,13 @@ def results() -> list[Row]:
             f" {control['rows'] - warm['rows']} of them unseen, gain {gain(triple(control['gain']))}; or a gain on real rows",
         },
         {
-            "what": f"{link}; without: training on its own right samples",
-            "without": f"{mean_of(stages, 'rft', data):.3f}",
+            "what": what,
+            "without": f"training on its own right samples: {mean_of(stages, 'rft', data):.3f}",
             "with": f"{mean_of(stages, BEST, data):.3f}",
             "difference": gain(triple(less)),
-            "on": f"{problems}, {less['seeds']}, {tokens} against {plain['search_cost']['sampled_tokens'] / 1e6:.2f} M",
-            "not": f"equal numbers of questions: {best['questions']:,} against {plain['questions']:,}; on kinds of stories that"
-            f" nobody trained on it gains {gain(triple(kinds['gain']))} over its SFT",
+            "on": f"{problems}, {less['seeds']}, {tokens} and {plain['search_cost']['sampled_tokens'] / 1e6:.2f} M",
+            "not": f"equal numbers of questions: it asks {best['questions']:,}, the other {plain['questions']:,}; on kinds of"
+            f" stories that nobody trained on it gains {gain(triple(kinds['gain']))} over its SFT",
         },
     ]
 

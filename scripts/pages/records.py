@@ -24,9 +24,13 @@ def accuracy(study: str, arm: str) -> float:
 
 
 @cache
-def search_less(arm: str) -> Triple:
-    """Expert iteration less another arm of `improvement`, over distinct problems and seeds."""
+def search_less(arm: str, together: int = 1) -> Triple:
+    """Expert iteration less another arm of `improvement`, over distinct problems and seeds.
+
+    The interval holds at 95% for so many comparisons `together` (Bonferroni).
+    """
     data = load("improvement")
     groups = repeats(embedded.load("test", data["problems"], start=data["first"]))
-    found = bootstrap_over_seeds(of_arm("improvement", "search"), of_arm("improvement", arm), groups=groups)
+    both = of_arm("improvement", "search"), of_arm("improvement", arm)
+    found = bootstrap_over_seeds(*both, confidence=1 - 0.05 / together, groups=groups)
     return found.value, found.low, found.high
