@@ -275,9 +275,6 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
             right = rule.check_step(problem, [step.text for step in tree.steps(node)])
             assert (right is False) == (tree.verdict[node] == REJECTED)
             assert tree.prm[node] == (None if right is None else float(right))
-            assert (
-                tree.text[node].startswith("####") or right is not None
-            )  # every step of an embedded solution is checked
             rejected += right is False
         assert not tree.rollouts  # nothing that was not judged
         for leaf in (leaf for leaf in tree.leaves() if tree.verdict[leaf] == "answer"):
