@@ -264,6 +264,22 @@ def test_perplexity_prefers_what_the_student_would_say() -> None:
     assert 0.0 <= noise < 0.5 and 0.0 <= bare < 0.5 and 0.0 <= endless <= 1.0
 
 
+@pytest.mark.parametrize(
+    ("reply", "finish", "right"),
+    [
+        ("2 + 2 = 4", "stop", True),
+        ("2 + 2 = 4", "length", False),
+        (r"It is \boxed{4}. Let me check: 5", "length", True),
+        ("2 + 2 = 4\n#### N", "stop", True),
+    ],
+)
+def test_of_a_reply_that_was_cut_a_marked_answer_alone_counts(reply: str, finish: str, right: bool) -> None:
+    item = AlphaZeroTask(AlphaZeroData(id="a", prompt="q", gold="4"), AlphaZeroTaskConfig())
+    calls = [SimpleNamespace(error=None, finish_reason=finish), SimpleNamespace(error="refused", finish_reason=None)]
+    trace: Any = SimpleNamespace(info={}, last_reply=reply, calls=calls)
+    assert asyncio.run(item.correctness_reward(trace)) == float(right)
+
+
 def test_the_chosen_response_is_scored_and_not_the_last_reply() -> None:
     plain = SimpleNamespace(info={}, last_reply="#### 1")
     searched = SimpleNamespace(info={"mcts": {"response": "#### 2"}}, last_reply="#### 1")

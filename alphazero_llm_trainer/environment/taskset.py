@@ -97,9 +97,9 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         combined(hre, pre, custom, steps=0, right=0, wrong=0, weights=self.config.needs)
         return clone
 
-    async def graded(self, response: str) -> Grade:
-        """The grade of a response by the rule of the problem's source."""
-        return await source_of(self.own.problem).grade_async(response, self.own)
+    async def graded(self, response: str, cut: bool = False) -> Grade:
+        """The grade of a response by the rule of the problem's source; of one that a limit cut a marked answer alone counts."""
+        return await source_of(self.own.problem).grade_async(response, self.own, strict=cut)
 
     @property
     def own(self) -> ProblemTask:
@@ -117,7 +117,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         not recorded for a task that can't be graded."""
         if not self.graded_by_rule:
             return {}
-        return (await self.graded(response_text(trace))).hre
+        return (await self.graded(response_text(trace), was_cut(trace))).hre
 
     @vf.metric
     async def perplexity_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
@@ -162,6 +162,12 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
 def opened(rewards: RewardConfig) -> CustomReward | None:
     """The user's own reward: one for all tasks, which bounds how many calls of it are under way."""
     return open_reward(rewards)
+
+
+def was_cut(trace: vf.Trace) -> bool:
+    """Whether the limit of tokens ended the last reply, where that is what is scored."""
+    last = next((call for call in reversed(trace.calls) if call.error is None), None)
+    return "mcts" not in trace.info and last is not None and last.finish_reason == "length"
 
 
 def response_text(trace: vf.Trace) -> str:
