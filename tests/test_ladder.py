@@ -16,7 +16,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import Config, load_config, read_yaml, shipped
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.report.ladder import picture, result_markdown
-from alphazero_llm_trainer.train.ladder import RUNGS, LadderStopped, Seed, climb
+from alphazero_llm_trainer.train.ladder import LadderStopped, Seed, climb, rung_names
 from alphazero_llm_trainer.train.ladder_report import collect, mean_over_seeds
 
 
@@ -185,7 +185,7 @@ def climbed(tmp_path: Path) -> list[Seed]:
 
 def test_rungs_are_paired_with_the_one_below_and_what_is_not_reached_says_so(climbed: list[Seed]) -> None:
     ladder = collect(climbed, "alphazero-llm-trainer ladder", 60.0)
-    assert [rung["name"] for rung in ladder["rungs"]] == list(RUNGS)
+    assert [rung["name"] for rung in ladder["rungs"]] == list(rung_names(climbed[0].config))
     assert [rung["accuracy"][0] for rung in ladder["rungs"]] == [0.0, 0.25, 0.25, 0.5, 0.75]
     assert ladder["rungs"][2]["gain"] == [0.0, 0.0, 0.0]
     assert ladder["rungs"][4]["tokens"] == 70.0 and ladder["rungs"][3]["training_tokens"] == 4000
@@ -195,7 +195,14 @@ def test_rungs_are_paired_with_the_one_below_and_what_is_not_reached_says_so(cli
     assert text.startswith("0 of 4 rungs are clearly above the one below; NOT SFT, +PPO")
     assert "NOT reached, mcts above: greedy with calculator at 100 tokens: +0.250" in text
     assert "; majority with calculator at 100 tokens: -0.250" in text
-    assert picture(ladder).count('class="chart"') == 2 and "+GRPO (PRM) +MCTS" in picture(ladder)
+    assert picture(ladder).count('class="chart"') == 2 and "+weighted SFT (PRM) +MCTS" in picture(ladder)
+
+
+def test_a_rung_is_named_by_what_runs() -> None:
+    named = rung_names(recipe())
+    assert named[3:] == ("+weighted SFT (PRM)", "+weighted SFT (PRM) +MCTS")
+    for override in ("train.grpo.importance=true", "train.grpo.negative_weight=0.3"):
+        assert rung_names(load_config(None, [override], "ladder.yaml"))[3] == "+GRPO (PRM)"
 
 
 def test_ppo_gets_the_tokens_of_grpo_and_of_its_prm(climbed: list[Seed]) -> None:

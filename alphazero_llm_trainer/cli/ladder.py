@@ -1,4 +1,4 @@
-"""The `ladder` command: Base < SFT < +PPO < +GRPO < +GRPO +MCTS over seeds, as a table and charts."""
+"""The `ladder` command: Base, SFT, PPO, weighted SFT with a PRM, the same with MCTS, over seeds: a table and charts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECONDS = "seconds.json"  # wall-clock of the sessions that were cut off
 def add_ladder(commands: Any) -> None:
     parser = commands.add_parser(
         "ladder",
-        help="Base, SFT, PPO, GRPO, GRPO with MCTS: one table over seeds",
+        help="Base, SFT, PPO, weighted SFT with process credit, that with MCTS: one table over seeds",
         epilog="The recipe is config/ladder.yaml over config/training.yaml; --config and --set change it.",
     )
     add_model(parser)

@@ -57,6 +57,11 @@ class GrpoConfig(RoundsConfig):
     pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
     together: bool = True
 
+    @property
+    def weighted_sft(self) -> bool:
+        """Whether this is no GRPO but supervised training on above-average rows, weighted by their advantages: no ratio."""
+        return not self.importance and self.negative_weight == 0
+
 
 class PpoConfig(RoundsConfig):
     own_rate = 3e-4

@@ -1,4 +1,8 @@
-"""The ladder: Base < SFT < +PPO (outcome reward) < +GRPO (process reward) < +GRPO +MCTS, each rung over the one below.
+"""The ladder: Base, SFT, +PPO (outcome reward), +weighted SFT (process reward), +MCTS over that: each rung over the one below.
+
+The fourth rung is the command `grpo` as config/ladder.yaml sets it: without an importance ratio and without rows below their
+group's average its loss is a log-likelihood weighted by the advantages, so that it is named weighted SFT: rejection sampling
+with process credit. Under other settings it is GRPO, and named so.
 
 Base is the student as it comes, or briefly trained where it has no weights to come with. Where the rungs are adapters over
 one base (`keeps_base`), each goes on from the adapter below it.
@@ -29,7 +33,6 @@ from ..files import read_object, write_json
 from ..policy.folders import from_scratch, keeps_base, resolve_name
 from .checkpoint import read_lines
 
-RUNGS = ("Base", "SFT", "+PPO", "+GRPO (PRM)", "+GRPO (PRM) +MCTS")
 STAGE = """
 import sys
 from alphazero_llm_trainer.train.ladder import die_with
@@ -39,6 +42,12 @@ raise SystemExit(main())
 """
 SET_DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 TIMES = "times.json"  # seconds of each stage of a seed
+
+
+def rung_names(config: Config) -> tuple[str, ...]:
+    """The rungs' names: what runs under this configuration."""
+    trained = "+weighted SFT (PRM)" if config.train.grpo.weighted_sft else "+GRPO (PRM)"
+    return "Base", "SFT", "+PPO", trained, f"{trained} +MCTS"
 
 
 class LadderStopped(Exception):
@@ -99,7 +108,7 @@ class Seed:
     # -- stages --------------------------------------------------------------------------------------------------------
 
     def stages(self) -> list[Stage]:
-        """All stages. PPO waits for GRPO: its budget is what the PRM and GRPO sampled together."""
+        """All stages. PPO waits for `grpo`: its budget is what that and the PRM sampled together."""
         ladder = self.config.ladder
         steps, most = self.config.train.sft.steps, [max(ladder.budgets)]
         prm = ["prm", "--path", str(self.student(1)), "--out", str(self.prm)]
@@ -109,7 +118,7 @@ class Seed:
             prm += ["--set", f"train.prm.base={self.partner.path / 'sft'}"]
             before_prm.append(self.partner.seed)
         own = [word for override in ladder.ppo_overrides for word in ("--set", override)]
-        last = len(RUNGS) - 1
+        last = len(rung_names(self.config)) - 1
         base = [Stage("base", (), lambda: self.supervised("base", ladder.base_steps))] * from_scratch(self.config)
         return [
             Stage("sft", (), lambda: self.supervised("sft", steps)),
@@ -174,7 +183,7 @@ class Seed:
         self.stage(f"eval {name}", arguments, out / "results.json")
 
     def ppo_questions(self) -> int:
-        """Questions for which PPO samples as many tokens as the PRM's trees and GRPO did together."""
+        """Questions for which PPO samples as many tokens as the PRM's trees and `grpo` did together."""
         grpo = self.tokens("grpo")
         samples = sum(line.get("samples", 0) for line in read_lines(self.run_folder("grpo") / "metrics.jsonl"))
         a_question = grpo / samples * self.config.train.ppo.samples

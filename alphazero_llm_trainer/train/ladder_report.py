@@ -8,7 +8,7 @@ from typing import Any
 
 from ..eval.metrics import mean_interval, paired_bootstrap
 from ..eval.results import triple
-from .ladder import RUNGS, TIMES, Seed, read
+from .ladder import TIMES, Seed, read, rung_names
 
 
 def mean_over_seeds(outcomes: Sequence[str]) -> list[float]:
@@ -25,10 +25,10 @@ def collect(seeds: Sequence[Seed], command: str, seconds: float) -> dict[str, An
     """Everything that tables and charts are made of; outcomes are kept as 0/1 strings, a character a problem."""
     ladder = seeds[0].config.ladder
     main, most = ladder.verifiers[0], max(ladder.budgets)
-    names = ("base", "sft", "ppo", main, main)
+    names, titles = ("base", "sft", "ppo", main, main), rung_names(seeds[0].config)
     rungs: list[dict[str, Any]] = []
-    for rung, (title, name) in enumerate(zip(RUNGS, names, strict=True)):
-        method, budget = ("mcts", ladder.budget_tokens) if rung == len(RUNGS) - 1 else ("greedy", most)
+    for rung, (title, name) in enumerate(zip(titles, names, strict=True)):
+        method, budget = ("mcts", ladder.budget_tokens) if rung == len(titles) - 1 else ("greedy", most)
         rows = [row_of(read(seed.evaluation(name) / "results.json"), method, budget) for seed in seeds]
         rungs.append(entry(title, rows) | {"training_tokens": training_tokens(seeds, rung)})
     for below, rung_entry in itertools.pairwise(rungs):

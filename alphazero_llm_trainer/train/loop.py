@@ -118,6 +118,8 @@ class Run:
         method: str = train.method
         if method == "grpo" and train.grpo.negative_weight == 0:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
+            if train.grpo.weighted_sft:
+                method = "weighted SFT on responses above their group's average (grpo without ratio and negatives)"
         replay = f"{len(self.demonstrations):,} demonstrations replayed"
         if train.demonstrations and not self.demonstrations:
             replay += " (train.demonstration_share decides)"
