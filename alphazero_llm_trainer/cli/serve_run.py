@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 STEPWISE = ("step-rejection", "early-abort", "adaptive-best-of-n", "beam")  # of eval.methods
 
 
-def run(
-    args: argparse.Namespace, config: Config, keys: Sequence[str], bound: socket.socket, progress: Progress
-) -> int:
+def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: socket.socket, progress: Progress) -> int:
     """Load, and serve at the socket `bound`. 0 after SIGTERM, 130 after Ctrl-C."""
     named = args.verifier if args.verifier is not None else default_verifier(args)
     check_name(named, args.prm, args.value)

@@ -10,7 +10,17 @@ from ..config.load import Config
 from ..files import FolderLock
 from ..live import Progress
 from ..policy.folders import from_scratch
-from .base import add_config_arguments, add_json, add_model, add_source, check_least, check_out, print_json, resolve, tell_loading
+from .base import (
+    add_config_arguments,
+    add_json,
+    add_model,
+    add_source,
+    check_least,
+    check_out,
+    print_json,
+    resolve,
+    tell_loading,
+)
 
 
 def add_sft(commands: Any) -> None:
