@@ -22,7 +22,7 @@ from .rewards.combined import combined, steps_of
 from .rewards.custom import CustomReward, open_reward
 from .rewards.pre import pre
 from .search.choose import Reading
-from .search.driver import Advisor, Evaluate, Finished, Search, derive_seed
+from .search.driver import Advisor, Evaluate, Finished, Search, check_settings, derive_seed
 from .search.extract import Trajectory, trajectories
 from .search.targets import outcomes
 from .search.tree import ROOT, WHOLE, Tree
@@ -244,26 +244,7 @@ class Collector:
         self.remote = Remote(config) if is_remote(config) else None
         self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote)
         self.checker = build_terminal_checker(config, self.remote)
-        teachers = {
-            "teachers.tier": self.teachers is not None,
-            "teachers.terminal_checker": self.checker is not None,
-        }
-        if config.search.mode == "token":
-            for name, used in {**teachers, "train.groups": config.train.groups != "tree"}.items():
-                if used:
-                    raise ConfigError(
-                        f"{name} is set and search.mode is token: it works on steps; use step or unset it"
-                    )
-        if config.train.groups == "verified":
-            for name, used in {**teachers, "search.value": self.value is not None}.items():
-                if used:
-                    raise ConfigError(
-                        f"{name} is set and train.groups is verified: the source's rule alone judges there; unset one"
-                    )
-        if config.train.reward == "hre" and config.rewards.own and config.rewards.hre_weight == 0:
-            raise ConfigError(
-                "train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to combined"
-            )
+        check_collecting(config, self.value is not None)
         self._search(finished_earns_one, 1)  # a configuration that can't be searched with is refused now
 
     def keep_books(self, folder: Path) -> None:
@@ -377,6 +358,28 @@ class Collector:
         finished: Finished | None = None if self.checker is None else self.checker.finished
         advisor: Advisor | None = self.teachers
         return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, **common)
+
+
+def check_collecting(config: Config, valued: bool) -> None:
+    """Raise ConfigError for settings of training searches that contradict each other. `valued`: there is a value network."""
+    train, mode = config.train, config.search.mode
+    teachers = {
+        "teachers.tier": config.teachers.tier != "none",
+        "teachers.terminal_checker": config.teachers.terminal_checker,
+    }
+    if mode == "token":
+        for name, used in {**teachers, "train.groups": train.groups != "tree"}.items():
+            if used:
+                raise ConfigError(f"{name} is set and search.mode is token: it works on steps; use step or unset it")
+    if train.groups == "verified":
+        for name, used in {**teachers, "search.value": valued}.items():
+            if used:
+                raise ConfigError(
+                    f"{name} is set and train.groups is verified: the source's rule alone judges there; unset one"
+                )
+    if train.reward == "hre" and config.rewards.own and config.rewards.hre_weight == 0:
+        raise ConfigError("train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to combined")
+    check_settings(config.search, valued)
 
 
 def reading_of(problem: Problem) -> Reading:

@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-LINE_SECONDS, LONGEST_SECONDS = 5.0, 60.0  # between two lines where there is no terminal: more of them at the start
+TICK = 1.0  # seconds between two looks at the clock
+BEAT = 10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
 
 
 class Stop:
@@ -48,21 +49,30 @@ class Stop:
 class Progress:
     """Tells on `out` (standard error) how far a command is; says nothing where `quiet`.
 
-    `start` begins a stretch of work that is counted, `stop` ends it; what is said stays above the bar. `dollars` tells
-    what has been charged so far. On a terminal notes stand below the bar; elsewhere they are left out, and the newest
-    figures (`now`) end each line. With `tell` that function gets each line, and nothing is written.
+    `start` begins a stretch of work that is counted, `wait` one that can't be; `stop` ends either, and what is said stays
+    above the bar. Where there is no bar, a line says how far the work is after every `BEAT` seconds of silence, whether
+    anything was finished or not; the newest figures (`now`) end it, and notes are left out. `dollars` tells what has been
+    charged so far, `clock` the seconds. With `tell` that function gets each line, nothing is written, and nothing is told
+    but from the thread that works.
     """
 
     def __init__(
-        self, quiet: bool = False, out: TextIO | None = None, tell: Callable[[str], None] | None = None
+        self,
+        quiet: bool = False,
+        out: TextIO | None = None,
+        tell: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.out, self.tell = out if out is not None else sys.stderr, tell
+        self.out, self.tell, self.clock = out if out is not None else sys.stderr, tell, clock
         self.quiet = quiet
         self.bar: Bar | None = None
         self.total = self.done = self.first = self.tokens = 0
         self.unit, self.doing, self.figures = "", "", ""
-        self.began = self.said = time.perf_counter()
+        self.began = self.said = clock()
         self.dollars: Callable[[], float] = float  # nothing
+        self.looking: Callable[[], str] = str  # figures of the moment, in place of `now`'s
+        self._over: threading.Event | None = None  # set at the end of the stretch under way
+        self._writing = threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -74,24 +84,64 @@ class Progress:
         """Lines that stay."""
         if self.quiet:
             return
-        if self.tell is not None:
-            self.tell(text)
-        elif self.bar is not None:
-            self.bar.write(text)
-        else:
-            print(text, file=self.out, flush=True)
+        with self._writing:
+            self.said = self.clock()
+            if self.tell is not None:
+                self.tell(text)
+            elif self.bar is not None:
+                self.bar.write(text)
+            else:
+                self.out.write(f"{text}\n")
+                self.out.flush()
 
     def start(self, total: int, done: int = 0, unit: str = "question", doing: str = "") -> None:
         """`total` things (`unit` is one's name) are to be done, of which `done` are done already."""
         self.stop()
-        self.total, self.done, self.first, self.tokens = total, done, done, 0
-        self.unit, self.doing, self.figures = unit, doing, ""
-        self.began = self.said = time.perf_counter()
+        self._begin(total, done, unit, doing)
         if not self.quiet and self.tell is None and self.out.isatty():
             self.bar = Bar(total, done, unit, self.out)
             self.bar.describe(doing)
-        elif doing:
+            return
+        if doing:
             self.say(f"{doing}: {total - done:,} {unit}s")
+        self._beat_until_stopped()
+
+    def wait(self, doing: str, looking: Callable[[], str] = str) -> None:
+        """Work that can't be counted begins: `doing` is its name, `looking` tells its figures of the moment."""
+        self.stop()
+        self._begin(0, 0, "", doing)
+        self.looking = looking
+        self._beat_until_stopped()
+
+    def load(self, what: str, module: str) -> None:
+        """Say that `what` is loaded, unless its `module` is there already; then `wait` for that, and for what comes after."""
+        if module not in sys.modules:
+            self.say(f"loading {what}")
+        self.wait("loading")
+
+    def _begin(self, total: int, done: int, unit: str, doing: str) -> None:
+        self.total, self.done, self.first, self.tokens = total, done, done, 0
+        self.unit, self.doing, self.figures, self.looking = unit, doing, "", str
+        self.began = self.said = self.clock()
+
+    def _beat_until_stopped(self) -> None:
+        """Call `beat` from a thread, because the one that works may be in one long call."""
+        if self.quiet or self.tell is not None:
+            return
+        over = self._over = threading.Event()
+
+        def beats() -> None:
+            while not over.wait(TICK):
+                with self._writing:
+                    if not over.is_set():
+                        self.beat()
+
+        threading.Thread(target=beats, name="heartbeat", daemon=True).start()
+
+    def beat(self) -> None:
+        """Say how far the work is where nothing was said for `BEAT` seconds."""
+        if self.bar is None and self.clock() - self.said >= BEAT:
+            self.say(self.line())
 
     def describe(self, text: str) -> None:
         """What is worked on now."""
@@ -111,12 +161,10 @@ class Progress:
             self.bar.at(self.done)
             if self.tokens:
                 self.bar.note("sampled", self.sampled)
-            return
-        now = time.perf_counter()
-        pause = min(max(LINE_SECONDS, (now - self.began) / 20), LONGEST_SECONDS)
-        if now - self.said >= pause or (self.done == self.total > self.first):
-            self.said = now
+        elif self.done == self.total > self.first:
             self.say(self.line())
+        else:
+            self.beat()
 
     def now(self, text: str) -> None:
         """The newest figures."""
@@ -131,21 +179,25 @@ class Progress:
     def line(self) -> str:
         """How far the work is, as one line."""
         doing = f"{self.doing}: " if self.doing else ""
-        sampled = f", {self.sampled}" if self.tokens else ""
-        figures = f", {self.figures}" if self.figures else ""
-        return f"{doing}{self.done:,}/{self.total:,} {self.unit}s{figures}, {self.pace}{sampled}"
+        counted = f"{self.done:,}/{self.total:,} {self.unit}s" if self.unit else ""
+        sampled = self.sampled if self.tokens else ""
+        parts = (counted, self.looking(), self.figures, self.pace, sampled)
+        return doing + ", ".join(part for part in parts if part)
 
     @property
     def seconds(self) -> float:
-        """Since the start of what is counted."""
-        return max(time.perf_counter() - self.began, 1e-9)
+        """Since the start of the stretch under way."""
+        return max(self.clock() - self.began, 1e-9)
 
     @property
     def pace(self) -> str:
-        """Things a second since the start, and the time left at that rate."""
-        rate = (self.done - self.first) / self.seconds
-        left = (self.total - self.done) / rate if rate else 0.0
-        return f"{rate:,.1f} {self.unit}s/s{self.spent}, ETA {left:.0f} s"
+        """Things a second since the start and the time left at that rate; the seconds so far where none is finished."""
+        done = self.done - self.first
+        if not done:
+            return f"{duration(self.seconds)} so far{self.spent}"
+        left = self.total - self.done
+        eta = f", ETA {duration(left * self.seconds / done)}" if left else ""
+        return f"{rate(done, self.seconds, self.unit)}{self.spent}{eta}"
 
     @property
     def sampled(self) -> str:
@@ -160,9 +212,26 @@ class Progress:
 
     def stop(self) -> None:
         """The stretch of work is over, or given up."""
+        if self._over is not None:
+            with self._writing:
+                self._over.set()
+            self._over = None
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+
+def rate(count: int, seconds: float, unit: str) -> str:
+    """So many things in so many seconds: a second, or seconds a thing where that is less than one."""
+    a_second = count / max(seconds, 1e-9)
+    return f"{a_second:,.1f} {unit}s/s" if a_second >= 1 else f"{1 / a_second:,.1f} s/{unit}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: seconds below two minutes, minutes below two hours, hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
 class _Rate(ProgressColumn):
@@ -173,8 +242,8 @@ class _Rate(ProgressColumn):
         self.unit, self.first = unit, first
 
     def render(self, task: Task) -> Text:
-        rate = (task.completed - self.first) / max(task.elapsed or 0.0, 1e-9)
-        return Text(f"{rate:,.1f} {self.unit}s/s")
+        done = int(task.completed) - self.first
+        return Text(rate(done, task.elapsed or 0.0, self.unit) if done else f"{duration(task.elapsed or 0.0)} so far")
 
 
 class Bar:

@@ -8,11 +8,14 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from alphazero_llm_trainer.live import Bar, Progress, last_tree
+from alphazero_llm_trainer import live
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.live import Bar, Progress, duration, last_tree, rate
 from alphazero_llm_trainer.train.progress import UpdateProgress
 
 ARGUMENTS = [
@@ -87,6 +90,129 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
 
 
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def out() -> io.StringIO:
+    """No terminal."""
+    return io.StringIO()
+
+
+def test_ten_seconds_of_silence_are_one_line(clock: Clock, out: io.StringIO) -> None:
+    with Progress(out=out, clock=clock) as progress:
+        progress.start(20, doing="searching")
+        for second in range(1, 36):  # nothing is finished: one long question is being searched
+            clock.now = 100.0 + second
+            progress.beat()
+        progress.advance(tokens=70)  # within ten seconds of a line: no other one
+        clock.now += 5
+        progress.beat()
+    assert out.getvalue().splitlines() == [
+        "searching: 20 questions",
+        *[f"searching: 0/20 questions, {seconds} s so far" for seconds in (10, 20, 30)],
+        "searching: 1/20 questions, 40.0 s/question, ETA 13 min, 70 tokens, 2 a second",
+    ]
+
+
+def test_the_time_left_is_told_where_it_is_known(clock: Clock, out: io.StringIO) -> None:
+    progress = Progress(out=out, clock=clock)
+    progress.start(100, 90)  # a resumed run: nothing was done in this process
+    clock.now += 10
+    progress.beat()
+    progress.at(95)
+    clock.now += 10
+    progress.beat()
+    progress.at(100)
+    progress.stop()
+    assert out.getvalue().splitlines() == [
+        "90/100 questions, 10 s so far",
+        "95/100 questions, 4.0 s/question, ETA 20 s",
+        "100/100 questions, 2.0 s/question",
+    ]
+
+
+def test_rates_and_times_are_in_what_is_natural() -> None:
+    assert [rate(count, 10.0, "step") for count in (1, 4, 10, 123_456)] == [
+        "10.0 s/step",
+        "2.5 s/step",
+        "1.0 steps/s",
+        "12,345.6 steps/s",
+    ]
+    assert [duration(seconds) for seconds in (0.4, 119, 150, 7199, 9000)] == [
+        "0 s",
+        "119 s",
+        "2 min",
+        "120 min",
+        "2.5 h",
+    ]
+
+
+def test_work_that_can_not_be_counted_tells_its_figures(clock: Clock, out: io.StringIO) -> None:
+    nodes = [3]
+    with Progress(out=out, clock=clock) as progress:
+        progress.wait("searching", lambda: f"{nodes[0]} nodes")
+        clock.now += 12
+        progress.beat()
+        nodes.append(nodes.pop() + 4)
+        clock.now += 12
+        progress.beat()
+    assert out.getvalue().splitlines() == ["searching: 3 nodes, 12 s so far", "searching: 7 nodes, 24 s so far"]
+
+
+def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "TICK", 0.001)
+    monkeypatch.setattr(live, "BEAT", 0.001)
+    written = threading.Event()
+
+    class Out(io.StringIO):
+        def write(self, text: str) -> int:
+            written.set()
+            return super().write(text)
+
+    def beating() -> bool:
+        return any(thread.name == "heartbeat" and thread.is_alive() for thread in threading.enumerate())
+
+    with Progress(out=Out()) as progress:
+        progress.wait("one long call")
+        assert written.wait(30.0) and beating()
+        thread = next(thread for thread in threading.enumerate() if thread.name == "heartbeat")
+    thread.join(30.0)
+    assert not thread.is_alive()
+    for silent in (Progress(quiet=True), Progress(tell=print)):
+        silent.wait("one long call")
+        assert not beating()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"), [([], ["loading PyTorch"]), (["--json"], []), (["-q"], [])], ids=["plain", "json", "quiet"]
+)
+def test_loading_is_told_before_it_takes_seconds(
+    flags: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch  # noqa: F401
+
+    monkeypatch.setattr(live, "BEAT", 1e9)  # this machine may be slow
+    arguments = ["search", "2 + 2?", "--model", "embedded", "--simulations", "1", *flags]
+    assert main(arguments) == 0
+    assert capsys.readouterr().err == ""  # it is there already
+    load = Progress.load
+    monkeypatch.setattr(Progress, "load", lambda progress, what, module: load(progress, what, "never_imported"))
+    assert main(arguments) == 0
+    assert capsys.readouterr().err.splitlines() == said
+
+
 def trained(folder: Path, terminal: bool) -> str:
     """What a short training run writes to standard error."""
     command = [
@@ -131,4 +257,5 @@ def test_training_shows_its_last_tree_on_a_terminal(tmp_path: Path) -> None:
 def test_training_writes_plain_lines_elsewhere(tmp_path: Path) -> None:
     text = trained(tmp_path, terminal=False)
     assert "\x1b" not in text and "last tree" not in text
-    assert re.search(r"round 2/2: reward .* questions/s, ETA 0 s", text)
+    assert re.search(r"round 2/2: reward .* (questions/s|s/question)$", text, re.MULTILINE)
+    assert text.startswith("loading PyTorch and TRL\n") and "ETA 0 s" not in text

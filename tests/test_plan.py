@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,16 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.machines import parse_machine, read_machines
-from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.errors import ConfigError, TrainingError
+from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.memory import Counts
-from alphazero_llm_trainer.train.size import RunSize
+from alphazero_llm_trainer.train.preflight import Preflight
+from alphazero_llm_trainer.train.size import RunSize, expected_responses
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-REAL = ["--student", "llama-3.2-3b", "--set", "problems.source=gsm8k"]
+HUB = ["--student", "llama-3.2-3b"]
+REAL = [*HUB, "--set", "problems.source=gsm8k"]
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +51,7 @@ def one_sentence(text: str) -> str:
 
 @NO_CUDA
 def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path, capsys: Any) -> None:
-    assert train_main([*REAL, "--dry-run", "--set", "teachers.tier=production"]) == 2
+    assert train_main([*HUB, "--dry-run", "--set", "teachers.tier=production"]) == 2
     said = capsys.readouterr()
     for what in (
         "60 rounds",
@@ -61,14 +66,14 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path
     assert "OPENROUTER_API_KEY" in one_sentence(said.err)
     assert list(nowhere.iterdir()) == []
     # The run itself ends with the same words, before it makes a folder.
-    assert train_main([*REAL, "--set", "teachers.tier=production"]) == 2
+    assert train_main([*HUB, "--set", "teachers.tier=production"]) == 2
     assert capsys.readouterr().err == said.err
     assert list(nowhere.iterdir()) == []
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
 def test_a_gated_model_without_a_token_is_one_sentence(flags: list[str], nowhere: Path, capsys: Any) -> None:
-    assert train_main([*REAL, "--set", "models.llama-3.2-3b.cpu=true", *flags]) == 2
+    assert train_main([*HUB, "--set", "models.llama-3.2-3b.cpu=true", *flags]) == 2
     said = one_sentence(capsys.readouterr().err)
     assert "gated" in said and "HF_TOKEN" in said and "unsloth/Llama-3.2-3B-Instruct" in said
     assert list(nowhere.iterdir()) == []
@@ -145,7 +150,7 @@ def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> No
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (adapter / name).write_text("{}")
     for flags, word in (([], "CUDA"), (["--set", "models.llama-3.2-3b.cpu=true"], "HF_TOKEN")):
-        assert train_main([*REAL, "--path", str(adapter), "--dry-run", *flags]) == 2
+        assert train_main([*HUB, "--path", str(adapter), "--dry-run", *flags]) == 2
         said = capsys.readouterr()
         assert "6.4 GB" in said.out and word in one_sentence(said.err)
 
@@ -361,3 +366,181 @@ def test_every_card_of_the_table_says_where_its_figures_are_from() -> None:
     for name, card in table.cards.items():
         assert len(card.source) > 10 and parse_machine(f"3x{name}", table).card == card
     assert all(0 < share < 1 for share in table.shares.model_dump().values())
+
+
+# -- what a run begins with --------------------------------------------------------------------------------------------
+
+
+def rows(folder: Path, count: int, gold: str = "4") -> str:
+    """A file of so many rows."""
+    lines = [{"question": f"{number} and {number}?", "answer": gold} for number in range(count)]
+    file = folder / f"{count}.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return str(file)
+
+
+WITHOUT_ROWS = ["--source", "5.jsonl"]
+MISSING_REWARD = ["--source", "60.jsonl", "--reward", "nowhere.py:f"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (WITHOUT_ROWS, ["no test and no validation problems", "it has 5 train", "train.eval_size=0"]),
+        ([*WITHOUT_ROWS, "--eval-size", "0", "--set", "train.validation_size=0", "-n", "6"], ["--num 5 or fewer"]),
+        (MISSING_REWARD, ["nowhere.py is not there"]),
+        (["--source", "60.jsonl", "--reward", "reward.py:other"], ["has no other"]),
+        (["--source", "60.jsonl", "--set", "teachers.tier=embedded", "--use-grpo"], ["no scripted teacher"]),
+        (["--set", "train.micro_batch=3"], ["train.micro_batch is 3"]),
+        (["--set", "search.rollout=none"], ["needs a value network"]),
+        (["--set", "search.value=nowhere", "--use-grpo"], ["search.value is 'nowhere'"]),
+        (["--use-grpo", "--set", "train.grpo.credit=process"], ["train.grpo.prm is null"]),
+        (["--set", "search.mode=token", "--set", "train.groups=chain"], ["search.mode is token"]),
+        (["--push-to-hub", "here"], ["OWNER/NAME"]),
+        (["--set", "train.student=nowhere"], ["nowhere has no config.json"]),
+    ],
+)
+def test_a_dry_run_fails_where_the_run_fails_before_torch(
+    flags: list[str], words: list[str], nowhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def load(*args: Any) -> None:
+        raise AssertionError("PyTorch is loaded before what needs none of it was checked")
+
+    rows(nowhere, 5), rows(nowhere, 60)
+    (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
+    monkeypatch.setattr("alphazero_llm_trainer.live.Progress.load", load)
+    said = []
+    for more in (["--dry-run"], []):
+        assert main(["train", *flags, *more]) == 2
+        said.append(one_sentence(capsys.readouterr().err))
+    assert said[0] == said[1] and all(word in said[0] for word in words), said
+    assert not (nowhere / "checkpoints").exists()
+
+
+def test_checks_need_no_torch(nowhere: Path) -> None:
+    rows(nowhere, 5), rows(nowhere, 60)
+    (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
+    code = (
+        "import sys; from alphazero_llm_trainer.train.check import check_run, load_run\n"
+        "config = load_run(overrides=['problems.source=60.jsonl', 'rewards.custom=reward.py:reward'])\n"
+        "data = check_run(config)\n"
+        "assert config.train.num_examples == len(data.questions) < 60\n"
+        "assert not {'torch', 'transformers', 'trl'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=nowhere, timeout=100)
+
+
+def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: Any) -> None:
+    def questions(*flags: str) -> int:
+        assert main(["train", "--dry-run", "--json", "--student", "embedded", *flags]) == 0
+        return json.loads(capsys.readouterr().out)["questions"]
+
+    rows(nowhere, 60)
+    few = questions("--source", "60.jsonl")
+    assert 40 < few < 60
+    assert questions("--source", "60.jsonl", "-n", "20") == 20
+    assert questions() == questions("--source", "numbers") == 5760  # endless sources: what the recipe says
+    (nowhere / "own.yaml").write_text("train: {num_examples: 60}")
+    assert main(["train", "--dry-run", "--source", "60.jsonl", "--config", "own.yaml"]) == 2
+    assert f"--num {few} or fewer" in one_sentence(capsys.readouterr().err)
+
+
+def test_a_dry_run_says_what_to_expect_or_that_it_knows_limits_alone(nowhere: Path, capsys: Any) -> None:
+    assert main(["train", "--dry-run", "--student", "embedded"]) == 0
+    said = capsys.readouterr().out
+    assert "to expect: about 270,000 tokens sampled in search" in said and "27 tokens" in said
+    student = nowhere / "student"
+    student.mkdir()
+    (student / "config.json").write_text((PACKAGED / "config.json").read_text())
+    assert main(["train", "--dry-run", "--student", "embedded", "--path", "student"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "limits, which a run stays far below: 22,118,400 tokens" in said and "`train` answers 8 questions first" in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "right", "responses"),
+    [
+        (["train.groups=verified", "search.data.enough_correct=1"], 0.5, 2.0),
+        (["train.groups=verified", "search.data.enough_correct=1"], 0.0, 24.0),
+        (["train.groups=verified", "search.data.enough_correct=2"], 1.0, 2.0),
+        (["train.groups=tree"], 1.0, 24.0),
+        (["train.groups=tree", "train.extend=mixed"], 1.0, 12.0),
+        (["train.groups=chain", "train.extend=none"], 0.3, 8.0),
+        (["train.groups=chain"], 0.5, 8 + 8 * 2 * 0.5**8),
+        (["train.method=ppo"], 0.5, 8.0),
+    ],
+)
+def test_expected_responses_by_hand(overrides: list[str], right: float, responses: float) -> None:
+    config = load_config(overrides=["student=embedded", *overrides])
+    assert expected_responses(config, right) == pytest.approx(responses, rel=1e-4)
+
+
+# -- the pre-flight ----------------------------------------------------------------------------------------------------
+
+
+def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> None:
+    flags = ["-n", "8", "--eval-size", "4", "--set", "train.validation_size=4", "--set", "train.questions_per_round=4"]
+    files = []
+    for count in (8, 0):
+        out = tmp_path / str(count)
+        assert (
+            main(["train", "--model", "embedded", *flags, "--out", str(out), "--set", f"train.preflight={count}"]) == 0
+        )
+        said = capsys.readouterr().err
+        assert ("pre-flight, 32 responses: " in said and "to expect: about " in said) == (count > 0)
+        run = out / "run-001"
+        trees = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        for record in trees:
+            record["cost"].pop("seconds")
+        keys = [{k: v for k, v in tree.items() if k not in ("sha256", "hash")} for tree in trees]
+        files.append((keys, (run / "student" / "model.safetensors").read_bytes(), (run / "test.jsonl").read_text()))
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Preflight([0, 0], 8, 8, 0, 80, 1.0), ["none states an answer", "problems.shots", "train.preflight=0"]),
+        (Preflight([0, 0], 8, 3, 8, 80, 1.0), ["cut at search.max_tokens, which is 160: raise it"]),
+        (Preflight([], 0, 0, 0, 0, 1.0), ["no prompt fits into engine.max_context, which is 1024"]),
+        (Preflight([0, 0], 8, 7, 7, 80, 1.0), []),  # one states an answer, and one has an end
+        (Preflight([0, 1], 8, 7, 8, 80, 1.0), []),
+        (Preflight([], 8, 8, 8, 80, 1.0), []),  # nothing says what is right
+    ],
+)
+def test_a_preflight_stops_what_would_learn_nothing(found: Preflight, words: list[str]) -> None:
+    config = load_config()
+    if not words:
+        found.check(config)
+        return
+    with pytest.raises(TrainingError) as error:
+        found.check(config)
+    assert all(word in str(error.value) for word in words)
+    if found.responses:
+        found.check(load_config(overrides=["rewards.custom=reward.py:f"]))
+
+
+def test_a_preflight_says_what_a_run_will_take() -> None:
+    config = load_config(
+        overrides=["train.groups=chain", "train.extend=none", "train.num_examples=100", "train.eval_size=10"]
+    )
+    size = RunSize.of(config)
+    found = Preflight([4, 2], 8, 1, 0, 800, 2.0)
+    # 100 questions x 8 responses x 100 tokens; (2 x 10 test + 2 x 300 validation) answers x 100 tokens; 400 a second.
+    assert found.line(size) == (
+        "pre-flight, 8 responses: 6 of 8 right, 1 without an answer line, 0 cut at 160 tokens, 100 tokens each,"
+        " 400 tokens a second\n"
+        "to expect: about 80,000 tokens sampled in search, 62,000 in evaluation: 6 min at that rate, and updates on top"
+    )
+
+
+def test_a_run_that_would_learn_nothing_ends_before_its_folder(tmp_path: Path, capsys: Any) -> None:
+    flags = ["train", "--model", "embedded", "-n", "4", "--eval-size", "2", "--out", str(tmp_path / "out")]
+    short = ["--set", "search.max_tokens=2", "--set", "train.validation_size=0"]
+    assert main([*flags, *short]) == 2
+    said = capsys.readouterr().err
+    assert "error: pre-flight: of 16 responses to 4 questions none is right and all were cut" in said
+    assert not (tmp_path / "out").exists()
+    assert main([*flags, *short, "--set", "train.preflight=0"]) == 0

@@ -673,7 +673,7 @@ def test_a_stopped_collection_goes_on(
 def judged(folder: Path, *overrides: str) -> JudgeCommand:
     config = load_config(overrides=["student=embedded", *overrides])
     args = argparse.Namespace(data=None, questions=None, out=folder / "value", path=None, json=False, quiet=True)
-    return JudgeCommand(args, config, config.train.value, FOLDER)
+    return JudgeCommand(args, config, config.train.value, FOLDER, live.Progress(quiet=True))
 
 
 def test_a_judge_learns_from_questions_that_training_never_took(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..collect import Perplexity, answer_search
 from ..config.load import Config
 from ..errors import ConfigError
-from ..live import Stop
+from ..live import Progress, Stop
 from ..problems.source import check_text, open_source
 from ..search.driver import SearchResult
+from ..search.tree import ROOT, Tree
 from ..types import Problem
 from .settings import configured, outside_loops, present, student_of
 
@@ -85,8 +86,12 @@ def find(
     folder: Path | None = None,
     student: Student | None = None,
     stop: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
 ) -> SearchResult:
-    """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches one problem."""
+    """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches one problem.
+
+    A `progress` is told how large the tree is.
+    """
     alone = config.search.value is None
     if student is None:
         from ..policy.student import load_student
@@ -101,4 +106,7 @@ def find(
         value = load_value(Path(config.search.value), student, config)
     with Stop() as asked:
         search = answer_search(student, config, perplexity, asked if stop is None else stop, value)
-        return asyncio.run(search.run(problem, config.seed))
+        tree = Tree()
+        if progress is not None:
+            progress.wait("searching", lambda: f"{len(tree):,} nodes, {tree.N[ROOT]:,} simulations")
+        return asyncio.run(search.run(problem, config.seed, tree))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.load import Config, load_training
+from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
 from ..live import Progress, Stop
+from ..train.check import check_run, load_run
 from ..train.run import RunFolder, find_run, new_run
 from .settings import (
     Problems,
@@ -118,7 +119,7 @@ def train(
         train__eval_size=eval_size,
         seed=seed,
     )
-    resolved, student = configured(model, given, config, load_training)
+    resolved, student = configured(model, given, config, load_run)
     if student is not None:
         resolved, _ = configured("auto", present(train__student=str(student)), resolved)
     named = None if out is None else Path(out)
@@ -132,6 +133,7 @@ def train(
         return run(resolved, None if named is None else RunFolder(named), False)
 
     def run(config: Config, folder: RunFolder | None, resume: bool) -> TrainingRun:
+        check_run(config)
         with Stop() as stop, progress_of(progress) as shown:
             return execute(config, folder, resume, shown, stop)
 
@@ -193,10 +195,13 @@ def execute(
             run.load()
         else:
             ranks.together(run.load)
+        progress.say(run.opening())
+        if config.train.preflight and not resume and ranks is None:
+            progress.say(run.preflight())
         if folder is None:
             folder = new_run(Path(config.train.checkpoint_dir))
             held.enter_context(FolderLock(folder.path))
-        progress.say(f"{run.opening()}\nrun folder: {folder.path}")
+        progress.say(f"run folder: {folder.path}")
         with ExitStack() as failed:
             if ranks is not None:
                 failed.callback(ranks.over)

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from ..config.load import Config, flat, load_config, nested
 from ..errors import EXIT_FAILED, EXIT_USER_ERROR, AlphaZeroError, ConfigError, StorageError
 from ..files import storage_failure
+from ..live import Progress
 from ..policy.folders import check_folder, find_model
 
 EXIT_STOPPED = 130
@@ -291,6 +292,12 @@ def quieten(args: argparse.Namespace) -> None:
         warnings.simplefilter("ignore")
     if args.quiet:
         logging.disable(logging.WARNING)
+
+
+def tell_loading(args: argparse.Namespace, progress: Progress, what: str = "PyTorch", module: str = "torch") -> None:
+    """Say what is loaded, before seconds without a word; nothing where JSON is asked for. See `Progress.load`."""
+    if not getattr(args, "json", False):
+        progress.load(what, module)
 
 
 def check_least(least: int, /, **numbers: int | None) -> None:

@@ -21,6 +21,7 @@ from .base import (
     check_out,
     print_json,
     resolve,
+    tell_loading,
 )
 
 EPILOG = """\
@@ -66,7 +67,7 @@ def add_eval(commands: Any) -> None:
 
 def run_eval(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
-    from ..api.evaluate import Evaluation, StoppedError
+    from ..api.evaluate import Evaluation, StoppedError  # without torch
 
     work = Evaluation(
         sources=args.benchmarks or [config.problems.source],
@@ -87,6 +88,7 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     progress = Progress(args.quiet)
     try:
         with progress, Stop() as stop:
+            tell_loading(args, progress)
             table = work.run(config, args.path, None, progress, stop)
     except StoppedError as error:
         progress.say(f"stopped; go on with the same command and --resume --out {error}")

@@ -14,7 +14,7 @@ from ..config.load import Config
 from ..errors import ConfigError, DataError
 from ..files import FolderLock
 from ..live import Progress, Stop
-from .base import add_config_arguments, add_json, add_model, add_source, check_out, print_json, resolve
+from .base import add_config_arguments, add_json, add_model, add_source, check_out, print_json, resolve, tell_loading
 
 if TYPE_CHECKING:
     from ..config.train import PrmConfig, ValueConfig
@@ -28,7 +28,7 @@ SMALLEST = 10  # questions
 def add_judge(
     commands: Any,
     name: str,
-    run: Callable[[argparse.Namespace, Config], int],
+    run: Callable[[argparse.Namespace, Config, Progress], int],
     *,
     help: str,
     data: str,
@@ -64,8 +64,9 @@ def add_judge(
         if (args.out / f"{name}.json").is_file():
             raise ConfigError(f"--out {args.out} holds a finished {name}: name another folder or remove it")
         check_out(args.out)
-        with FolderLock(args.out):
-            return run(args, config)
+        with FolderLock(args.out), Progress(args.quiet) as progress:
+            tell_loading(args, progress, "PyTorch and TRL", "trl")
+            return run(args, config, progress)
 
     parser.set_defaults(run=checked)
 
@@ -74,7 +75,12 @@ class JudgeCommand:
     """One run of a judge's command: the student is loaded, the folder is there and open for a training."""
 
     def __init__(
-        self, args: argparse.Namespace, config: Config, settings: ValueConfig | PrmConfig, form: JudgeFolder
+        self,
+        args: argparse.Namespace,
+        config: Config,
+        settings: ValueConfig | PrmConfig,
+        form: JudgeFolder,
+        progress: Progress,
     ) -> None:
         from ..policy.student import load_student
         from ..problems.source import open_source
@@ -82,7 +88,7 @@ class JudgeCommand:
         self.config, self.settings, self.out, self.data = config, settings, args.out, args.data
         self.json = args.json
         self.student: Student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
-        self.progress, self.stop = Progress(args.quiet), Stop()
+        self.progress, self.stop = progress, Stop()
         self.journal = self.out / "journal.jsonl"
 
     def paths(self) -> list[Path] | None:
@@ -136,6 +142,7 @@ class JudgeCommand:
             f" {validation:,} to {chosen} and calibrate on, {test:,} to report on"
         )
         (self.out / "metrics.jsonl").unlink(missing_ok=True)
+        self.progress.wait("rows for training")
         self.began = time.perf_counter()
 
     def record(self, line: dict[str, Any], text: str) -> None:

@@ -27,6 +27,7 @@ from .base import (
     check_resumed,
     print_json,
     resolve,
+    tell_loading,
 )
 
 RECIPE = "recipe.json"
@@ -53,11 +54,12 @@ def add_ladder(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Climb, print the table, write ladder.json, ladder.md, ladder.svg and report.html."""
     config = settled(args)
-    with FolderLock(args.out):
-        return run_in_folder(args, config)
+    with FolderLock(args.out), Progress(args.quiet) as progress:
+        tell_loading(args, progress, "PyTorch and TRL", "trl")
+        return run_in_folder(args, config, progress)
 
 
-def run_in_folder(args: argparse.Namespace, config: Config) -> int:
+def run_in_folder(args: argparse.Namespace, config: Config, progress: Progress) -> int:
     """`run` in a folder that is this process's own."""
     out: Path = args.out
     recipe, clock = out / RECIPE, out / SECONDS
@@ -76,10 +78,11 @@ def run_in_folder(args: argparse.Namespace, config: Config) -> int:
             write_json(clock, {"seconds": seconds})  # now, because a kill gives no warning
             progress.say(f"{seconds / 60:5.1f} min  {text}")
 
-    progress, stop, saying = Progress(args.quiet), Stop(), Lock()
+    stop, saying = Stop(), Lock()
     seeds = [Seed(out / f"seed-{seed}", seed, config, recipe, say, stop) for seed in args.seeds]
     for seed, partner in zip(seeds, [*seeds[1:], seeds[0]], strict=True):
         seed.partner = partner if len(seeds) > 1 else None
+    progress.wait("climbing")
     try:
         climb(seeds, args.jobs)
     except LadderStopped:

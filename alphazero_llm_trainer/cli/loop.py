@@ -20,6 +20,7 @@ from .base import (
     check_resumed,
     print_json,
     resolve,
+    tell_loading,
 )
 
 
@@ -48,25 +49,30 @@ def add_loop(commands: Any) -> None:
 
 def run_loop(args: argparse.Namespace, config: Config) -> int:
     """Run the generations, print the table, write loop.json and report.html."""
+    check_out(args.out)
+    with Progress(args.quiet) as progress:
+        tell_loading(args, progress, "PyTorch and TRL", "trl")
+        return run_generations(args, config, progress)
+
+
+def run_generations(args: argparse.Namespace, config: Config, progress: Progress) -> int:
+    """`run_loop` with what it is told on."""
     from ..report.folder import write_report
     from ..report.loop import result_text
     from ..train.generations import CARD, Loop
     from ..train.stages import LoopStopped
 
     out: Path = args.out
-    check_out(out)
     if (out / CARD).is_file() and not args.resume:
         raise ConfigError(f"--out {out} holds a loop already: add --resume to go on with it, or name another folder")
     if args.resume:
         config = resumed(args, config, out)
-    progress = Progress(args.quiet)
     with FolderLock(out):
         loop = Loop(config, out, Stop(), progress)
         loop.load()
         progress.say(f"{loop.opening()}\nloop folder: {out}")
         try:
-            with progress:
-                card = loop.execute()
+            card = loop.execute()
         except LoopStopped:
             progress.say(f"stopped; go on with: --resume --out {out}")
             return EXIT_STOPPED

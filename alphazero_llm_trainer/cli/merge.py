@@ -8,8 +8,9 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import CheckpointError, ConfigError
+from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, resolve_name
-from .base import add_config_arguments, check_out, resolve
+from .base import add_config_arguments, check_out, resolve, tell_loading
 
 
 def add_merge(commands: Any) -> None:
@@ -52,6 +53,14 @@ def run_merge(args: argparse.Namespace, config: Config) -> int:
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ConfigError(f"--out {args.out} is there already: name another folder or remove it")
     check_out(args.out)
+    with Progress(args.quiet) as progress:
+        tell_loading(args, progress)
+        return fold(args, config)
+
+
+def fold(args: argparse.Namespace, config: Config) -> int:
+    """See `run_merge`; what is named is there."""
+    adapter: Path = args.adapter
     from ..policy.adapters import POLICY, own_parameters
     from ..policy.student import load_student
     from ..train.hub import check_hub, upload

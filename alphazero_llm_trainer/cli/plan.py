@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, merge, parse_override, validate
-from ..config.sections import ModelShape, StudentModel
+from ..config.sections import AnswersOfModel, ModelShape, StudentModel
 from ..engine.device import device_memory
 from ..errors import ConfigError
 from ..files import check_space, free_bytes, read_object
 from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name, weights_of
 from ..problems.source import open_source
+from ..train.check import RunData
 from ..train.checkpoint import sealed
 from ..train.disk import DiskPlan
 from ..train.judge_memory import Judge, JudgeForecast
 from ..train.memory import GIB, PHASES, Forecast, MemoryPlan
-from ..train.size import RunSize
+from ..train.size import RunSize, rounded
 from .base import print_json
 
 log = logging.getLogger(__name__)
@@ -327,15 +328,18 @@ def token_set() -> bool:
     return get_token() is not None
 
 
-def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -> int:
-    """Print what a run would do and take; write nothing, load nothing. Ends as the run would where it can't start.
+def dry_run(config: Config, data: RunData, folder: Path | None = None, as_json: bool = False) -> int:
+    """Print what a run on `data` would do and take; write nothing, load nothing. Ends as the run would where it can't start.
 
     `folder` is that of a run to go on with.
     """
+    held_out = {"eval_size": len(data.test), "validation_size": len(data.validation)}
+    config = config.model_copy(update={"train": config.train.model_copy(update=held_out)})
     name = resolve_name(config)
     spec = config.models[name]
     size = RunSize.of(config)
     train = config.train
+    known = spec.answers if train.student is None else None
     source = start_of(config, spec)
     written = space(config, folder)
     if as_json:
@@ -350,7 +354,10 @@ def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -
             "rows": size.rounds * size.rows_per_round,
             "updates": size.updates,
             "most_sampled_tokens": size.sampled_tokens,
-            "evaluated_tokens": size.evaluated_tokens,
+            "most_evaluated_tokens": size.evaluated_tokens,
+            "expected_sampled_tokens": None
+            if known is None
+            else round(size.expected_tokens(known.tokens, [known.right])),
             "download": download(source, spec),
             "teachers": teachers(config, size),
             "memory": None if made is None else memory_facts(*made),
@@ -369,8 +376,8 @@ def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -
         f" {size.questions_per_round}, {train.method}, seed {config.seed}\n"
         f"  {size.rows_per_round} rows and {size.updates_per_round} updates a round:"
         f" {size.rounds * size.rows_per_round:,} rows, {size.updates:,} updates\n"
-        f"  at most {size.sampled_tokens:,} tokens sampled in search ({size.responses} responses a question of"
-        f" {config.search.max_tokens} tokens), {size.evaluated_tokens:,} in evaluation"
+        f"  evaluation: {len(data.test):,} test problems before and after, {len(data.validation):,} validation problems at"
+        f" each checkpoint\n{expected(size, known)}"
     )
     print(f"download: {download(source, spec)}")
     for line in teachers(config, size):
@@ -382,6 +389,24 @@ def dry_run(config: Config, folder: Path | None = None, as_json: bool = False) -
     check_start(config, folder)
     print("dry run: nothing was written and nothing loaded; leave out --dry-run to train")
     return 0
+
+
+def expected(size: RunSize, known: AnswersOfModel | None) -> str:
+    """The tokens of a run, in a line: to expect where the student's answers are known, else at most."""
+    config = size.config
+    if known is not None:
+        searched = size.expected_tokens(known.tokens, [known.right])
+        return (
+            f"  to expect: about {rounded(searched)} tokens sampled in search and"
+            f" {rounded(size.evaluated_answers * known.tokens)} in evaluation, for a student whose answers to its usual"
+            f" problems have {known.tokens:g} tokens and are right in {known.right:.0%}"
+        )
+    asks = f"; `train` answers {config.train.preflight} questions first and says what to expect"
+    return (
+        f"  limits, which a run stays far below: {size.sampled_tokens:,} tokens sampled in search ({size.responses}"
+        f" responses a question of {config.search.max_tokens} tokens), {size.evaluated_tokens:,} in evaluation"
+        f"{asks if config.train.preflight else ''}"
+    )
 
 
 def disk_facts(plan: DiskPlan, place: Path) -> dict[str, Any]:

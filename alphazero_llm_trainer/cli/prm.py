@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
+from ..live import Progress
 from .base import EXIT_STOPPED
 from .judges import JudgeCommand, add_judge
 
@@ -24,7 +25,7 @@ def add_prm(commands: Any) -> None:
     )
 
 
-def run_prm(args: argparse.Namespace, config: Config) -> int:
+def run_prm(args: argparse.Namespace, config: Config, progress: Progress) -> int:
     """Train, print the held-out table and write the folder."""
     from ..eval.results import read_json
     from ..policy.prm_verifier import FOLDER
@@ -32,7 +33,7 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
     from ..train import prm_data, prm_run
 
     settings = config.train.prm
-    command = JudgeCommand(args, config, settings, FOLDER)
+    command = JudgeCommand(args, config, settings, FOLDER, progress)
     paths = command.paths()
     if paths is None:
         return EXIT_STOPPED
@@ -48,8 +49,7 @@ def run_prm(args: argparse.Namespace, config: Config) -> int:
             f" label loss {line['held_out_loss']:.4f}",
         )
 
-    with command.progress:
-        trained = prm_run.train_prm(command.student, config, parts, command.out, watch, command.progress)
+    trained = prm_run.train_prm(command.student, config, parts, command.out, watch, progress)
     facts = command.facts() | {"cost": sampled_cost(command.journal)}
     prm_run.save_prm(command.out, trained, command.student, config, facts)
     card = read_json(command.out / FOLDER.card)

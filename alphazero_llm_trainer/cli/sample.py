@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config, read_yaml
 from ..errors import ConfigError
@@ -21,7 +21,11 @@ from .base import (
     check_out,
     print_json,
     resolve,
+    tell_loading,
 )
+
+if TYPE_CHECKING:
+    from ..scale.sample import SampleJob
 
 EPILOG = """\
 One engine in this process batches all trees (search.concurrent of them). --workers 2 and more start Ray: engine actors
@@ -75,15 +79,24 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     if args.out is None and not args.dry_run:
         raise ConfigError("--out is missing: name the folder that the trees go to")
     check_out(args.out)
-    from ..problems.load import tasks_of
-    from ..scale.sample import SampleJob, run_sample
-    from ..scale.sample_folder import bytes_of
-    from ..scale.summary import estimate, table
+    from ..problems.load import tasks_of  # none of this needs torch
+    from ..scale.sample import SampleJob
 
     count = min(args.num, config.sample.dry_run_trees) if args.dry_run else args.num
     tasks = tasks_of(config, args.split, count, args.start)
     job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)
-    stop, progress = Stop(), Progress(args.quiet)
+    with Progress(args.quiet) as progress:
+        return sample(args, job, progress)
+
+
+def sample(args: argparse.Namespace, job: SampleJob, progress: Progress) -> int:
+    """See `run_sample_command`; `job` is checked."""
+    from ..scale.sample import run_sample
+    from ..scale.sample_folder import bytes_of
+    from ..scale.summary import estimate, table
+
+    config, tasks, stop = job.config, job.tasks, Stop()
+    tell_loading(args, progress)
     if args.dry_run:
         with tempfile.TemporaryDirectory(prefix="alphazero-dry-run-") as folder:
             summary = run_sample(job, Path(folder), stop=stop, progress=progress)

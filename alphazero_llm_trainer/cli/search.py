@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..live import Progress
 from ..search.tree import ROOT, Tree
 from ..types import Problem
 from .base import (
@@ -18,6 +19,7 @@ from .base import (
     check_least,
     print_json,
     resolve,
+    tell_loading,
 )
 
 EPILOG = """\
@@ -71,11 +73,14 @@ def run_search(args: argparse.Namespace) -> int:
         problem = tasks_of(config, "test", 1, args.index)[0].problem
     else:
         problem = Problem("question", args.question, source.name)
-    from ..api.search import find
+    with Progress(args.quiet) as progress:
+        tell_loading(args, progress)
+        from ..api.search import find
+
+        result = find(problem, config, args.path, progress=progress)
     from ..search.select import constant
     from ..viewer.text import draw_tree
 
-    result = find(problem, config, args.path)
     choice = result.choice
     if args.json:
         rule = config.search.rule

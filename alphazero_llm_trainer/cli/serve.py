@@ -9,7 +9,8 @@ from typing import Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from .base import add_config_arguments, add_model, add_source, check_judges, check_out, resolve
+from ..live import Progress
+from .base import add_config_arguments, add_model, add_source, check_judges, check_out, resolve, tell_loading
 
 KEY_VARIABLE = "ALPHAZERO_API_KEY"
 EPILOG = f"""\
@@ -62,7 +63,8 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
     check_judges(args)
     check_out(args.keep_traces, flag="--keep-traces")
     # Before anything is loaded: a port in use is told at once.
-    with listen(args.host, args.port) as bound:
+    with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
+        tell_loading(args, progress)
         from .serve_run import run
 
-        return run(args, config, keys, bound)
+        return run(args, config, keys, bound, progress)

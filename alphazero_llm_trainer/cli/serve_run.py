@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..eval.attempt import Attempt, Chain, MethodContext
 from ..eval.methods import METHODS
 from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
+from ..live import Progress
 from ..policy.student import load_student
 from ..policy.value_function import load_value, policy_fingerprint
 from ..problems.source import open_source
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
 STEPWISE = ("step-rejection", "early-abort", "adaptive-best-of-n", "beam")  # of eval.methods
 
 
-def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: socket.socket) -> int:
+def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: socket.socket, progress: Progress) -> int:
     """Load, and serve at the socket `bound`. 0 after SIGTERM, 130 after Ctrl-C."""
-
     named = args.verifier if args.verifier is not None else default_verifier(args)
     check_name(named, args.prm, args.value)
     if COMBINATION in named.split("+"):
@@ -72,6 +72,7 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
     shown = f"[{args.host}]" if ":" in args.host else args.host
 
     def ready() -> None:
+        progress.stop()
         print(f"student {student.title} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
 
     try:

@@ -10,7 +10,17 @@ from ..config.load import Config
 from ..files import FolderLock
 from ..live import Progress
 from ..policy.folders import from_scratch
-from .base import add_config_arguments, add_json, add_model, add_source, check_least, check_out, print_json, resolve
+from .base import (
+    add_config_arguments,
+    add_json,
+    add_model,
+    add_source,
+    check_least,
+    check_out,
+    print_json,
+    resolve,
+    tell_loading,
+)
 
 
 def add_sft(commands: Any) -> None:
@@ -35,6 +45,7 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     scratch = args.path is None and from_scratch(config)
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress:
+        tell_loading(args, progress, "PyTorch and TRL", "trl")
         from ..train.warmup import supervise
 
         manifest = supervise(config, args.path, args.out, args.eval_size, scratch, progress)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, load_training
+from ..config.load import Config
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -23,6 +23,7 @@ from .base import (
     print_json,
     resolve,
     run_command,
+    tell_loading,
 )
 
 METHODS = {
@@ -118,10 +119,13 @@ def add_methods(commands: Any) -> None:
 
 def run_train(args: argparse.Namespace) -> int:
     check_least(1, workers=args.workers)
-    config = resolve(args, load=load_training)
+    from ..train.check import check_run, load_run
+
+    config = resolve(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
     from ..train.run import find_run
-    from .plan import check_start, dry_run
+    from ..train.size import rank_and_size
+    from .plan import check_libraries, check_start, dry_run
 
     directory = Path(config.train.checkpoint_dir)
     resume = args.resume is not None
@@ -135,15 +139,17 @@ def run_train(args: argparse.Namespace) -> int:
     from ..api.train import execute, workers_of
 
     over = resume and "after" in folder.read_card()
-    if args.dry_run and not over:
-        workers_of(config, (args.workers, args.address))  # what the run itself would refuse
-        return dry_run(config, folder.path if resume else None, args.json)
-    if not over:
-        check_start(config, folder.path if resume else None)
-    from ..train.ranks import rank_and_size  # torch takes seconds to load, and what is wrong is said by now
-
     follows = rank_and_size()[0] > 0  # another process says what there is to say
     with Progress(args.quiet or follows) as progress, Stop() as stop:
+        if not over:
+            data, place = check_run(config), folder.path if resume else None
+            if not args.dry_run:
+                check_libraries(config)
+            tell_loading(args, progress, "PyTorch" if args.dry_run else "PyTorch and TRL")
+            if args.dry_run:
+                workers_of(config, (args.workers, args.address))  # what the run itself would refuse
+                return dry_run(config, data, place, args.json)
+            check_start(config, place)
         run = execute(config, folder if resume else None, resume, progress, stop, (args.workers, args.address))
         if follows:
             return 0 if run.finished else EXIT_STOPPED

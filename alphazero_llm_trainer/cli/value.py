@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ..config.load import Config
+from ..live import Progress
 from .base import EXIT_STOPPED
 from .judges import JudgeCommand, add_judge
 
@@ -22,7 +23,7 @@ def add_value(commands: Any) -> None:
     )
 
 
-def run_value(args: argparse.Namespace, config: Config) -> int:
+def run_value(args: argparse.Namespace, config: Config, progress: Progress) -> int:
     """Train, print the held-out table and write the folder."""
     from ..eval.results import read_json
     from ..policy.value_function import FOLDER
@@ -30,7 +31,7 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
     from ..report.judges import value_text
     from ..train import value_run
 
-    command = JudgeCommand(args, config, config.train.value, FOLDER)
+    command = JudgeCommand(args, config, config.train.value, FOLDER, progress)
     paths = command.paths()
     if paths is None:
         return EXIT_STOPPED
@@ -45,8 +46,7 @@ def run_value(args: argparse.Namespace, config: Config) -> int:
             f" Brier {line['train_brier']:.4f}, held out {line['held_out_brier']:.4f}",
         )
 
-    with command.progress:
-        valued = value_run.train_value(command.student, config, parts, command.out, watch, command.progress)
+    valued = value_run.train_value(command.student, config, parts, command.out, watch, progress)
     value_run.save_value(command.out, valued, command.student, config, command.facts())
     write_report(command.out)
     card = read_json(command.out / FOLDER.card)

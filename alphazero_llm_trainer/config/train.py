@@ -187,6 +187,7 @@ class TrainConfig(Section):
     method: Literal["grpo", "rft", "ppo", "legacy"] = "grpo"
     student: str | None = None
     num_examples: Positive = 5760
+    preflight: NonNegative = 8
     first_question: NonNegative = 0
     questions_per_round: Positive = 96
     checkpoint_dir: str = "checkpoints"

@@ -78,6 +78,8 @@ def evaluate(argv: list[str]) -> int:
     Raises:
         AlphaZeroError: one sentence for the user.
     """
+    if "torch" not in sys.modules:
+        print("loading verifiers and PyTorch", file=sys.stderr, flush=True)
     from verifiers.v1.cli.eval.main import main
     from verifiers.v1.cli.output import output_path
 

@@ -24,7 +24,17 @@ from .valued import MeteredValue, Paid, valued_by
 from .verified import Judge, VerifiedExpansion
 from .waiting import together
 
-__all__ = ["Advisor", "Evaluate", "Finished", "Search", "SearchResult", "StepPolicy", "TokenPolicy", "derive_seed"]
+__all__ = [
+    "Advisor",
+    "Evaluate",
+    "Finished",
+    "Search",
+    "SearchResult",
+    "StepPolicy",
+    "TokenPolicy",
+    "check_settings",
+    "derive_seed",
+]
 
 
 @dataclass(slots=True)
@@ -111,21 +121,13 @@ class Search:
             raise ValueError("a search needs something that grades responses: evaluate, or a value")
         if verifier is not None and settings.mode == "token":
             raise ConfigError("search.mode is token and a verifier is given: it judges steps; use search.mode=step")
-        if settings.rule == "gumbel" and settings.widening is not None:
-            raise ConfigError(
-                "search.select is gumbel and search.widening is set: the candidates are fixed; leave out one"
-            )
+        check_settings(settings, value is not None)
         # Tokens don't always decode one by one; lines do.
         self.text = policy.text if settings.mode == "token" else None  # type: ignore[union-attr]
         if settings.rollout_weight is not None:
             self.rollout_weight = settings.rollout_weight
         else:
             self.rollout_weight = 1.0 if value is None else value.rollout_weight
-        if value is None and (settings.rollout == "none" or self.rollout_weight < 1):
-            raise ConfigError(
-                f"search.rollout is {settings.rollout} and search.rollout_weight is {self.rollout_weight:g}, which"
-                " needs a value network: set search.value to a folder that `value` wrote"
-            )
 
     async def run(self, problem: Problem, seed: int, tree: Tree | None = None) -> SearchResult:
         """Search one problem, going on with `tree` when one is given."""
@@ -310,6 +312,18 @@ class Search:
         finally:
             for task in tasks:
                 task.cancel()
+
+
+def check_settings(settings: SearchConfig, valued: bool) -> None:
+    """Raise ConfigError for settings that contradict each other, or that need a value network where none is there."""
+    if settings.rule == "gumbel" and settings.widening is not None:
+        raise ConfigError("search.select is gumbel and search.widening is set: the candidates are fixed; leave out one")
+    weight = 1.0 if settings.rollout_weight is None else settings.rollout_weight
+    if not valued and (settings.rollout == "none" or weight < 1):
+        raise ConfigError(
+            f"search.rollout is {settings.rollout} and search.rollout_weight is {weight:g}, which"
+            " needs a value network: set search.value to a folder that `value` wrote"
+        )
 
 
 def right_responses(tree: Tree, judged: bool = False) -> int:

@@ -26,7 +26,7 @@ from ..scale.question_queue import QuestionQueue
 from ..scale.ray_pool import RayPool
 from ..teachers.build import is_remote
 from ..types import Task
-from .ranks import rank_and_size
+from .size import rank_and_size
 from .source import RoundSource, RoundStats
 
 

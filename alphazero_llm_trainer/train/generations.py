@@ -30,8 +30,8 @@ from ..problems.source import open_source
 from ..search.driver import derive_seed
 from ..types import Task
 from .arena import Decision, Side, contest, costs, gate, meet, shown
+from .check import demonstrations
 from .contamination import Contamination
-from .source import demonstrations
 from .stages import (
     QUESTIONS,
     LoopStopped,

@@ -28,13 +28,13 @@ from ..policy.folders import resolve_name
 from ..policy.student import frozen_student, load_student
 from ..policy.value_function import EngineValue
 from ..policy.weights import load_sealed, save_sealed
-from ..problems.load import tasks_of
 from ..problems.source import open_source, source_of
 from ..report.folder import write_report
 from ..rewards.combined import outcome
 from ..scale.pool import Pool
 from ..search.journal import Journal
 from ..types import Cost, Task
+from .check import RunData, load_data
 from .checkpoint import newest, newest_whole, unseal, write_manifest
 from .disk import DiskPlan, disk_plan
 from .expert import make_expert_trainer
@@ -54,12 +54,13 @@ from .models import (
     trained_state,
 )
 from .ppo import make_ppo_trainer
+from .preflight import preflight
 from .progress import UpdateProgress, tell_round, tell_tree
 from .ranks import InStep, Ranks, Saved, SharedSource, leading
 from .rows import RowsOfRound
 from .run import RunFolder
 from .size import RunSize
-from .source import Interrupted, RoundSource, RoundStats, demonstrations
+from .source import Interrupted, RoundSource, RoundStats
 from .track import check_tracker, open_tracker
 
 # What torch's writer of zip files and safetensors' say where the operating system refused a write.
@@ -111,6 +112,12 @@ class Run:
                 f"search.value is {self.config.search.value}, a head over a policy that training changes: train a network"
             )
         gc.freeze()  # what is loaded stays: full collections needn't walk the libraries' objects again
+
+    def preflight(self) -> str:
+        """What to expect, from a few questions. Raises TrainingError where the run would learn nothing."""
+        found = preflight(self.student, self.config, self.tasks[: self.config.train.preflight], self.progress)
+        found.check(self.config)
+        return found.line(self.size)
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""
@@ -210,23 +217,13 @@ class Run:
 
     def load_data(self) -> None:
         """Training questions, demonstrations and the two held-out sets, disjoint by split."""
-        config, train = self.config, self.config.train
-        self.demonstrations = demonstrations(config)
-        # Demonstrations are the first tasks of the train split; questions are the ones after them.
-        self.tasks = self.questions(len(self.demonstrations) + train.first_question)
-        self.test = tasks_of(config, "test", train.eval_size)
-        self.validation = tasks_of(config, "validation", train.validation_size)
+        data = self.data()
+        self.demonstrations, self.tasks = data.demonstrations, data.questions
+        self.test, self.validation = data.test, data.validation
 
-    def questions(self, start: int) -> list[Task]:
-        """What is trained on, from number `start` of the train split on. Raises ConfigError where there are too few."""
-        config, wanted = self.config, self.config.train.num_examples
-        tasks = tasks_of(config, "train", wanted, start)
-        if len(tasks) < wanted:
-            raise ConfigError(
-                f"train.num_examples is {wanted:,} and source {config.problems.source} has {len(tasks):,} training questions"
-                f" from number {start:,} on: ask for --num {len(tasks)} or fewer"
-            )
-        return tasks
+    def data(self) -> RunData:
+        """What is trained and evaluated on."""
+        return load_data(self.config)
 
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""

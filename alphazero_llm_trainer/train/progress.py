@@ -92,4 +92,4 @@ class StepProgress(TrainerCallback):
             self.progress.now(f"loss {float(logs['loss']):.4f}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.progress.stop()
+        self.progress.wait("measuring")

@@ -28,6 +28,7 @@ from ..teachers.build import is_remote
 from ..types import Task
 from .fsdp import check_fsdp, uses_fsdp
 from .rows import RowsOfRound, TrainRow
+from .size import rank_and_size
 from .source import RoundSource
 
 PATIENCE = timedelta(days=7)  # a rank waits as long as another one's searches and evaluations take
@@ -86,13 +87,6 @@ class Ranks:
         """Leave the group, once every rank is there."""
         distributed.barrier()
         distributed.destroy_process_group()
-
-
-def rank_and_size() -> tuple[int, int]:
-    """The process's rank and how many there are, as its launcher says; (0, 1) without one."""
-    names = (os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", ""))
-    rank, size = (int(name) if name.isdigit() else -1 for name in names)
-    return (rank, size) if 0 <= rank < size else (0, 1)
 
 
 def check_ranks(config: Config, size: int) -> None:

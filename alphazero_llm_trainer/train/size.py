@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class RunSize:
     updates_per_round: int
     responses: int
     sampled_tokens: int
-    evaluated_tokens: int
+    evaluated_answers: int
     teacher_calls: int
 
     def of_round(self, tasks: Sequence[Task], number: int) -> dict[str, Task]:
@@ -61,7 +62,7 @@ class RunSize:
         if search.budget_tokens is not None:
             tokens = min(tokens, search.budget_tokens)
         validations = math.ceil(rounds / parts) + 1
-        evaluated = (2 * train.eval_size + validations * train.validation_size) * search.max_tokens
+        evaluated = 2 * train.eval_size + validations * train.validation_size
         asked = 0 if config.teachers.tier == "none" else expansions * (config.teachers.right + config.teachers.wrong)
         return cls(
             config,
@@ -77,6 +78,18 @@ class RunSize:
             evaluated,
             train.num_examples * asked,
         )
+
+    @property
+    def evaluated_tokens(self) -> int:
+        """Tokens of all evaluations, at most."""
+        return self.evaluated_answers * self.config.search.max_tokens
+
+    def expected_tokens(self, tokens: float, right: Sequence[float]) -> float:
+        """Tokens to expect of all searches, where a response has so many and `right` are questions' shares of right ones."""
+        shares = right if right else (0.5,)
+        responses = sum(expected_responses(self.config, share) for share in shares) / len(shares)
+        most = self.sampled_tokens / self.config.train.num_examples
+        return self.config.train.num_examples * min(responses * tokens, most)
 
     def checkpoints_from(self, start: int) -> int:
         """How many checkpoints come after `start` rounds."""
@@ -128,3 +141,34 @@ def searched(config: Config) -> tuple[int, int]:
         return 1 + again, (1 + again) * train.chain_samples
     expansions = train.iterations + again * train.requeue_iterations
     return expansions, expansions * train.samples
+
+
+def expected_responses(config: Config, right: float) -> float:
+    """Responses to expect of a question to which a share of `right` ones is drawn, each by itself.
+
+    Steps in common and repaired chains are cheaper than that, and the student improves: a run samples rather less.
+    """
+    train, most = config.train, searched(config)[1]
+    if train.method == "ppo" or config.search.mode == "token":
+        return most
+    enough = config.search.data.enough_correct
+    if train.groups == "verified" and enough:
+        # Draws until the first right one, `most` at most: sum of (1-p)^i for i < most. As many again for each further one.
+        first = (1 - (1 - right) ** most) / right if right else most
+        return min(enough * first, most)
+    group = train.chain_samples if train.groups == "chain" else train.iterations * train.samples
+    # A group is searched further where all its responses came out the same, or where they did not (`train.extend`).
+    flat = right**group + (1 - right) ** group
+    return group + (most - group) * (1 - flat if train.extend == "mixed" else flat)
+
+
+def rounded(count: float) -> str:
+    """A count with two digits that say something."""
+    return f"{float(f'{count:.2g}'):,.0f}"
+
+
+def rank_and_size() -> tuple[int, int]:
+    """The process's rank and how many there are, as its launcher says; (0, 1) without one."""
+    names = (os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", ""))
+    rank, size = (int(name) if name.isdigit() else -1 for name in names)
+    return (rank, size) if 0 <= rank < size else (0, 1)

@@ -16,7 +16,6 @@ from ..engine.protocol import Verifier
 from ..errors import RewardError
 from ..policy.engine_tokens import EngineTokens
 from ..policy.student import Student
-from ..problems.load import tasks_of
 from ..search.driver import derive_seed
 from ..search.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
 from ..search.gumbel import improved_policy
@@ -35,7 +34,7 @@ from .credit import (
     visit_distillation,
 )
 from .rows import TrainRow
-from .size import RunSize, replayed
+from .size import RunSize
 
 
 class Interrupted(Exception):
@@ -91,11 +90,6 @@ def outcome(tree: Tree) -> str | None:
     if len({one.outcome for one in found}) > 1:
         return "mixed"
     return None if not found else "solved" if found[0].right else "hopeless"
-
-
-def demonstrations(config: Config) -> list[Task]:
-    """The worked solutions that a run replays: the first tasks of the train split."""
-    return tasks_of(config, "train", config.train.demonstrations if replayed(config) else 0)
 
 
 class RoundSource:

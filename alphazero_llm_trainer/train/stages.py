@@ -22,6 +22,7 @@ from ..search.journal import read
 from ..search.tree import Tree
 from ..types import Cost, Task
 from .arena import Side
+from .check import RunData, load_data
 from .loop import Run
 from .run import RunFolder
 from .source import outcome
@@ -47,9 +48,9 @@ class GenerationRun(Run):
         super().__init__(config, stop, progress)
         self.given = list(tasks)
 
-    def questions(self, start: int) -> list[Task]:
-        """See `Run.questions`."""
-        return self.given
+    def data(self) -> RunData:
+        """See `Run.data`."""
+        return load_data(self.config, self.given)
 
 
 class Stages:

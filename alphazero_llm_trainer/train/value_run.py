@@ -280,7 +280,7 @@ def train_value(
             watch(line)
 
         fitted = train_head(student.model, rows, held_out, settings, fit_watch, bfloat16)
-        progress.stop()
+        progress.wait("measuring")
     else:
         extra = layers_on_top(student, config, settings)
         if student.spec.quantization != "none":
