@@ -39,13 +39,13 @@ PROMPTS = {
         " and the number that answers the question.",
         0,
     ),
+    "four shots": ("Solve the problem step by step. End with #### and the answer.", 4),
+    "boxed": (r"Please reason step by step, and put your final answer within \boxed{}.", 0),
     "lines": (
         "Solve the problem step by step, each step with its calculation on a line of its own. The last line is #### followed"
         " by the final number alone.",
         0,
     ),
-    "boxed": (r"Please reason step by step, and put your final answer within \boxed{}.", 0),
-    "four shots": ("Solve the problem step by step. End with #### and the answer.", 4),
 }
 
 
@@ -58,12 +58,17 @@ def chat(system: str, shots: list[Task], question: str) -> list[dict[str, str]]:
 
 @torch.inference_mode()
 def greedy(model: Any, prompts: list[list[int]], ends: set[int], limit: int, pad: int) -> list[list[int]]:
-    """Token ids of greedy answers, at most `limit` each; a row that ended leaves the batch."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in prompts])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
+    """Token ids of greedy answers, at most `limit` each. What all prompts begin with is read once; a row that ended leaves."""
+    shortest = min(map(len, prompts)) - 1
+    shared = next((at for at in range(shortest) if len({row[at] for row in prompts}) > 1), shortest)
+    cache = model(torch.tensor([prompts[0][:shared]]), use_cache=True, logits_to_keep=1).past_key_values
+    cache.batch_repeat_interleave(len(prompts))
+    rests = [row[shared:] for row in prompts]
+    width = max(map(len, rests))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rests])
+    mask = torch.tensor([[1] * shared + [0] * (width - len(row)) + [1] * len(row) for row in rests])
     found: list[list[int]] = [[] for _ in prompts]
-    alive, cache = list(range(len(prompts))), None
+    alive = list(range(len(prompts)))
     for _ in range(limit):
         places = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = model(
@@ -119,9 +124,9 @@ def main() -> None:
     parser.add_argument("--model", required=True, type=Path, help="a folder with a chat model")
     parser.add_argument("--name", help="the model's name in the JSON; default: the folder's")
     parser.add_argument("--data", help="a folder with gsm8k/train.jsonl")
-    parser.add_argument("--num", type=int, default=48, help="training rows")
+    parser.add_argument("--num", type=int, default=32, help="training rows")
     parser.add_argument("--start", type=int, default=2000, help="the first of them")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--limit", type=int, default=400, help="tokens of an answer")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "prompts.json")
     args = parser.parse_args()
