@@ -118,8 +118,8 @@ def evaluate(
         AlphaZeroError: the arguments are wrong; one sentence with the fix.
         KeyboardInterrupt: Ctrl-C; what is finished is kept for `resume`.
     """
-    named, student = student_of(model)
-    resolved, folder = configured(named, present(rewards__custom=reward_address(reward), seed=seed), config)
+    student = student_of(model)
+    resolved, folder = configured(model, present(rewards__custom=reward_address(reward), seed=seed), config)
     several = (
         isinstance(problems, Sequence) and not isinstance(problems, str) and all(isinstance(p, str) for p in problems)
     )

@@ -67,11 +67,11 @@ def search(
     """
     if not isinstance(question, str | Problem):
         raise ConfigError(f"question is a {type(question).__name__}: give its text or a Problem")
-    named, student = student_of(model)
+    student = student_of(model)
     judged = {} if value is None else {"rollout": "none", "select": "puct"}
     overrides = present(search__iterations=simulations, search__mode=mode, seed=seed)
     overrides += present(search__value=None if value is None else str(value))
-    resolved, folder = configured(named, [{"search": judged | settings}, *overrides], config)
+    resolved, folder = configured(model, [{"search": judged | settings}, *overrides], config)
     problem = question if isinstance(question, Problem) else Problem("question", question, open_source(resolved).name)
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")

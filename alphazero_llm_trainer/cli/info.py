@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from ..config.load import Config, load_config, load_training
+from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, load_config, load_training
 from ..engine.kernel_build import kernel_status
 from ..engine.precision import kernel_threads, product_unit, unit_name
 from ..errors import ConfigError
-from ..policy.folders import LARGE, resolve_name
+from ..policy.folders import resolve_name
 from .base import add_config_arguments, add_json, add_model, add_source, print_json, resolve
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "verifiers", "openai")
@@ -99,7 +99,7 @@ def gather(config: Config) -> dict[str, Any]:
     libraries = {name: version(name) for name in LIBRARIES}
     devices = gpus()
     cuda = bool(devices) and "+cpu" not in (libraries["torch"] or "")
-    name = config.student if config.student != "auto" else LARGE if cuda else "embedded"
+    name = config.student if config.student != "auto" else AUTO_LARGE if cuda else AUTO_SMALL
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     student = student_facts(config, name)
     return {

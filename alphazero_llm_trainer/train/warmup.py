@@ -18,6 +18,7 @@ from ..errors import DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
 from ..live import Progress
+from ..policy.folders import write_facts
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import tasks_of
 from ..problems.source import Source, open_source
@@ -85,9 +86,11 @@ def supervise(
     def save(model: Any, folder: Path) -> None:
         if adapter == "lora":
             save_adapter(student.model, student.spec.lora, folder / "adapter")
+            write_facts(folder / "adapter", student.name, student.spec, adapter=True)
             merged(student.model, config.train.merge_dtype).save_pretrained(folder)
         else:
             student.model.save_pretrained(folder)
+        write_facts(folder, student.name, student.spec)
 
     trainable: Any
     if tokenizer is not None:
