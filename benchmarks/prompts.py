@@ -28,12 +28,16 @@ from alphazero_llm_trainer import answers  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import wilson  # noqa: E402
 from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
 
 # name -> system prompt, worked solutions before the question
 PROMPTS = {
-    "embedded student's": (SYSTEM_PROMPT, 0),
+    "example and placeholder": (
+        "Solve the word problem step by step. Write one short step a line, each with its calculation, for example"
+        " `16 - 3 = 13`. Write no headings and no lists. End with one line that holds only `#### N`, where N is the final"
+        " answer as a plain number without units.",
+        0,
+    ),
     "tutor": (
         "You are a careful math tutor. Solve the problem step by step in a few short lines. Then write the last line: ####"
         " and the number that answers the question.",

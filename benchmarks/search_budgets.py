@@ -42,7 +42,7 @@ from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, wilso
 from alphazero_llm_trainer.eval.verifiers import Product, load_parts  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value_function import policy_fingerprint  # noqa: E402
-from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks, opening  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 
 WORK = Path("checkpoints") / "search_budgets"
@@ -100,7 +100,7 @@ def measured(setting: Setting, work: Path, num: int, start: int, seed: int, fact
     base += [f"problems.levels={list(setting.levels)}", *setting.overrides]
     config = load_config(overrides=base)
     source = open_source(config)
-    student = load_student(config, path=work / setting.student, system_prompt=source.system_prompt)
+    student = load_student(config, path=work / setting.student, opening=opening(config, source))
     parts = load_parts(setting.verifier.split("+"), student, config, None, None)
     judge: Verifier = parts[0] if len(parts) == 1 else Product(parts)
     benchmark = Benchmark(setting.name, load_tasks(source, "test", num, start=start))

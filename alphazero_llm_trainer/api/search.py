@@ -11,6 +11,7 @@ from ..collect import Perplexity, answer_search
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Stop
+from ..problems.load import opening
 from ..problems.source import check_text, open_source
 from ..search.driver import SearchResult
 from ..types import Problem
@@ -33,7 +34,7 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
     from ..policy.student import load_student
 
     resolved, folder = configured(model, [], config)
-    return load_student(resolved, path=folder, system_prompt=open_source(resolved).system_prompt)
+    return load_student(resolved, path=folder, opening=opening(resolved))
 
 
 def search(
@@ -91,8 +92,7 @@ def find(
     if student is None:
         from ..policy.student import load_student
 
-        prompt = open_source(config).system_prompt
-        student = load_student(config, path=folder, system_prompt=prompt, inference=alone)
+        student = load_student(config, path=folder, opening=opening(config), inference=alone)
     perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
     value = None
     if config.search.value is not None:

@@ -77,11 +77,11 @@ class JudgeCommand:
         self, args: argparse.Namespace, config: Config, settings: ValueConfig | PrmConfig, form: JudgeFolder
     ) -> None:
         from ..policy.student import load_student
-        from ..problems.source import open_source
+        from ..problems.load import opening
 
         self.config, self.settings, self.out, self.data = config, settings, args.out, args.data
         self.json = args.json
-        self.student: Student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
+        self.student: Student = load_student(config, path=args.path, opening=opening(config))
         self.progress, self.stop = Progress(args.quiet), Stop()
         self.journal = self.out / "journal.jsonl"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from ..search.extract import endings, shortfall
 from ..search.tree import ROOT, Tree
 from ..types import Problem
 from .base import (
@@ -99,6 +100,9 @@ def run_search(args: argparse.Namespace) -> int:
         print("no response was finished: raise --simulations or search.max_tokens")
     else:
         print(f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value {choice.value:.3f}")
+    short = shortfall(endings(result.tree))
+    if short is not None:
+        print(short)
     beside = likeliest_beside(result.tree)
     if beside is not None:
         print(

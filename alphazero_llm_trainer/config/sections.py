@@ -63,6 +63,7 @@ class ProblemsConfig(Section):
     solution_column: str | None = None
     grade: Literal["numbers", "math", "words", "exact", "choice"] | None = None
     system_prompt: str | None = None
+    shots: NonNegative = 0
     hold_out: str = "questions"
     train_size: Positive = 50
     eval_size: Positive = 20

@@ -164,6 +164,16 @@ def write_facts(folder: Path, name: str, spec: StudentModel, adapter: bool = Fal
         write_json(folder / FACTS, facts | ({"base": spec.model_dump(mode="json")} if adapter else {}))
 
 
+def trained_with(student: Any, source: str) -> StudentModel:
+    """A student's entry with what it is told now as the prompt that it was trained with on `source`."""
+    prompt = student.opening.system_prompt
+    return (
+        student.spec
+        if prompt is None
+        else student.spec.model_copy(update={"prompts": student.spec.prompts | {source: prompt}})
+    )
+
+
 def fetched(repository: str) -> Path:
     """Where `fetch` puts a hub repository's model that it had to take from elsewhere; it may not be there."""
     return cache_folder() / "models" / repository.replace("/", "--")
