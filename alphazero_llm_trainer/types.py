@@ -59,6 +59,9 @@ class Opening:
         return told
 
 
+NOTHING = Opening()
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One reasoning step: token ids, their log-probabilities (nats, under the sampling policy) and their text.

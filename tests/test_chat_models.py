@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,15 @@ import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.api.settings import configured
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.errors import CheckpointError
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
+from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.policy import folders
-from alphazero_llm_trainer.policy.folders import PACKAGED, find_model
+from alphazero_llm_trainer.policy.folders import PACKAGED, find_model, trained_with, write_facts
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.load import opening, tasks_of
+from alphazero_llm_trainer.problems.prompts import HOTPOTQA_PROMPT, SYSTEM_PROMPTS
+from alphazero_llm_trainer.search.extract import shortfall
+from alphazero_llm_trainer.types import Opening
 
 from support import tiny_chat  # isort: skip
 
@@ -122,3 +130,111 @@ def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
 def test_a_loaded_student_brings_its_limits(chat: Path) -> None:
     resolved, folder = configured(alphazero.load(chat), [], None)
     assert (resolved.student, resolved.search.max_tokens, folder) == ("tiny-chat", 400, None)
+
+
+# -- what a chat says before a question --------------------------------------------------------------------------------
+
+
+ROWS = [
+    {"question": f"Ana has {n} pens and buys {n + 1} more. How many pens does Ana have now?",
+     "answer": str(2 * n + 1), "solution": f"{n} + {n + 1} = {2 * n + 1}"}
+    for n in range(2, 42)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("rows") / "pens.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return str(file)
+
+
+def told(chat: Path, rows: str, *overrides: str) -> Any:
+    found, _ = find_model(str(chat), load_config())
+    config = load_config(overrides=[found, f"problems.source={rows}", "engine.max_context=1024", *overrides])
+    return load_student(config, opening=opening(config)), config
+
+
+def test_no_prompt_has_a_placeholder_or_a_problems_number() -> None:
+    for prompt in (*SYSTEM_PROMPTS.values(), HOTPOTQA_PROMPT):
+        assert not re.search(r"\d|`|#### [A-Z]\b", prompt), prompt
+
+
+def test_whose_prompt_a_student_is_told(chat: Path, rows: str, tmp_path: Path) -> None:
+    student, config = told(chat, rows)
+    assert student.opening.system_prompt == SYSTEM_PROMPTS["numbers"]
+    assert told(chat, rows, "models.tiny-chat.system_prompt=Own.")[0].opening.system_prompt == "Own."
+    both = ("models.tiny-chat.system_prompt=Own.", "problems.system_prompt=Asked.")
+    assert told(chat, rows, *both)[0].opening.system_prompt == "Asked."
+    # What a folder was trained with, it goes on with: for that source.
+    folder = tiny_chat(tmp_path / "trained")
+    student.opening = Opening("Trained.")
+    write_facts(folder, "tiny-chat", trained_with(student, rows))
+    assert told(folder, rows)[0].opening.system_prompt == "Trained."
+    assert told(folder, "embedded")[0].opening.system_prompt == SYSTEM_PROMPTS["numbers"]
+
+
+def test_the_embedded_student_reads_no_system_prompt() -> None:
+    config = load_config(overrides=["student=embedded", "problems.system_prompt=Be brief."])
+    student, question = load_student(config, opening=opening(config)), "Ana has 2 pens."
+    assert student.decode(student.prompt_ids(question)) == question + "\n"
+
+
+def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(chat: Path, rows: str) -> None:
+    student, config = told(chat, rows, "problems.shots=2")
+    shown = tasks_of(config, "train", 3)
+    first = student.opening.messages("What now?")
+    assert [message["role"] for message in first] == ["system", "user", "assistant", "user", "assistant"]
+    assert first[1]["content"] == shown[0].problem.question and first[2]["content"].endswith(f"#### {shown[0].gold}")
+    mine = student.opening.messages(shown[0].problem.question)
+    assert [message["content"] for message in mine[1::2]] == [task.problem.question for task in shown[1:]]
+    held_out = {task.problem.question for split in ("validation", "test") for task in tasks_of(config, split, 9)}
+    assert not held_out & {pair[0] for pair in student.opening.worked}
+
+
+def test_the_prefix_that_questions_share_is_computed_and_counted_once(chat: Path, rows: str) -> None:
+    student, config = told(chat, rows, "problems.shots=3")
+    prompts = [student.prompt_ids(task.problem.question) for task in tasks_of(config, "test", 4)]
+    shared = next(at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
+    own = [len(prompt) - shared for prompt in prompts]
+    assert shared > 3 * max(own)
+    asyncio.run(student.engine.generate([GenerateRequest(prompt, max_new_tokens=1) for prompt in prompts]))
+    cost = student.engine.cost
+    assert cost.prompt_tokens + cost.cached_tokens == sum(map(len, prompts))
+    assert cost.prompt_tokens <= shared + sum(own) and cost.cached_tokens >= 3 * shared
+
+
+def test_a_source_without_worked_solutions_refuses_shots(tmp_path: Path) -> None:
+    file = tmp_path / "bare.jsonl"
+    file.write_text("".join(json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n" for row in ROWS))
+    config = load_config(overrides=["student=embedded", f"problems.source={file}", "problems.shots=2"])
+    with pytest.raises(DataError, match=r"problems\.shots is 2 and source .* has no worked solution for"):
+        opening(config)
+
+
+def test_commands_show_and_use_them(chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", str(chat), "--source", rows, "--set", "problems.shots=2"]
+    facts = printed(capsys, "info", *asked)
+    assert facts["prompt"] == {"system_prompt": SYSTEM_PROMPTS["numbers"], "shots": 2}
+    assert facts["limits"] == {"max_tokens": 400, "max_depth": 40}
+    assert main(["info", *asked]) == 0
+    said = capsys.readouterr().out
+    assert "2 worked solutions before the question" in said and "400 tokens and 40 steps at most" in said
+    short = ["--set", "search.max_tokens=12"]
+    assert main(["search", *asked, *short, "--simulations", "2"]) == 0
+    assert "raise search.max_tokens" in capsys.readouterr().out
+    out = tmp_path / "eval"
+    command = ["eval", *asked, *short, "--methods", "greedy", "--budget-tokens", "12", "-n", "3", "--out", str(out)]
+    assert main([*command, "--quiet"]) == 0
+    assert "stated no answer: raise" in capsys.readouterr().out
+    facts = json.loads((out / "results.json").read_text())["benchmarks"][rows]
+    assert (facts["system_prompt"], facts["shots"]) == (SYSTEM_PROMPTS["numbers"], 2)
+    assert "Worked solutions before each question: 2." in (out / "results.md").read_text()
+
+
+def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps() -> None:
+    assert shortfall({"answer": 80, "length": 20}) is None and shortfall({}) is None
+    assert shortfall({"answer": 70, "length": 5, "depth": 25}) == (
+        "of 100 responses 30 were cut and 0 stated no answer: raise search.max_depth"
+    )
+    assert "3 stated no answer: raise problems.shots" in str(shortfall({"answer": 5, "no answer": 3}))

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ..engine.protocol import TokenEngine
 from ..errors import RequestError
-from ..types import Opening, Problem
+from ..types import NOTHING, Opening, Problem
 
 # Qwen 3's template: an answer without a hidden monologue. Llama 3's: always the same day, so that prompts are too.
 TEMPLATE_SETTINGS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -94,4 +94,4 @@ class RemoteStudent(Chat):
     name: str
     tokenizer: Any
     engine: TokenEngine
-    opening: Opening = Opening()
+    opening: Opening = NOTHING

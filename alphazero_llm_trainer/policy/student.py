@@ -22,7 +22,7 @@ from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import CheckpointError, ConfigError, EngineError
 from ..files import read_object
-from ..types import Opening, Task
+from ..types import NOTHING, Opening, Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
 from .fetch import PACKAGES
@@ -52,7 +52,7 @@ class Student(Chat):
     tokenizer: Any
     engine: Engine
     spec: StudentModel
-    opening: Opening = Opening()
+    opening: Opening = NOTHING
     adapter: Path | None = None
     folder: Path | None = None
 
@@ -70,13 +70,14 @@ def load_student(
     config: Config,
     name: str | None = None,
     path: Path | None = None,
-    opening: Opening = Opening(),
+    opening: Opening = NOTHING,
     inference: bool = False,
 ) -> Student:
     """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
 
-    A folder with an adapter is the student's own weights under that adapter. `opening` is of its chats. `inference` says that nothing will be trained
-    and no other network is asked: then a small Llama is loaded without transformers' model code, in half the time.
+    A folder with an adapter is the student's own weights under that adapter. `opening` is of its chats. `inference` says that
+    nothing will be trained and no other network is asked: then a small Llama is loaded without transformers' model code, in
+    half the time.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
