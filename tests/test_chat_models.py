@@ -161,7 +161,7 @@ def test_no_prompt_has_a_placeholder_or_a_problems_number() -> None:
 
 
 def test_whose_prompt_a_student_is_told(chat: Path, rows: str, tmp_path: Path) -> None:
-    student, config = told(chat, rows)
+    student, _ = told(chat, rows)
     assert student.opening.system_prompt == SYSTEM_PROMPTS["numbers"]
     assert told(chat, rows, "models.tiny-chat.system_prompt=Own.")[0].opening.system_prompt == "Own."
     both = ("models.tiny-chat.system_prompt=Own.", "problems.system_prompt=Asked.")
