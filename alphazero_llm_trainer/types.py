@@ -41,6 +41,28 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """What a chat says before a question: a system prompt, and worked solutions as earlier turns.
+
+    `worked` are (question, solution) pairs, of which the first `shots` are shown that aren't the question itself.
+    """
+
+    system_prompt: str | None = None
+    worked: tuple[tuple[str, str], ...] = ()
+    shots: int = 0
+
+    def messages(self, question: str) -> list[dict[str, str]]:
+        """The messages before `question`, the same for every question that is none of `worked`."""
+        told = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
+        for asked, solution in [pair for pair in self.worked if pair[0] != question][: self.shots]:
+            told += [{"role": "user", "content": asked}, {"role": "assistant", "content": solution}]
+        return told
+
+
+NOTHING = Opening()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One reasoning step: token ids, their log-probabilities (nats, under the sampling policy) and their text.
 

@@ -35,7 +35,7 @@ from alphazero_llm_trainer.eval.attempt import MethodContext  # noqa: E402
 from alphazero_llm_trainer.eval.cells import Benchmark, run_cell  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks, opening  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 from alphazero_llm_trainer.problems.step_checks import Calculator  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
@@ -74,7 +74,7 @@ def tasks(count: int, first: int) -> list[Task]:
 def measure(folder: Path | None, problems: list[Task], args: argparse.Namespace) -> dict[str, str]:
     """Right or wrong on each test problem: greedy, one of eight samples, and search under the rules."""
     config = load_config(overrides=GAME)
-    student = load_student(config, path=folder, system_prompt=open_source(config).system_prompt)
+    student = load_student(config, path=folder, opening=opening(config))
     limit = config.search.max_tokens
     greedy = answer(student, problems, max_tokens=limit).first
     sampled = answer(student, problems, max_tokens=limit, n=8, temperature=1.0, seed=SEED).correct

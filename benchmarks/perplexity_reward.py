@@ -27,7 +27,7 @@ from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import area, paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks, opening  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 from alphazero_llm_trainer.rewards.pre import pre  # noqa: E402
 from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
@@ -44,7 +44,7 @@ def measured(model: str, levels: Sequence[int], num: int, seed: int) -> dict[str
     config = load_config(overrides=[f"problems.levels={list(levels)}", f"seed={seed}", "student=embedded"])
     source = open_source(config)
     tasks = load_tasks(source, "test", num)
-    student = load_student(config, path=folder, system_prompt=source.system_prompt)
+    student = load_student(config, path=folder, opening=opening(config))
 
     async def sampled() -> list[list[Generated]]:
         requests = []

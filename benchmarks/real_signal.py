@@ -55,15 +55,14 @@ def measure(task: str, out: Path, args: argparse.Namespace) -> None:
     from alphazero_llm_trainer.eval.greedy import answer
     from alphazero_llm_trainer.eval.metrics import wilson
     from alphazero_llm_trainer.policy.student import load_student
-    from alphazero_llm_trainer.problems.load import tasks_of
-    from alphazero_llm_trainer.problems.source import open_source
+    from alphazero_llm_trainer.problems.load import opening, tasks_of
     from alphazero_llm_trainer.problems.step_checks import Calculator
     from alphazero_llm_trainer.train.models import Economy, make_trainable
     from alphazero_llm_trainer.train.sft import SftSettings, sft_rows, train_student
 
     settings = [f"student={args.model}", f"seed={SEED}", f"search.max_tokens={LIMIT}", *SOURCES[task]]
     config = load_config(overrides=[*settings, f"dataset.path={args.data}"])
-    student = load_student(config, system_prompt=open_source(config).system_prompt)
+    student = load_student(config, opening=opening(config))
     model = make_trainable(student.model, student.spec, "full")
     demonstrations = tasks_of(config, "train", max(args.rows))
     worked = [one if one.solution else replace(one, solution=f"#### {one.gold}") for one in demonstrations]

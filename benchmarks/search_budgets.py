@@ -47,7 +47,7 @@ from alphazero_llm_trainer.eval.metrics import Interval, holm, paired_bootstrap,
 from alphazero_llm_trainer.eval.verifiers import Product, load_parts  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value_function import policy_fingerprint  # noqa: E402
-from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.load import load_tasks, opening  # noqa: E402
 from alphazero_llm_trainer.problems.numbers import apply, read_question  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
@@ -113,7 +113,7 @@ class Bench:
         self.base += [f"problems.levels={list(setting.levels)}", *setting.overrides]
         config = load_config(overrides=self.base)
         self.source = open_source(config)
-        self.student = load_student(config, path=work / setting.student, system_prompt=self.source.system_prompt)
+        self.student = load_student(config, path=work / setting.student, opening=opening(config, self.source))
         parts = load_parts(setting.verifier.split("+"), self.student, config, None, None)
         self.judge: Verifier = parts[0] if len(parts) == 1 else Product(parts)
 

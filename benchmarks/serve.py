@@ -359,13 +359,13 @@ async def bare(seconds: float, questions: Questions) -> dict[str, dict[str, Any]
     from alphazero_llm_trainer.cli.serve_run import STEPWISE, by_eval, load_verifier
     from alphazero_llm_trainer.config.load import load_config
     from alphazero_llm_trainer.policy.student import load_student
-    from alphazero_llm_trainer.problems.source import open_source
+    from alphazero_llm_trainer.problems.load import opening
     from alphazero_llm_trainer.serve.answering import Answerer
     from alphazero_llm_trainer.serve.names import Names
     from alphazero_llm_trainer.serve.wanted import chat_request
 
     config = load_config(overrides=[{"student": "embedded"}])
-    student = load_student(config, system_prompt=open_source(config).system_prompt)
+    student = load_student(config, opening=opening(config))
     verifier = load_verifier("calculator", student, config, arguments.Namespace(prm=None, value=None))
     stepwise = {name: (lambda given, name=name: by_eval(name, given)) for name in STEPWISE}
     answerer, names = Answerer(student, config, verifier, None, stepwise), Names("sample", STEPWISE, 64)

@@ -34,6 +34,7 @@ from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT  # noqa: E402
+from alphazero_llm_trainer.types import Opening  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 OURS = {"tree GRPO": [], "tree GRPO, no replay": ["--set", "train.demonstration_share=0"]}
@@ -112,7 +113,7 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
     from trl import GRPOConfig, GRPOTrainer
 
     config = load_config(overrides=["student=embedded", f"seed={seed}", {"problems": {"levels": args.levels}}])
-    student = load_student(config, path=args.student, system_prompt=SYSTEM_PROMPT)
+    student = load_student(config, path=args.student, opening=Opening(SYSTEM_PROMPT))
     model = student.model
     split = {"levels": config.problems.levels}
     tasks = load_tasks("embedded", "train", args.num_examples, start=config.train.demonstrations, **split)

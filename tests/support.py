@@ -7,17 +7,19 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import Drawn, Generated, Limits, TeacherProposal
 from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.problems import embedded
+from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
 
 END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
@@ -266,3 +268,30 @@ def check_solution(solution: str, question: str | None = None) -> bool:
         if known is not None:
             known.add(result)
     return result is not None and last == f"#### {result}"
+
+
+CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant: "
+
+
+def tiny_chat(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """A folder with a random Qwen2 and a tokenizer whose chat template has every message in it, and its role."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens(["system", "user", "assistant", ":"])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    torch.manual_seed(seed)
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        initializer_range=0.25,
+    )
+    Qwen2ForCausalLM(shape).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -12,7 +12,7 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest, Limits
 from alphazero_llm_trainer.policy import student as student_module
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.types import Direction, Problem
+from alphazero_llm_trainer.types import Direction, Opening, Problem
 
 QUESTION = "Natalia sold 48 clips in April and half as many in May. How many did she sell in all?"
 TEXT = "In May she sold 48 / 2 = 24 clips.\n\n\nIn all 48 + 24 = 72 clips.\n\n#### 72"
@@ -20,7 +20,7 @@ TEXT = "In May she sold 48 / 2 = 24 clips.\n\n\nIn all 48 + 24 = 72 clips.\n\n##
 
 def student_of(folder: Path, *overrides: str, system_prompt: str | None = None) -> Student:
     config = load_config(overrides=["student=smollm2-135m", *overrides])
-    return load_student(config, path=folder, system_prompt=system_prompt)
+    return load_student(config, path=folder, opening=Opening(system_prompt))
 
 
 def test_its_chat_template_and_end_token(smollm2_cut: Path) -> None:

@@ -146,7 +146,7 @@ def rows(path: Path, count: int = 100, **extra: str) -> Path:
 
 def test_a_file_of_rows_is_a_source(tmp_path: Path) -> None:
     source = open_named(str(rows(tmp_path)))
-    assert isinstance(source, TaskList) and source.rule == "numbers" and "plain number" in source.system_prompt
+    assert isinstance(source, TaskList) and source.rule == "numbers" and "number that answers" in source.system_prompt
     sizes = {split: len(tasks) for split, tasks in source.tasks.items()}
     assert sizes == {"train": 80, "validation": 5, "arena": 5, "test": 10}
     ids = [task.problem.id for tasks in source.tasks.values() for task in tasks]

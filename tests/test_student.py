@@ -17,6 +17,7 @@ from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
 from alphazero_llm_trainer.train.sft import sft_rows
+from alphazero_llm_trainer.types import Opening
 
 MANIFEST = json.loads((PACKAGED / "manifest.json").read_text())
 
@@ -92,7 +93,7 @@ def test_all_of_a_models_end_tokens_end_a_response_and_stay_its_last():
     second = whole.token_ids[2]
     first_at = whole.token_ids.index(second)
     student.model.generation_config.eos_token_id = [student.tokenizer.eos_token_id, second]
-    again = make_student("two ends", student.model, student.tokenizer, student.spec, load_config(), None)
+    again = make_student("two ends", student.model, student.tokenizer, student.spec, load_config(), Opening())
     assert again.engine.eos_ids == {student.tokenizer.eos_token_id, second}
     [[cut]] = asyncio.run(again.engine.generate([request]))
     assert (cut.finish, cut.token_ids) == ("eos", whole.token_ids[: first_at + 1])

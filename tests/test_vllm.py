@@ -38,6 +38,7 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
 from alphazero_llm_trainer.train.loop import Run
 from alphazero_llm_trainer.train.models import make_trainable
+from alphazero_llm_trainer.types import Opening
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.vllm
@@ -59,7 +60,7 @@ def note(backend: str, what: str, ours: Any, theirs: Any, difference: Any) -> No
 
 
 def student_of(*overrides: str) -> Student:
-    return load_student(load_config(overrides=[*COMMON, *overrides]), system_prompt=SYSTEM_PROMPT)
+    return load_student(load_config(overrides=[*COMMON, *overrides]), opening=Opening(SYSTEM_PROMPT))
 
 
 @pytest.fixture(scope="module")

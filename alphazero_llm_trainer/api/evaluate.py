@@ -28,7 +28,7 @@ from ..eval.results import (
 from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
 from ..files import FolderLock, write_json, write_whole
 from ..live import Progress, Stop
-from ..problems.load import load_tasks
+from ..problems.load import load_tasks, opening
 from ..problems.source import open_one_of
 from ..rewards.custom import open_reward
 from .settings import (
@@ -73,9 +73,10 @@ class Table:
         return (self.folder / "report.html").read_text(encoding="utf-8")
 
     def __str__(self) -> str:
-        from ..report.evaluation import result_text
+        from ..report.evaluation import result_text, silent
 
-        return result_text(self.facts)
+        short = silent(self.facts)
+        return result_text(self.facts) + ("" if short is None else f"\n{short}")
 
 
 def evaluate(
@@ -118,8 +119,8 @@ def evaluate(
         AlphaZeroError: the arguments are wrong; one sentence with the fix.
         KeyboardInterrupt: Ctrl-C; what is finished is kept for `resume`.
     """
-    named, student = student_of(model)
-    resolved, folder = configured(named, present(rewards__custom=reward_address(reward), seed=seed), config)
+    student = student_of(model)
+    resolved, folder = configured(model, present(rewards__custom=reward_address(reward), seed=seed), config)
     several = (
         isinstance(problems, Sequence) and not isinstance(problems, str) and all(isinstance(p, str) for p in problems)
     )
@@ -289,7 +290,8 @@ class Evaluation:
         parts = self.load_verifiers(config, student)
         judges: dict[str, Verifier] = {}
         for (benchmark, method, budget), finished in zip(cells, done, strict=True):
-            student.system_prompt = open_one_of(config, benchmark.name).system_prompt
+            student.opening = opening(config, open_one_of(config, benchmark.name), student.name)
+            facts[benchmark.name] |= {"system_prompt": student.opening.system_prompt, "shots": student.opening.shots}
             if benchmark.name not in judges:
                 judge = parts
                 if COMBINATION in self.verifier.split("+"):

@@ -11,6 +11,7 @@ from ..collect import Perplexity, answer_search
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress, Stop
+from ..problems.load import opening
 from ..problems.source import check_text, open_source
 from ..search.driver import SearchResult
 from ..search.tree import ROOT, Tree
@@ -34,7 +35,7 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
     from ..policy.student import load_student
 
     resolved, folder = configured(model, [], config)
-    return load_student(resolved, path=folder, system_prompt=open_source(resolved).system_prompt)
+    return load_student(resolved, path=folder, opening=opening(resolved))
 
 
 def search(
@@ -68,11 +69,11 @@ def search(
     """
     if not isinstance(question, str | Problem):
         raise ConfigError(f"question is a {type(question).__name__}: give its text or a Problem")
-    named, student = student_of(model)
+    student = student_of(model)
     judged = {} if value is None else {"rollout": "none", "select": "puct"}
     overrides = present(search__iterations=simulations, search__mode=mode, seed=seed)
     overrides += present(search__value=None if value is None else str(value))
-    resolved, folder = configured(named, [{"search": judged | settings}, *overrides], config)
+    resolved, folder = configured(model, [{"search": judged | settings}, *overrides], config)
     problem = question if isinstance(question, Problem) else Problem("question", question, open_source(resolved).name)
     if not problem.question.strip():
         raise ConfigError("the question is empty: write its text")
@@ -96,8 +97,7 @@ def find(
     if student is None:
         from ..policy.student import load_student
 
-        prompt = open_source(config).system_prompt
-        student = load_student(config, path=folder, system_prompt=prompt, inference=alone)
+        student = load_student(config, path=folder, opening=opening(config), inference=alone)
     perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
     value = None
     if config.search.value is not None:

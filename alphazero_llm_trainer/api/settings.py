@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def configured(
-    model: str | Path,
+    model: str | Path | Student,
     overrides: Sequence[Mapping[str, Any]],
     config: Mapping[str, Any] | Config | None,
     load: Callable[..., Config] = load_config,
@@ -36,18 +36,20 @@ def configured(
     """The configuration of a call, and the folder that `model` names, if it does.
 
     Args:
-        model: a name of models.yaml, a folder, or a hub id.
+        model: a name of models.yaml, a folder, a hub id, or a loaded student.
         overrides: nested keys; they win over `config`.
         config: keys of training.yaml, nested or dotted (`{"train.grpo.credit": "step"}`), or a whole configuration.
         load: what resolves them.
     """
-    if not isinstance(model, str | Path):
-        raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder or a hub id")
     if isinstance(config, Config):
         given: list[Any] = [config.model_dump(mode="json")]
     else:
         given = [nested(key, value) for key, value in (config or {}).items()]
     given += overrides
+    if not isinstance(model, str | Path):
+        student_of(model)
+        spec = {model.name: model.spec.model_dump(mode="json")}
+        return load(overrides=[*given, {"student": model.name, "models": spec}]), None
     named, folder = find_model(str(model), load(overrides=given))
     if folder is not None:
         check_folder(folder)
@@ -68,15 +70,15 @@ def reward_address(reward: Reward) -> str | None:
     return name_reward(reward) if callable(reward) else reward
 
 
-def student_of(model: str | Path | Student) -> tuple[str | Path, Student | None]:
-    """A `model` argument as the name that `configured` takes, and the student where it is one already."""
+def student_of(model: str | Path | Student) -> Student | None:
+    """The student where a `model` argument is one already."""
     if isinstance(model, str | Path):
-        return model, None
+        return None
     from ..policy.student import Student
 
     if not isinstance(model, Student):
         raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded student")
-    return "auto", model
+    return model
 
 
 def present(**keys: Any) -> list[dict[str, Any]]:

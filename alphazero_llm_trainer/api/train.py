@@ -121,7 +121,7 @@ def train(
     )
     resolved, student = configured(model, given, config, load_run)
     if student is not None:
-        resolved, _ = configured("auto", present(train__student=str(student)), resolved)
+        resolved, _ = configured(resolved.student, present(train__student=str(student)), resolved)
     named = None if out is None else Path(out)
 
     def call() -> TrainingRun:

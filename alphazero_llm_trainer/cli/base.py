@@ -206,6 +206,8 @@ def resolve(
         overrides.append({"student": args.student})
     if "path_key" not in args:
         return load(args.config, overrides)
+    if args.model is None and args.path is not None and args.path.is_dir():
+        args.model, args.path = str(args.path), None
     if args.model is not None:
         overrides.append(named_model(args, load(args.config, overrides)))
     if args.path is not None:

@@ -14,11 +14,12 @@ from typing import Any
 
 import yaml
 
-from ..config.load import Config, load_config, load_training
+from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, load_config, load_training
 from ..engine.kernel_build import kernel_status
 from ..engine.precision import kernel_threads, product_unit, unit_name
 from ..errors import ConfigError
-from ..policy.folders import LARGE, resolve_name
+from ..policy.folders import SMALL, resolve_name
+from ..problems.load import opening
 from .base import add_config_arguments, add_json, add_model, add_source, print_json, resolve
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "verifiers", "openai")
@@ -99,9 +100,9 @@ def gather(config: Config) -> dict[str, Any]:
     libraries = {name: version(name) for name in LIBRARIES}
     devices = gpus()
     cuda = bool(devices) and "+cpu" not in (libraries["torch"] or "")
-    name = config.student if config.student != "auto" else LARGE if cuda else "embedded"
+    name = config.student if config.student != "auto" else AUTO_LARGE if cuda else AUTO_SMALL
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    student = student_facts(config, name)
+    student, told = student_facts(config, name), opening(config, name=name)
     return {
         "version": version("alphazero-llm-trainer"),
         "python": f"{platform.python_version()}, {platform.system()} {platform.machine()}",
@@ -114,6 +115,8 @@ def gather(config: Config) -> dict[str, Any]:
         "engine": config.engine.backend,
         "student": student,
         "source": config.problems.source,
+        "prompt": {"system_prompt": told.system_prompt, "shots": told.shots},
+        "limits": {"max_tokens": config.search.max_tokens, "max_depth": config.search.max_depth},
         "tier": config.teachers.tier,
         "tiers": {tier: tier_facts(spec) for tier, spec in config.teacher_tiers.items()},
         "places": {
@@ -146,6 +149,7 @@ def student_facts(config: Config, name: str) -> dict[str, Any]:
         "parameters": None if found is None else Counts.of(found[0], spec.lora).whole,
         "numbers": spec.dtype if spec.quantization == "none" else f"{spec.quantization}, computed in {spec.dtype}",
         "trained": config.train.adapter or spec.adapter,
+        "template": spec.path not in SMALL,
     }
 
 
@@ -186,6 +190,8 @@ def text(facts: dict[str, Any]) -> str:
         "engine": facts["engine"],
         "student": f"{student['name']} ({path}), {size}, {student['numbers']}, {trained}",
         "problems": facts["source"] + (f", rows from {places['data']}" if places["data"] else ""),
+        "prompt": told(facts),
+        "responses": "{max_tokens} tokens and {max_depth} steps at most".format(**facts["limits"]),
         "teachers": f"{facts['tier']}; tiers: {', '.join(tiers)}; {'; '.join(missing)}",
         "outputs": places["outputs"],
         "hub cache": places["hub cache"],
@@ -194,6 +200,16 @@ def text(facts: dict[str, Any]) -> str:
     }
     width = max(map(len, lines)) + 1
     return "\n".join(f"{name + ':':{width}} {value}" for name, value in lines.items())
+
+
+def told(facts: dict[str, Any]) -> str:
+    """What the student is told before a question, in a line."""
+    prompt, shots = facts["prompt"]["system_prompt"], facts["prompt"]["shots"]
+    if not facts["student"]["template"]:
+        text = "none (the student's chat template leaves system prompts out)"
+    else:
+        text = "none" if prompt is None else repr(prompt)
+    return f"{text}; {shots} worked solutions before the question" if shots else text
 
 
 def millions(count: int) -> str:

@@ -83,11 +83,11 @@ class JudgeCommand:
         progress: Progress,
     ) -> None:
         from ..policy.student import load_student
-        from ..problems.source import open_source
+        from ..problems.load import opening
 
         self.config, self.settings, self.out, self.data = config, settings, args.out, args.data
         self.json = args.json
-        self.student: Student = load_student(config, path=args.path, system_prompt=open_source(config).system_prompt)
+        self.student: Student = load_student(config, path=args.path, opening=opening(config))
         self.progress, self.stop = progress, Stop()
         self.journal = self.out / "journal.jsonl"
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..config.load import Config
 from ..errors import CheckpointError, ConfigError
 from ..live import Progress
-from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, resolve_name
+from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, find_model, resolve_name, write_facts
 from .base import add_config_arguments, check_out, resolve, tell_loading
 
 
@@ -32,13 +32,12 @@ def add_merge(commands: Any) -> None:
     add_config_arguments(parser)
 
     def run(args: argparse.Namespace) -> int:
-        base, config = args.path, resolve(args)
-        if args.model == "auto" or args.model in config.models:
-            config = resolve(args, {"student": args.model})
-        elif args.model is not None:
-            base = args.model
+        config, base = resolve(args), args.model if args.path is None else args.path
         if base is not None:
-            config = resolve(args, {"models": {resolve_name(config): {"path": base}}})
+            found, folder = find_model(base, config)
+            config = resolve(args, found)
+            if folder is not None:
+                config = resolve(args, found | {"models": {resolve_name(config): {"path": base}}})
         return run_merge(args, config)
 
     parser.set_defaults(run=run)
@@ -76,6 +75,7 @@ def fold(args: argparse.Namespace, config: Config) -> int:
     plain = merged(student.model, config.train.merge_dtype)
     plain.save_pretrained(str(args.out))
     student.tokenizer.save_pretrained(args.out)
+    write_facts(args.out, student.name, config.models[student.name])
     size = sum(file.stat().st_size for file in args.out.iterdir()) / 2**20
     print(f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.config.dtype}")
     if args.push_to_hub is not None:

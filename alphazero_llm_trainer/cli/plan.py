@@ -116,7 +116,7 @@ def memory_plan(
         return None
     shape, source = found
     device, free, total = device_memory() if memory is None else ("cuda", int(memory * GIB), int(memory * GIB))
-    longest = open_source(config).prompt_tokens if prompt is None else prompt
+    longest = open_source(config).prompt_tokens * (1 + config.problems.shots) if prompt is None else prompt
     forecast = Forecast(config, spec, shape, device, longest, total)
     if judge is not None:
         given: dict[str, Any] = {}

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..live import Progress
+from ..search.extract import endings, shortfall
 from ..search.tree import ROOT, Tree
 from ..types import Problem
 from .base import (
@@ -104,6 +105,9 @@ def run_search(args: argparse.Namespace) -> int:
         print("no response was finished: raise --simulations or search.max_tokens")
     else:
         print(f"answer {choice.answer}: {choice.why}; {choice.visits} visits, value {choice.value:.3f}")
+    short = shortfall(endings(result.tree))
+    if short is not None:
+        print(short)
     beside = likeliest_beside(result.tree)
     if beside is not None:
         print(

@@ -19,7 +19,7 @@ from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
 from ..live import Progress
 from ..policy.student import load_student
 from ..policy.value_function import load_value, policy_fingerprint
-from ..problems.source import open_source
+from ..problems.load import opening
 from ..search.tree import REJECTED, ROOT
 from ..serve.answering import Answerer, Stepwise
 from ..serve.app import make_app
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
             )
     stepwise = {name: partial(by_eval, name) for name in STEPWISE if judged}
     names = Names(args.search, stepwise, config.serve.max_samples, judged)
-    prompt, alone = open_source(config).system_prompt, (args.prm or args.value or config.search.value) is None
-    student = load_student(config, path=args.path, system_prompt=prompt, inference=alone)
+    alone = (args.prm or args.value or config.search.value) is None
+    student = load_student(config, path=args.path, opening=opening(config), inference=alone)
     verifier = load_verifier(named, student, config, args) if judged else None
     value, guided = None, args.value or config.search.value
     if not judged and guided is not None:

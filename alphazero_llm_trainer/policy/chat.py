@@ -11,25 +11,22 @@ from pydantic import BaseModel
 
 from ..engine.protocol import TokenEngine
 from ..errors import RequestError
-from ..types import Problem
+from ..types import NOTHING, Opening, Problem
 
 # Qwen 3's template: an answer without a hidden monologue. Llama 3's: always the same day, so that prompts are too.
 TEMPLATE_SETTINGS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
 
 
 class Chat:
-    """The text side of a student; a subclass has the `tokenizer` and the `system_prompt` that opens every chat."""
+    """The text side of a student; a subclass has the `tokenizer` and the `opening` of every chat."""
 
     __slots__ = ()
     tokenizer: Any
-    system_prompt: str | None
+    opening: Opening
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
         """Token ids of the chat that asks `question`, ready for a response."""
-        messages = [{"role": "user", "content": question}]
-        if self.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
-        return self.chat_ids(messages)
+        return self.chat_ids([*self.opening.messages(question), {"role": "user", "content": question}])
 
     def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         """Token ids of a whole chat (`role` and `content` each), ready for the next response.
@@ -97,4 +94,4 @@ class RemoteStudent(Chat):
     name: str
     tokenizer: Any
     engine: TokenEngine
-    system_prompt: str | None = None
+    opening: Opening = NOTHING

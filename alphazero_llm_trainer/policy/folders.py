@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cache import cache_folder
-from ..config.load import Config, shown
+from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, shown
 from ..config.objects import at_home
 from ..config.sections import StudentModel
 from ..errors import CheckpointError, ConfigError
-from ..files import read_object
+from ..files import read_object, write_json
 
 PACKAGED = Path(__file__).parent.parent / "assets" / "student"
 SMALL = ("package", "scratch")  # paths of students that `sft` trains from scratch
-LARGE = "llama-3.2-3b"  # what `auto` is where there is a GPU
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]*[\w-]")
 GGUF = ".gguf"
 INSTALL_GGUF = "install alphazero-llm-trainer[gguf]"
@@ -31,6 +30,10 @@ COUNTS = (
     "max_position_embeddings",
 )
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+FACTS = "student.json"  # what a student's folder says of itself, beside what transformers reads
+TEMPLATE = "chat_template.jinja"
+WEIGHTS = ("*.safetensors", "*.bin")
+LORA_FROM = 300_000_000  # parameters from which on adapters are trained, where nobody says
 
 
 def resolve_name(config: Config, name: str | None = None) -> str:
@@ -39,7 +42,7 @@ def resolve_name(config: Config, name: str | None = None) -> str:
     if chosen == "auto":
         import torch
 
-        return LARGE if torch.cuda.is_available() else "embedded"
+        return AUTO_LARGE if torch.cuda.is_available() else AUTO_SMALL
     if chosen not in config.models:
         raise ConfigError(f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}")
     return chosen
@@ -64,14 +67,16 @@ def keeps_base(config: Config) -> bool:
 def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]:
     """What `--model` means: keys of the configuration, and a folder where it names one.
 
-    It is a student of models.yaml, a folder, a hub id or a GGUF file; a hub id that models.yaml doesn't know becomes a
-    student of its own, called as the id ends, and so does a file. Raises ConfigError for anything else.
+    It is a student of models.yaml, a folder, a hub id or a GGUF file. What models.yaml doesn't know becomes a student of its
+    own: a hub id, called as it ends, a file, and a folder with a model (see `specification`). A folder is weights of
+    another student where the configuration names one, where it speaks as the embedded student does, and where it has an
+    adapter alone. Raises ConfigError for anything else.
     """
     if model == "auto" or model in config.models:
         return {"student": model}, None
     file = at_home(model, "--model")
     if file.is_dir():
-        return {}, file
+        return of_folder(file, config)
     if file.suffix == GGUF and file.is_file():
         name = f"{file.stem.lower()}-gguf"
         return {"student": name, "models": {name: {"path": str(file)}}}, None
@@ -84,6 +89,88 @@ def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]
     raise ConfigError(
         f"--model {model} is no folder or GGUF file here, no hub id (OWNER/NAME) and no student of models.yaml"
         f" ({', '.join(['auto', *config.models])}): use one of these"
+    )
+
+
+def of_folder(folder: Path, config: Config) -> tuple[dict[str, Any], Path | None]:
+    """`find_model` for a folder."""
+    if config.student != "auto":
+        return {}, folder
+    check_folder(folder)
+    if speaks_as(folder, PACKAGED):
+        return {"student": AUTO_SMALL}, folder
+    facts = facts_of(folder)
+    if not (folder / "config.json").is_file():
+        return ({"student": facts["name"], "models": {facts["name"]: facts["base"]}} if "base" in facts else {}), folder
+    name, spec = specification(folder, facts)
+    return {"student": name, "models": {name: spec}}, None
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What `write_facts` wrote; {} where nobody did. Raises CheckpointError for what can't be read."""
+    if not (folder / FACTS).is_file():
+        return {}
+    try:
+        facts = read_object(folder / FACTS)
+        return {"name": str(facts["name"]), **facts}
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"student folder {folder} has a broken {FACTS}: restore or remove that file") from error
+
+
+def speaks_as(folder: Path, other: Path) -> bool:
+    """Whether two folders have one chat template."""
+    try:
+        return (folder / TEMPLATE).read_bytes() == (other / TEMPLATE).read_bytes()
+    except OSError:
+        return False
+
+
+def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name and the entry of models.yaml of a folder with a model: what its config.json and its `facts` say.
+
+    The name is the hub's where the folder knows it, else the folder's. A model of `LORA_FROM` parameters or more gets LoRA
+    over weights as they are; a smaller one is trained whole, in float32.
+    """
+    given = read_object(folder / "config.json")
+    half = given.get("dtype", given.get("torch_dtype")) in ("bfloat16", "float16")
+    size = sum(file.stat().st_size for pattern in WEIGHTS for file in folder.glob(pattern))
+    adapter = facts.get("adapter", "lora" if size >= LORA_FROM * (2 if half else 4) else "full")
+    spec = {
+        "path": str(folder),
+        "adapter": adapter,
+        "dtype": "bfloat16" if half and adapter == "lora" else "float32",
+        "prompts": facts.get("prompts", {}),
+    }
+    return facts.get("name", called(folder, given)), spec
+
+
+def called(folder: Path, given: dict[str, Any]) -> str:
+    """What a model's folder is called: as the hub calls it where `given`, its config.json, or its place say so."""
+    known, place = given.get("_name_or_path"), folder.resolve()
+    if isinstance(known, str) and HUB_ID.fullmatch(known) and not Path(known).exists():
+        return known.partition("/")[2].lower()
+    if place.parent.name == "snapshots":  # of the hub's cache
+        place = place.parent.parent
+    name = place.name.rpartition("--")[2].lower()
+    return f"{name}-folder" if name in ("auto", AUTO_SMALL) else name
+
+
+def write_facts(folder: Path, name: str, spec: StudentModel, adapter: bool = False) -> None:
+    """Write what the next run of a student's folder can't read in its weights: name, what is trained of it, its prompts, and
+    the base of an `adapter`. Students of the embedded kind are known by their template.
+    """
+    if spec.path not in SMALL:
+        facts: dict[str, Any] = {"name": name, "adapter": spec.adapter, "prompts": spec.prompts}
+        write_json(folder / FACTS, facts | ({"base": spec.model_dump(mode="json")} if adapter else {}))
+
+
+def trained_with(student: Any, source: str) -> StudentModel:
+    """A student's entry with what it is told now as the prompt that it was trained with on `source`."""
+    prompt = student.opening.system_prompt
+    return (
+        student.spec
+        if prompt is None
+        else student.spec.model_copy(update={"prompts": student.spec.prompts | {source: prompt}})
     )
 
 

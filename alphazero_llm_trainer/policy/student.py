@@ -22,7 +22,7 @@ from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
 from ..errors import CheckpointError, ConfigError, EngineError
 from ..files import read_object
-from ..types import Task
+from ..types import NOTHING, Opening, Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
 from .fetch import PACKAGES
@@ -42,8 +42,8 @@ PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")
 class Student(Chat):
     """A policy that can be searched: `model`, its `tokenizer` and the `engine` over them.
 
-    `system_prompt` opens the chat of every prompt (the embedded student's template leaves it out). `adapter` is the
-    folder of the adapter that its policy began as, if any; `folder` is where its weights are from, unless they are the
+    `opening` is what every prompt's chat begins with (the embedded student's template leaves a system prompt out). `adapter`
+    is the folder of the adapter that its policy began as, if any; `folder` is where its weights are from, unless they are the
     named student's own.
     """
 
@@ -52,7 +52,7 @@ class Student(Chat):
     tokenizer: Any
     engine: Engine
     spec: StudentModel
-    system_prompt: str | None = None
+    opening: Opening = NOTHING
     adapter: Path | None = None
     folder: Path | None = None
 
@@ -70,13 +70,14 @@ def load_student(
     config: Config,
     name: str | None = None,
     path: Path | None = None,
-    system_prompt: str | None = None,
+    opening: Opening = NOTHING,
     inference: bool = False,
 ) -> Student:
     """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
 
-    A folder with an adapter is the student's own weights under that adapter. `inference` says that nothing will be trained
-    and no other network is asked: then a small Llama is loaded without transformers' model code, in half the time.
+    A folder with an adapter is the student's own weights under that adapter. `opening` is of its chats. `inference` says that
+    nothing will be trained and no other network is asked: then a small Llama is loaded without transformers' model code, in
+    half the time.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
@@ -121,7 +122,7 @@ def load_student(
         for layer in layers(model):
             layer._active_adapter = [POLICY]
         spec = spec.model_copy(update={"lora": shape_of(model, spec.lora)})
-    student = make_student(name, model, tokenizer, spec, config, system_prompt, source)
+    student = make_student(name, model, tokenizer, spec, config, opening, source)
     if not inference:
         from .backend import QUESTION, check_rounding
 
@@ -254,7 +255,7 @@ def frozen_student(student: Student, config: Config, shared: bool) -> Student:
     model: Any
     if not shared:
         model = copy.deepcopy(student.model).eval()
-        return make_student(student.name, model, student.tokenizer, student.spec, config, student.system_prompt)
+        return make_student(student.name, model, student.tokenizer, student.spec, config, student.opening)
     if student.adapter is not None:
         load_adapter(student.model, student.adapter, START)
     model = AdapterView(student.model, None if student.adapter is None else START)
@@ -263,7 +264,7 @@ def frozen_student(student: Student, config: Config, shared: bool) -> Student:
         engine = BaseModelEngine(student.engine)
     else:
         engine = engine_over(model, student, config)
-    return Student(student.name, model, student.tokenizer, engine, student.spec, student.system_prompt)
+    return Student(student.name, model, student.tokenizer, engine, student.spec, student.opening)
 
 
 def engine_over(model: Any, student: Student, config: Config) -> InProcessEngine:
@@ -293,7 +294,7 @@ def make_student(
     tokenizer: Any,
     spec: StudentModel,
     config: Config,
-    system_prompt: str | None,
+    opening: Opening,
     source: str | None = None,
 ) -> Student:
     """A student over a model that is already in memory.
@@ -309,11 +310,11 @@ def make_student(
     }
     if source is None or config.engine.backend == "inprocess":
         engine = InProcessEngine(model, settings=config.engine, **ends)
-        return Student(name, model, tokenizer, engine, spec, system_prompt)
+        return Student(name, model, tokenizer, engine, spec, opening)
     from .backend import QUESTION, check_numerics, served_gaps, start_engine
 
     served = start_engine(model, source, spec, config, tokenizer, **ends)
-    student = Student(name, model, tokenizer, served, spec, system_prompt)
+    student = Student(name, model, tokenizer, served, spec, opening)
     limits = served_gaps(config.engine.vllm)
     served.facts |= {"numerics": check_numerics(served, model, student.prompt_ids(QUESTION), limits)}
     return student

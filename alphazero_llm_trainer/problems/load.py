@@ -9,7 +9,8 @@ from typing import Any
 from ..config.load import Config
 from ..config.sections import ProblemsConfig, RewardConfig
 from ..errors import AlphaZeroError, ConfigError, DataError
-from ..types import Task
+from ..policy.folders import resolve_name
+from ..types import Opening, Task
 from .source import SHOWN, SPLITS, Source, TaskList, check_tasks, open_problems, open_source, own, source_of
 
 MOST_TASKS = 10_000_000  # of one call; about ten GB of them
@@ -87,6 +88,27 @@ def but_has(source: Source) -> str:
 def tasks_of(config: Config, split: str, count: int, start: int = 0) -> list[Task]:
     """`load_tasks` of the problems that the configuration names; an empty list where none are asked for."""
     return load_tasks(open_source(config), split, count, start=start, rewards=config.rewards) if count else []
+
+
+def opening(config: Config, source: Source | None = None, name: str | None = None) -> Opening:
+    """What a chat says before a question of `source` (None: the configured one) to the student `name` (None: likewise).
+
+    The system prompt is `problems.system_prompt`, else that of the student's entry in models.yaml, else the one that its
+    folder was trained with on this source, else the source's. Raises DataError where the source has no worked solutions
+    and `problems.shots` wants some.
+    """
+    source = open_source(config) if source is None else source
+    spec, problems = config.models[resolve_name(config, name)], config.problems
+    told = (problems.system_prompt, spec.system_prompt, spec.prompts.get(source.name), source.system_prompt)
+    prompt = next((text for text in told if text is not None), None)
+    if not problems.shots:
+        return Opening(prompt)
+    tasks = asked(source, "train", problems.shots + 1)  # one more: a question is never shown its own solution
+    without = next((task.problem.id for task in tasks if not task.solution), None)
+    if without is not None or len(tasks) < problems.shots:
+        has = f"no worked solution for {without!r}" if without is not None else f"{len(tasks)} training problems"
+        raise DataError(f"problems.shots is {problems.shots} and source {source.name} has {has}: set problems.shots=0")
+    return Opening(prompt, tuple((task.problem.question, task.solution or "") for task in tasks), problems.shots)
 
 
 def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:

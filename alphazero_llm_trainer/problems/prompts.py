@@ -1,39 +1,40 @@
-"""What chat models are told before a problem, by how its answers are compared."""
+"""What chat models are told before a problem, by how its answers are compared.
+
+No text has a placeholder that a model could copy as its answer, nor numbers: a chat model writes them down. The prompt for
+numbers is compared with others in `benchmarks/prompts.py`, on training rows. Step-level search cuts a response at its
+line ends, so all ask for steps on lines of their own.
+"""
 
 from __future__ import annotations
 
-_STEPS = (
-    "Write one short step a line. Write no headings and no lists. End with one line that holds only `#### {answer}`"
-)
+_LAST = "Then write the last line: #### and "
 
 SYSTEM_PROMPT = (
-    "Solve the word problem step by step. Write one short step a line, each with its calculation, for example "
-    "`16 - 3 = 13`. Write no headings and no lists. End with one line that holds only `#### N`, where N is the final "
-    "answer as a plain number without units."
+    "You are a careful math tutor. Solve the problem step by step in a few short lines. " + _LAST + "the number that"
+    " answers the question."
 )
 MATH_PROMPT = (
-    "Solve the problem step by step. Write one short step a line. Write no headings and no lists. End with one line that"
-    " holds only `#### A`, where A is the final answer in LaTeX without dollar signs, in the form that was asked for."
+    "Solve the problem step by step in short lines. "
+    + _LAST
+    + "the final answer alone, in LaTeX without dollar signs, in the form that was asked for."
 )
 HOTPOTQA_PROMPT = (
-    "Answer the question from the paragraphs above it. Write one short step a line, each a fact and the title of its"
-    " paragraph. Write no headings and no lists. End with one line that holds only `#### A`, where A is the answer in as"
-    " few words as possible: a name, a date, a number, or yes or no."
+    "Answer the question from the paragraphs above it. First write the facts that it needs, each on one line with the"
+    " title of its paragraph. " + _LAST + "the answer in as few words as possible: a name, a date, a number, yes or no."
 )
 WORDS_PROMPT = (
-    "Answer the question. " + _STEPS.format(answer="A") + ", where A is the answer in as few words as possible."
+    "Answer the question step by step in a few short lines. " + _LAST + "the answer in as few words as possible."
 )
 OPEN_PROMPT = (
-    "Solve the problem step by step. "
-    + _STEPS.format(answer="A")
-    + ", where A is the final answer in the form that was"
-    " asked for."
+    "Solve the problem step by step in a few short lines. " + _LAST + "the final answer in the form that was asked for."
 )
-CHOICE_PROMPT = "Answer the question. " + _STEPS.format(answer="A") + ", where A is the letter of the right choice."
+CHOICE_PROMPT = (
+    "Answer the question step by step in a few short lines. " + _LAST + "the letter of the right choice alone."
+)
 NUMBERS_PROMPT = (
     "Use every given number once to make the target with + - * and /. Write one step a line: an operation on two numbers"
-    " that are left, its result, and after a comma the numbers left then, for example `6 * 4 = 24, 1 3`. Results are"
-    " whole and above 0. End with one line that holds only `#### T`, where T is the target."
+    " that are left, its result, and after a comma the numbers left then, such as `6 * 4 = 24, 1 3`. Results are whole and"
+    " above zero. " + _LAST + "the target."
 )
 
 SYSTEM_PROMPTS = {

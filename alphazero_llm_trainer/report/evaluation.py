@@ -8,6 +8,7 @@ from typing import Any
 
 from ..eval.metrics import Interval
 from ..eval.results import BASELINES, CONTROLS, KS, UNGRADED
+from ..search.extract import MUCH
 from .charts import Chart, ChartRow, line_chart, row_chart
 from .page import figures, heading, hero, paragraph, table
 from .tables import columns, markdown
@@ -114,6 +115,25 @@ def result_text(results: Results) -> str:
     return "\n\n".join(found)
 
 
+def silent(results: Results) -> str | None:
+    """A line for the user where more than a fifth of all answers is missing; else None."""
+    rows = results["rows"]
+    total, missing = (sum(row.get(name, 0) for row in rows) for name in ("problems", "no answer"))
+    missing += sum(row.get("unparsed", 0) for row in rows)
+    if missing <= MUCH * total:
+        return None
+    ended = sum(row["ended_by"].get("tokens", 0) for row in rows)
+    key = "--budget-tokens" if ended >= missing / 2 else "search.max_tokens"
+    return f"of {total:,} answers {missing:,} were cut or stated no answer: raise {key}"
+
+
+def told(facts: Results) -> list[str]:
+    """The system prompt of a benchmark, and the worked solutions before its questions; nothing where there were none."""
+    prompt, shots = facts.get("system_prompt"), facts.get("shots")
+    said = [] if prompt is None else [f"System prompt: {prompt}"]
+    return [*said, f"Worked solutions before each question: {shots}."] if shots else said
+
+
 def results_markdown(results: Results) -> str:
     """results.md: the same, then every figure and the fitted combination."""
     parts = [f"# Evaluation at equal tokens: {results['student']}, verifier {results['verifier']}"]
@@ -125,7 +145,12 @@ def results_markdown(results: Results) -> str:
         parts.append(f"## {name}: {facts['problems']:,} problems")
         parts += [part for said, rows in blocks(results, name) for part in (f"{said}.", markdown(rows))]
         parts += unjudged(results, name)
-        parts += [*combination(facts), "Every figure, as means a problem:", markdown(full_table(results, name))]
+        parts += [
+            *told(facts),
+            *combination(facts),
+            "Every figure, as means a problem:",
+            markdown(full_table(results, name)),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -188,7 +213,7 @@ def evaluation_parts(results: Results) -> list[str]:
         big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
         parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
-        parts += [figures(drawn, NOTE), *map(paragraph, [*unjudged(results, name), *combination(facts)])]
+        parts += [figures(drawn, NOTE), *map(paragraph, [*unjudged(results, name), *told(facts), *combination(facts)])]
         parts += [part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))]
         parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
     return parts

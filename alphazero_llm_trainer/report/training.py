@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from ..eval.metrics import Interval, wilson
-from ..search.extract import trajectories
+from ..policy.folders import SMALL
+from ..search.extract import shortfall, trajectories
 from ..search.journal import read
 from ..search.tree import Tree
 from ..viewer.page import RUN_PAGE
@@ -84,6 +85,10 @@ def facts(card: Card) -> list[tuple[str, str]]:
         found += [(f"reward {name} [95%]", reward(card[name])) for name in ("before", "after")]
         found.append(("reward gain, paired", f"{Interval(**card['reward_gain']):+}"))
     found.append(("questions", f"{card['questions']:,}"))
+    if card.get("system_prompt") is not None and card["config"]["models"][card["student"]]["path"] not in SMALL:
+        found.append(("prompt", card["system_prompt"]))
+    if card.get("shots"):
+        found.append(("worked solutions before the question", f"{card['shots']}"))
     if card.get("failed_rewards"):
         found.append(("left out because the reward failed", f"{card['failed_rewards']:,}"))
     if card.get("seconds"):
@@ -96,7 +101,9 @@ def facts(card: Card) -> list[tuple[str, str]]:
 
 def result_text(card: Card, metrics: Iterable[Line]) -> str:
     """What the terminal shows at a run's end."""
-    return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}"
+    short = shortfall(card.get("ends", {}))
+    end = "" if short is None else f"\n{short}"
+    return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}{end}"
 
 
 def accuracy(part: Card) -> Interval:

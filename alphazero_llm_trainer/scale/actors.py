@@ -57,7 +57,7 @@ class EngineHost:
         return {
             "policy": policy,
             "engine": EngineCard(engine.version, engine.eos_id, engine.eos_ids, engine.step_ends, engine.capabilities),
-            "student": (student.name, student.tokenizer, student.system_prompt),
+            "student": (student.name, student.tokenizer, student.opening),
             "engines": list(engines),
             "head": host.value is not None and not host.value.own,
             "value": None if host.value is None else (host.value.rollout_weight, host.value.computes),
@@ -121,10 +121,10 @@ class SearchHost:
                 raise EngineLostError("the engine died") from error
 
         link = Link(send, take, lambda number: engine.cancel.remote(client, number))
-        name, tokenizer, prompt = card["student"]
+        name, tokenizer, opening = card["student"]
 
         def student(engine_name: str) -> Any:
-            return RemoteStudent(name, tokenizer, RemoteEngine(link, engine_name, card["engine"]), prompt)
+            return RemoteStudent(name, tokenizer, RemoteEngine(link, engine_name, card["engine"]), opening)
 
         perplexity = (
             Perplexity(student("frozen"), self.config.search.max_tokens) if "frozen" in card["engines"] else None

@@ -10,7 +10,7 @@ from typing import Any
 from ..config.load import Config
 from ..policy.student import Student, frozen_student, load_student
 from ..policy.value_function import EngineValue, load_value, policy_fingerprint
-from ..problems.source import open_source
+from ..problems.load import opening
 
 
 @dataclass(slots=True)
@@ -33,8 +33,7 @@ class Host:
 
 def load_host(config: Config, path: Path | None) -> Host:
     """The configured student, with the weights of the folder `path` where one is given. See `load_student`."""
-    prompt, alone = open_source(config).system_prompt, config.search.value is None
-    student = load_student(config, path=path, system_prompt=prompt, inference=alone)
+    student = load_student(config, path=path, opening=opening(config), inference=config.search.value is None)
     frozen = None
     if config.rewards.use_student_model and config.rewards.pre_weight > 0:
         frozen = frozen_student(student, config, shared=student.spec.quantization != "none")

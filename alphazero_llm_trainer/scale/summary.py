@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..live import Progress, last_tree
+from ..search.extract import shortfall
 from ..types import Cost
 from .pool import PoolStats
 from .totals import Totals
@@ -107,6 +108,8 @@ def table(summary: Summary) -> str:
         rows.append(("actors restarted", f"{facts['restarts']:,}"))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name.ljust(width)}  {value}" for name, value in rows]
+    short = shortfall(summary.folder.ends)
+    lines += [] if short is None else [short]
     lines += [f"set aside: {key} after {attempts} attempts: {reason}" for key, reason, attempts in summary.set_aside]
     return "\n".join(lines)
 

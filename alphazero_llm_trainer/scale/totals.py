@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..search.tree import OUTCOME, Rollout
+from ..search.extract import endings
+from ..search.tree import OUTCOME, Rollout, Tree
 from ..types import Cost
 
 FAILED = "failed"  # how `ended_by` of a question without a tree begins
@@ -22,7 +24,7 @@ class Totals:
     simulations: backed-up evaluations (visits of the roots); saved: simulations that adaptive budgets and solved questions
     left out; responses: finished responses, repeats counted;
     right: those with full marks (the gold answer, where no reward of the user's own takes part); solved: trees with a
-    right response; cost: of the trees.
+    right response; ends: how responses ended (`extract.endings`); cost: of the trees.
     """
 
     trees: int = 0
@@ -32,6 +34,7 @@ class Totals:
     responses: int = 0
     right: int = 0
     solved: int = 0
+    ends: dict[str, int] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -51,6 +54,7 @@ class Totals:
         for count, grade in ends:
             self.responses += max(count, 1)
             right += max(count, 1) if grade == 1.0 else 0
+        self.ends = dict(Counter(self.ends) + endings(Tree.from_dict(tree)))
         self.right += right
         self.solved += right > 0
 
@@ -58,6 +62,7 @@ class Totals:
         """Add another sum to this one."""
         for name in ("trees", "skipped", "simulations", "saved", "responses", "right", "solved"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.ends = dict(Counter(self.ends) + Counter(other.ends))
         self.cost.add(other.cost)
 
     def as_dict(self) -> dict[str, Any]:

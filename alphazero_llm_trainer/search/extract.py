@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..answers import extract
 from ..types import STUDENT
 from .tree import ROOT, Rollout, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
+
+SILENT = "no answer"
+# How a response is cut, or ends without an answer, and the key that helps.
+SHORT = {
+    "length": "search.max_tokens",
+    "depth": "search.max_depth",
+    "step length": "search.max_step_tokens",
+    SILENT: "problems.shots",
+}
+MUCH = 0.2  # of all responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,31 @@ def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | N
         return None
     where = tuple(nodes), tuple(lengths)
     return Trajectory(token_ids, logprobs, *where, reward, hre, samples, student, text, outcome, verdict)
+
+
+def endings(tree: Tree) -> Counter[str]:
+    """How many responses of a tree ended how: by a key of `SHORT`, or "answer"."""
+    found: Counter[str] = Counter()
+    for one in trajectories(tree):
+        if one.verdict == "ended" and extract(one.text, words=True) is None:
+            found[SILENT] += one.samples
+        elif one.verdict in SHORT:
+            found[one.verdict] += one.samples
+        elif one.verdict in ("ended", "answer", "checked"):
+            found["answer"] += one.samples
+    return found
+
+
+def shortfall(ends: Mapping[str, int]) -> str | None:
+    """A line for the user where more than a fifth of the responses was cut or stated no answer; else None."""
+    total, short = sum(ends.values()), {why: ends[why] for why in SHORT if ends.get(why)}
+    if sum(short.values()) <= MUCH * total:
+        return None
+    silent = short.get(SILENT, 0)
+    return (
+        f"of {total:,} responses {sum(short.values()) - silent:,} were cut and {silent:,} stated no answer: raise"
+        f" {SHORT[max(short, key=short.__getitem__)]}"
+    )
 
 
 def source_of(tree: Tree, trajectory: Trajectory) -> str:

@@ -137,8 +137,8 @@ def chat_request(raw: bytes, chat: Chat, context: int, names: Names, limits: Ser
     users = [message["content"] for message in messages if message["role"] == "user"]
     if not users:
         raise ApiError("messages has no user message: ask something", param="messages", code="invalid_value")
-    if messages[0]["role"] != "system" and chat.system_prompt is not None:
-        messages.insert(0, {"role": "system", "content": chat.system_prompt})
+    if messages[0]["role"] != "system":
+        messages = [*chat.opening.messages(users[-1]), *messages]
     check_length(sum(len(message["content"]) for message in messages), context, "messages")
     try:
         ids = chat.chat_ids(messages)

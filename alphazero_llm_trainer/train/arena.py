@@ -19,7 +19,7 @@ from ..eval.results import triple
 from ..eval.verifiers import Product, load_parts
 from ..policy.student import Student, load_student
 from ..policy.value_function import policy_fingerprint
-from ..problems.source import open_source
+from ..problems.load import opening
 from ..types import Task
 
 
@@ -40,7 +40,7 @@ class Side:
 
     def load(self, config: Config) -> Student:
         """The policy. Raises CheckpointError when its weights are not the ones that were fingerprinted."""
-        student = load_student(config, path=self.student, system_prompt=open_source(config).system_prompt)
+        student = load_student(config, path=self.student, opening=opening(config))
         if policy_fingerprint(student.model) != self.weights:
             raise CheckpointError(
                 f"student {self.student or student.name} has other weights than when the loop used it: restore it or"

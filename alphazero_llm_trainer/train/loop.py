@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,14 +25,16 @@ from ..eval.greedy import Answers, answer
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
 from ..files import check_space, storage_failure, sync_all
 from ..live import Progress
-from ..policy.folders import resolve_name
+from ..policy.folders import resolve_name, trained_with, write_facts
 from ..policy.student import frozen_student, load_student
 from ..policy.value_function import EngineValue
 from ..policy.weights import load_sealed, save_sealed
+from ..problems.load import opening
 from ..problems.source import open_source, source_of
 from ..report.folder import write_report
 from ..rewards.combined import outcome
 from ..scale.pool import Pool
+from ..search.extract import endings
 from ..search.journal import Journal
 from ..types import Cost, Task
 from .check import RunData, load_data
@@ -94,6 +97,7 @@ class Run:
         self.size = RunSize.of(self.config)
         self.train_seconds = 0.0
         self.best: tuple[float, int] | None = None
+        self.ends: Counter[str] = Counter()
 
     # -- the whole run -----------------------------------------------------------------------------------------------
 
@@ -233,8 +237,7 @@ class Run:
         economy, rows = Economy.of(config, config.models[resolve_name(config)]), config.train.settings.batch_size
         economy.split(rows // self.rank_count, f"train.{config.train.method}.batch_size")
         start = config.train.student
-        prompt = open_source(config).system_prompt
-        self.student = load_student(config, path=None if start is None else Path(start), system_prompt=prompt)
+        self.student = load_student(config, path=None if start is None else Path(start), opening=opening(config))
         self.adapter = config.train.adapter or self.student.spec.adapter
         check_full(self.student.model, self.student.spec, self.adapter)
         if uses_fsdp() and self.ranks is not None:
@@ -269,6 +272,8 @@ class Run:
             "config": config.model_dump(mode="json"),
             "student": resolve_name(config),
             "started_from": config.train.student,
+            "system_prompt": self.student.opening.system_prompt,
+            "shots": self.student.opening.shots,
             "adapter": self.adapter,
             "learning_rate": learning_rate(config.train.settings, self.trainable),
             "method": config.train.method,
@@ -467,6 +472,7 @@ class Run:
         )
 
     def on_tree(self, tree: GradedTree) -> None:
+        self.ends += endings(tree.tree)
         tell_tree(self.progress, tree)
 
     def record(self, line: dict[str, Any]) -> None:
@@ -499,6 +505,7 @@ class Run:
         card["failed_rewards"] = sum(line.get("failed_rewards", 0) for line in metrics)
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
+        card["ends"] = dict(self.ends)
         self.save_student()
         base = self.config.train.student or self.student.spec.path
         for place in (self.folder.student, self.folder.adapter):
@@ -519,12 +526,15 @@ class Run:
     def save_student(self) -> None:
         """`student/` is a plain folder that transformers loads; adapters go to `adapter/` too, as they were trained."""
         model: Any = self.student.model
+        spec = trained_with(self.student, open_source(self.config).name)
         if self.adapter == "lora":
             save_adapter(model, self.student.spec.lora, self.folder.adapter)
+            write_facts(self.folder.adapter, self.student.name, spec, adapter=True)
             sync_all(self.folder.adapter)
             model = merged(model, self.config.train.merge_dtype)
         model.save_pretrained(str(self.folder.student))
         self.student.tokenizer.save_pretrained(self.folder.student)
+        write_facts(self.folder.student, self.student.name, spec)
         sync_all(self.folder.student)  # the card that says "finished" is written after it
 
 

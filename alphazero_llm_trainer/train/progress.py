@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from transformers import TrainerCallback
 
 from ..collect import GradedTree
-from ..live import LINE_SECONDS, Progress, last_tree
+from ..live import Progress, duration, last_tree, rate
 from ..search.extract import trajectories
 from ..search.tree import ROOT
 
@@ -50,7 +49,7 @@ class UpdateProgress:
 
     def begin(self, number: int, total: int) -> None:
         """Round `number` has its rows: `total` updates come."""
-        self.round, self.done, self.total, self.began = number + 1, 0, total, time.perf_counter()
+        self.round, self.done, self.total, self.began = number + 1, 0, total, self.progress.clock()
         self.show()
 
     def step(self) -> None:
@@ -64,15 +63,12 @@ class UpdateProgress:
     def show(self) -> None:
         if not self.total:
             return
-        progress, now, pace = self.progress, time.perf_counter(), ""
+        seconds, pace = self.progress.clock() - self.began, ""
         if self.done:
-            each = max(now - self.began, 1e-9) / self.done
-            rate = f"{each:,.1f} s/update" if each > 1 else f"{1 / each:,.1f} updates/s"
-            pace = f" ({rate}, ETA {each * (self.total - self.done):.0f} s)"
-        progress.describe(f"round {self.round}/{self.rounds}, update {self.done}/{self.total}{pace}")
-        if progress.bar is None and now - progress.said >= LINE_SECONDS:
-            progress.said = now
-            progress.say(progress.line())
+            left = duration(seconds / self.done * (self.total - self.done))
+            pace = f" ({rate(self.done, seconds, 'update')}, ETA {left})"
+        self.progress.describe(f"round {self.round}/{self.rounds}, update {self.done}/{self.total}{pace}")
+        self.progress.beat()
 
 
 class StepProgress(TrainerCallback):

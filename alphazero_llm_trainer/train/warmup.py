@@ -18,11 +18,12 @@ from ..errors import DataError
 from ..eval.greedy import answer
 from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
 from ..live import Progress
+from ..policy.folders import trained_with, write_facts
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
-from ..problems.load import tasks_of
+from ..problems.load import opening, tasks_of
 from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
-from ..types import Task
+from ..types import Opening, Task
 from .models import Economy, make_trainable, merged, save_adapter
 from .progress import StepProgress
 from .sft import SftSettings, new_student, run_sft, sft_rows
@@ -85,9 +86,11 @@ def supervise(
     def save(model: Any, folder: Path) -> None:
         if adapter == "lora":
             save_adapter(student.model, student.spec.lora, folder / "adapter")
+            write_facts(folder / "adapter", student.name, trained_with(student, source.name), adapter=True)
             merged(student.model, config.train.merge_dtype).save_pretrained(folder)
         else:
             student.model.save_pretrained(folder)
+        write_facts(folder, student.name, trained_with(student, source.name))
 
     trainable: Any
     if tokenizer is not None:
@@ -96,12 +99,12 @@ def supervise(
         settings, adapter = settings_of(config), "full"
         trainable = new_student(tokenizer, settings.shape, settings.seed)
         name = "embedded" if config.student == "auto" else config.student
-        student = make_student(name, trainable, tokenizer, config.models[name], config, None)
+        student = make_student(name, trainable, tokenizer, config.models[name], config, Opening())
         facts["student"] = name
         facts["levels"] = sorted({task.problem.level for task in demonstrations})
         facts["hold_out"] = config.problems.hold_out
     else:
-        student = load_student(config, path=path, system_prompt=source.system_prompt)
+        student = load_student(config, path=path, opening=opening(config, source))
         settings, adapter = settings_of(config, len(demonstrations)), config.train.adapter or student.spec.adapter
         set_seed(config.library_seed)
         trainable = make_trainable(student.model, student.spec, adapter)

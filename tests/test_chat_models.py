@@ -1,0 +1,240 @@
+"""A chat model in a folder: what it is called, how it is trained, what limits its responses have and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import alphazero_llm_trainer as alphazero
+from alphazero_llm_trainer.api.settings import configured
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.engine.protocol import GenerateRequest
+from alphazero_llm_trainer.errors import CheckpointError, DataError
+from alphazero_llm_trainer.policy import folders
+from alphazero_llm_trainer.policy.folders import PACKAGED, find_model, trained_with, write_facts
+from alphazero_llm_trainer.policy.student import load_student
+from alphazero_llm_trainer.problems.load import opening, tasks_of
+from alphazero_llm_trainer.problems.prompts import HOTPOTQA_PROMPT, SYSTEM_PROMPTS
+from alphazero_llm_trainer.search.extract import shortfall
+from alphazero_llm_trainer.types import Opening
+
+from support import tiny_chat  # isort: skip
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_chat(tmp_path_factory.mktemp("models") / "Tiny-Chat", dtype=torch.bfloat16)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+# -- what a folder is --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_a_student_of_its_own(chat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    student = printed(capsys, "info", "--model", str(chat))["student"]
+    assert (student["name"], student["path"], student["trained"]) == ("tiny-chat", str(chat), "full")
+    assert student["numbers"] == "float32"  # what is trained whole is trained in it
+    facts = printed(capsys, "train", "--dry-run", "--model", str(chat))["student"]
+    assert facts == {"name": "tiny-chat", "path": str(chat), "trained": "all weights"}
+
+
+def test_a_large_folder_gets_adapters(chat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "LORA_FROM", 10_000)
+    found, folder = find_model(str(chat), load_config())
+    assert folder is None and found["student"] == "tiny-chat"
+    spec = load_config(overrides=[found]).models["tiny-chat"]
+    assert (spec.adapter, spec.dtype, spec.quantization, spec.path) == ("lora", "bfloat16", "none", str(chat))
+
+
+@pytest.mark.parametrize(
+    ("place", "known", "name"),
+    [
+        ("Qwen2.5-0.5B", None, "qwen2.5-0.5b"),
+        ("here", "Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5-0.5b-instruct"),
+        ("models--Qwen--Qwen3-0.6B/snapshots/abc", None, "qwen3-0.6b"),
+        ("embedded", None, "embedded-folder"),
+    ],
+)
+def test_a_folders_name_is_the_hubs_or_its_own(tmp_path: Path, place: str, known: str | None, name: str) -> None:
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(
+        json.dumps({"hidden_size": 8} | ({} if known is None else {"_name_or_path": known}))
+    )
+    assert find_model(str(folder), load_config())[0]["student"] == name
+
+
+def test_folders_of_the_embedded_kind_and_of_a_named_student_stay_what_they_are(chat: Path) -> None:
+    assert find_model(str(PACKAGED), load_config()) == ({"student": "embedded"}, PACKAGED)
+    assert find_model(str(chat), load_config(overrides=["student=smollm2-135m"])) == ({}, chat)
+
+
+TRAINED = ["train.num_examples=4", "train.questions_per_round=4", "train.eval_size=2", "train.validation_size=0",
+           "train.iterations=1", "train.samples=2", "train.requeue_limit=0", "train.rft.updates_per_round=1",
+           "search.max_tokens=12", "engine.max_context=512", "train.demonstrations=8"]  # fmt: skip
+
+
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+def test_what_a_run_wrote_goes_on_as_what_it_is(
+    chat: Path, tmp_path: Path, adapter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [part for text in [*TRAINED, f"train.adapter={adapter}"] for part in ("--set", text)]
+    assert main(["rft", "--model", str(chat), "--out", str(tmp_path), *settings, "--quiet"]) == 0
+    run = tmp_path / "run-001"
+    card = json.loads((run / "run.json").read_text())
+    assert card["student"] == "tiny-chat" and "rft on tiny-chat" in (run / "report.html").read_text()
+    assert (run / "student" / "README.md").read_text().count("# tiny-chat, trained by search") == 1
+    capsys.readouterr()
+    student = printed(capsys, "info", "--model", str(run / "student"))["student"]
+    assert (student["name"], student["path"]) == ("tiny-chat", str(run / "student"))
+    if adapter == "lora":  # the adapter knows its base
+        found, folder = find_model(str(run / "adapter"), load_config())
+        assert folder == run / "adapter" and load_config(overrides=[found]).models["tiny-chat"].path == str(chat)
+
+
+def test_a_broken_note_is_one_sentence(tmp_path: Path) -> None:
+    folder = tiny_chat(tmp_path / "broken")
+    (folder / folders.FACTS).write_text("{}")
+    with pytest.raises(CheckpointError, match=r"broken student\.json"):
+        find_model(str(folder), load_config())
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def limits(*overrides: Any) -> tuple[int, int]:
+    search = load_config(overrides=overrides).search
+    return search.max_tokens, search.max_depth
+
+
+def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
+    assert limits("student=embedded") == limits("student=small") == (160, 12)
+    found, _ = find_model(str(chat), load_config())
+    assert limits(found) == limits("student=smollm2-135m") == (400, 40)
+    assert limits("student=smollm2-135m", "search.max_tokens=99") == (99, 40)
+    assert limits("student=embedded", "models.embedded.max_tokens=70") == (70, 12)
+    assert limits(found, {"search": {"max_tokens": None, "max_depth": 3}}) == (400, 3)
+
+
+def test_a_loaded_student_brings_its_limits(chat: Path) -> None:
+    resolved, folder = configured(alphazero.load(chat), [], None)
+    assert (resolved.student, resolved.search.max_tokens, folder) == ("tiny-chat", 400, None)
+
+
+# -- what a chat says before a question --------------------------------------------------------------------------------
+
+
+ROWS = [
+    {"question": f"Ana has {n} pens and buys {n + 1} more. How many pens does Ana have now?",
+     "answer": str(2 * n + 1), "solution": f"{n} + {n + 1} = {2 * n + 1}"}
+    for n in range(2, 42)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("rows") / "pens.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return str(file)
+
+
+def told(chat: Path, rows: str, *overrides: str) -> Any:
+    found, _ = find_model(str(chat), load_config())
+    config = load_config(overrides=[found, f"problems.source={rows}", "engine.max_context=1024", *overrides])
+    return load_student(config, opening=opening(config)), config
+
+
+def test_no_prompt_has_a_placeholder_or_a_problems_number() -> None:
+    for prompt in (*SYSTEM_PROMPTS.values(), HOTPOTQA_PROMPT):
+        assert not re.search(r"\d|`|#### [A-Z]\b", prompt), prompt
+
+
+def test_whose_prompt_a_student_is_told(chat: Path, rows: str, tmp_path: Path) -> None:
+    student, _ = told(chat, rows)
+    assert student.opening.system_prompt == SYSTEM_PROMPTS["numbers"]
+    assert told(chat, rows, "models.tiny-chat.system_prompt=Own.")[0].opening.system_prompt == "Own."
+    both = ("models.tiny-chat.system_prompt=Own.", "problems.system_prompt=Asked.")
+    assert told(chat, rows, *both)[0].opening.system_prompt == "Asked."
+    # What a folder was trained with, it goes on with: for that source.
+    folder = tiny_chat(tmp_path / "trained")
+    student.opening = Opening("Trained.")
+    write_facts(folder, "tiny-chat", trained_with(student, rows))
+    assert told(folder, rows)[0].opening.system_prompt == "Trained."
+    assert told(folder, "embedded")[0].opening.system_prompt == SYSTEM_PROMPTS["numbers"]
+
+
+def test_the_embedded_student_reads_no_system_prompt() -> None:
+    config = load_config(overrides=["student=embedded", "problems.system_prompt=Be brief."])
+    student, question = load_student(config, opening=opening(config)), "Ana has 2 pens."
+    assert student.decode(student.prompt_ids(question)) == question + "\n"
+
+
+def test_shots_are_turns_of_the_train_split_and_never_the_question_itself(chat: Path, rows: str) -> None:
+    student, config = told(chat, rows, "problems.shots=2")
+    shown = tasks_of(config, "train", 3)
+    first = student.opening.messages("What now?")
+    assert [message["role"] for message in first] == ["system", "user", "assistant", "user", "assistant"]
+    assert first[1]["content"] == shown[0].problem.question and first[2]["content"].endswith(f"#### {shown[0].gold}")
+    mine = student.opening.messages(shown[0].problem.question)
+    assert [message["content"] for message in mine[1::2]] == [task.problem.question for task in shown[1:]]
+    held_out = {task.problem.question for split in ("validation", "test") for task in tasks_of(config, split, 9)}
+    assert not held_out & {pair[0] for pair in student.opening.worked}
+
+
+def test_the_prefix_that_questions_share_is_computed_and_counted_once(chat: Path, rows: str) -> None:
+    student, config = told(chat, rows, "problems.shots=3")
+    prompts = [student.prompt_ids(task.problem.question) for task in tasks_of(config, "test", 4)]
+    shared = next(at for at, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
+    own = [len(prompt) - shared for prompt in prompts]
+    assert shared > 3 * max(own)
+    asyncio.run(student.engine.generate([GenerateRequest(prompt, max_new_tokens=1) for prompt in prompts]))
+    cost = student.engine.cost
+    assert cost.prompt_tokens + cost.cached_tokens == sum(map(len, prompts))
+    assert cost.prompt_tokens <= shared + sum(own) and cost.cached_tokens >= 3 * shared
+
+
+def test_a_source_without_worked_solutions_refuses_shots(tmp_path: Path) -> None:
+    file = tmp_path / "bare.jsonl"
+    file.write_text("".join(json.dumps({"question": row["question"], "answer": row["answer"]}) + "\n" for row in ROWS))
+    config = load_config(overrides=["student=embedded", f"problems.source={file}", "problems.shots=2"])
+    with pytest.raises(DataError, match=r"problems\.shots is 2 and source .* has no worked solution for"):
+        opening(config)
+
+
+def test_commands_show_and_use_them(chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", str(chat), "--source", rows, "--set", "problems.shots=2"]
+    facts = printed(capsys, "info", *asked)
+    assert facts["prompt"] == {"system_prompt": SYSTEM_PROMPTS["numbers"], "shots": 2}
+    assert facts["limits"] == {"max_tokens": 400, "max_depth": 40}
+    assert main(["info", *asked]) == 0
+    said = capsys.readouterr().out
+    assert "2 worked solutions before the question" in said and "400 tokens and 40 steps at most" in said
+    short = ["--set", "search.max_tokens=12"]
+    assert main(["search", *asked, *short, "--simulations", "2"]) == 0
+    assert "raise search.max_tokens" in capsys.readouterr().out
+    out = tmp_path / "eval"
+    command = ["eval", *asked, *short, "--methods", "greedy", "--budget-tokens", "12", "-n", "3", "--out", str(out)]
+    assert main([*command, "--quiet"]) == 0
+    assert "stated no answer: raise" in capsys.readouterr().out
+    facts = json.loads((out / "results.json").read_text())["benchmarks"][rows]
+    assert (facts["system_prompt"], facts["shots"]) == (SYSTEM_PROMPTS["numbers"], 2)
+    assert "Worked solutions before each question: 2." in (out / "results.md").read_text()
+
+
+def test_a_fifth_of_cut_responses_is_told_with_the_key_that_helps() -> None:
+    assert shortfall({"answer": 80, "length": 20}) is None and shortfall({}) is None
+    assert shortfall({"answer": 70, "length": 5, "depth": 25}) == (
+        "of 100 responses 30 were cut and 0 stated no answer: raise search.max_depth"
+    )
+    assert "3 stated no answer: raise problems.shots" in str(shortfall({"answer": 5, "no answer": 3}))
