@@ -83,7 +83,7 @@ def search_budgets(data: Row) -> Page:
         "Selection rules of tree search and simpler methods get the same budgets, verifier and seeds. A budget is sampled and"
         " scored tokens a problem. PUCT, UCB1 and Gumbel are the method `mcts` of `eval` with `search.select`; a method that"
         " finds an accepted response early spends less. All draw without replacement; `steps repeat` is PUCT with"
-        " `search.verify.repeat=true`, as all searches drew before.",
+        " `search.verify.repeat=true`.",
         {
             "Problems": listed(
                 f"{task['name']} ({task['problems']:,})" for study in studies for task in study["tasks"]
