@@ -386,6 +386,7 @@ def test_a_killed_loops_stages_are_done_once(whole: Path, tmp_path: Path) -> Non
     assert journal.stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_a_stop_is_kept_and_resumed(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "loop"
     process = subprocess.Popen(

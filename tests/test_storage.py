@@ -187,7 +187,8 @@ def may_mount() -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", ["sample", pytest.param("train", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sample", "train"])
 def test_a_disk_that_is_too_small_then_full_then_read_only(name: str, trained: Path, tmp_path: Path) -> None:
     """A real one. Each time one sentence, and with more room the run goes on to what an undisturbed one comes to."""
     if not may_mount():
@@ -308,6 +309,7 @@ def test_a_run_s_folder_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"written by process {os.getpid()}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["train", "sample"])
 def test_nothing_is_written_outside_of_the_run_s_folder_and_the_cache(what: str, tmp_path: Path) -> None:
     """Home, working folder and temporary folder are empty afterwards; the cache holds the kernels and nothing else."""
