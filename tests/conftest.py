@@ -28,6 +28,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["ALPHAZERO_CACHE_DIR"] = folder.name
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What clicks through a real browser or asks a Ray cluster is slow."""
+    for item in items:
+        if not {"browser", "cluster"}.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def log_again() -> Iterator[None]:
     """`-q` silences the log for its process; here that is all tests' own."""

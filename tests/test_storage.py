@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,7 @@ sys.exit(run_command(parser, []))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1_500, 6_000])
 def test_files_that_may_not_grow(most: int, tmp_path: Path) -> None:
     """The first session ends in one sentence at whatever write it is; the second has every tree once."""
@@ -307,6 +309,19 @@ def test_a_run_s_folder_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     with FolderLock(tmp_path):
         assert main(["-q", "train", "--resume", str(tmp_path)]) == 2
     assert f"written by process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_sample_writes_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, temporary, here, out = places = [tmp_path / name for name in ("home", "tmp", "here", "out")]
+    for place in places[:-1]:
+        place.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.chdir(here)
+    code, said = command((*TREES, str(out)))
+    assert code == 0, said
+    assert trees_of(out)
+    assert [path for place in (home, temporary, here) for path in place.rglob("*")] == []
 
 
 @pytest.mark.slow
