@@ -111,6 +111,7 @@ def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert disk.cuts >= 240
 
 
+@pytest.mark.slow
 def test_sample_at_every_cut(tmp_path: Path) -> None:
     """A whole run, cut at every write, rename and sync: all that was reported is there, and what was left goes on."""
     run = CutSample(tmp_path, Random(0), questions=7, keep=2)
@@ -144,7 +145,7 @@ def test_a_cut_forgets_what_was_not_synced(tmp_path: Path, monkeypatch: pytest.M
     disk.close()
 
 
-@pytest.mark.parametrize("error", [errno.EDQUOT, errno.EROFS])
+@pytest.mark.parametrize("error", [errno.EDQUOT, pytest.param(errno.EROFS, marks=pytest.mark.slow)])
 def test_a_disk_that_refuses_ends_sample_in_a_sentence(error: int, tmp_path: Path) -> None:
     """A quota that is used up, or a disk that turned read-only: nothing is lost, and the same command goes on."""
     operations, wrong = refused(TREES, tmp_path / "whole", 10**9, error)
