@@ -87,7 +87,8 @@ def dependencies() -> tuple[str, ...]:
 
 def run_tests(python: Path, rows: Path, select: str | None) -> int:
     """pytest's exit code; its output goes to the terminal."""
-    command = [str(python), "-P", "-m", "pytest", "-q", "-m", "vllm", "--durations=5", str(ROOT / "tests/test_vllm.py")]
+    command = [str(python), "-P", "-m", "pytest", "-o", "addopts=", "-q", "-m", "vllm", "--durations=5"]
+    command.append(str(ROOT / "tests/test_vllm.py"))
     if select is not None:
         command += ["-k", select]
     own = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "ALPHAZERO_VLLM_ROWS": str(rows)}

@@ -13,15 +13,27 @@ import pytest
 
 from alphazero_llm_trainer.config.cache import cache_folder
 
-OWN_CACHE = cache_folder()  # before the session has one of its own
+# One BLAS thread a process, before anything imports torch: xdist's workers and the commands they start share the cores.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+# The user's own, before the session has one of its own; xdist's workers are told.
+OWN_CACHE = Path(os.environ.setdefault("ALPHAZERO_TESTS_OWN_CACHE", str(cache_folder())))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nothing is kept in the user's own cache folder: the kernels are compiled once a session, for its processes too."""
+    """Nothing is kept in the user's own cache folder: the kernels are compiled once a session, for all its processes."""
     if "ALPHAZERO_CACHE_DIR" not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="alphazero-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ["ALPHAZERO_CACHE_DIR"] = folder.name
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What clicks through a real browser or asks a Ray cluster is slow."""
+    for item in items:
+        if not {"browser", "cluster"}.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import runpy
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,27 +22,39 @@ SAYS = {
 }
 
 
-def run(name: str, folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["example"])
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_an_example_runs_in_an_empty_folder(name: str, tmp_path: Path) -> None:
-    assert SAYS[name] in run(name, tmp_path)
+def run(name: str) -> None:
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
+LONG = ("own_rows", "verifiers_taskset", "numbers_game")  # they train as much as a user would
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in SAYS]
+)
+def test_an_example_runs_in_an_empty_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(name)
+    assert SAYS[name] in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} <= {"checkpoints", "rows.jsonl"}
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty")
 @pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra tasks")
-def test_gsm_symbolic_runs(tmp_path: Path) -> None:
-    assert "gsm-symbolic" in run("gsm_symbolic", tmp_path)
+def test_gsm_symbolic_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    run("gsm_symbolic")
+    assert "gsm-symbolic" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)

@@ -59,12 +59,26 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subpro
     return done
 
 
+@pytest.mark.slow
 def test_the_embedded_evaluation_runs_under_verifiers_own_script(finished) -> None:
     result, folder = finished["evaluate"]
     assert result.returncode == 0, result.stderr
-    assert "model: the embedded student (change: -m MODEL" in result.stdout
-    assert "problems: embedded test, 2 (change: --env.taskset.source gsm8k" in result.stdout
-    assert all(name in result.stdout for name in ("reward ", "correctness_reward ", "perplexity_reward "))
+    check_evaluation(result.stdout, folder)
+    assert {path.name for path in folder.iterdir()} == {"bin", "out"}
+
+
+def test_the_embedded_evaluation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([OUR_ID, "-n", "2", "-o", "out", "--run.name", "run"]) == 0
+    check_evaluation(capsys.readouterr().out, tmp_path)
+
+
+def check_evaluation(said: str, folder: Path) -> None:
+    assert "model: the embedded student (change: -m MODEL" in said
+    assert "problems: embedded test, 2 (change: --env.taskset.source gsm8k" in said
+    assert all(name in said for name in ("reward ", "correctness_reward ", "perplexity_reward "))
     lines = (folder / "out" / "run" / "traces.jsonl").read_text().splitlines()
     episodes = [json.loads(line) for line in lines]
     assert [episode["ok"] for episode in episodes] == [True, True]
@@ -74,15 +88,16 @@ def test_the_embedded_evaluation_runs_under_verifiers_own_script(finished) -> No
     assert set(trace["metrics"]) == {"correctness_reward", "perplexity_reward"}
     assert trace["agent"]["config"]["client"]["base_url"] == "embedded://student/v1"
     assert trace["calls"][0]["usage"]["completion_tokens"] > 0
-    assert {path.name for path in folder.iterdir()} == {"bin", "out"}
 
 
+@pytest.mark.slow
 def test_training_is_handed_over_under_verifiers_own_script(finished) -> None:
     result, _ = finished["train help"]
     assert result.returncode == 0, result.stderr
     assert "--num-examples" in result.stdout
 
 
+@pytest.mark.slow
 def test_other_environments_pass_through_untouched(finished) -> None:
     ours, theirs = finished["other under ours"][0], finished["other under verifiers"][0]
     assert theirs.returncode == 1

@@ -226,6 +226,7 @@ def test_a_worked_solution_of_another_split_is_found_without_its_text(tmp_path: 
 # -- a loop ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_card_says_what_was_done(whole: Path) -> None:
     card = json.loads((whole / CARD).read_text())
     assert [one["generation"] for one in card["generations"]] == [1, 2]
@@ -264,6 +265,7 @@ def test_the_card_says_what_was_done(whole: Path) -> None:
     assert "generation 1 " + card["generations"][0]["decision"] in page
 
 
+@pytest.mark.slow
 def test_a_promoted_candidate_is_the_next_ones_start_and_the_champion_is_a_copy(whole: Path) -> None:
     card = json.loads((whole / CARD).read_text())
     champion = 0
@@ -281,6 +283,7 @@ def test_a_promoted_candidate_is_the_next_ones_start_and_the_champion_is_a_copy(
         )
 
 
+@pytest.mark.slow
 def test_ruined_training_is_rolled_back_and_the_champion_survives_bit_for_bit(tmp_path: Path) -> None:
     start = tmp_path / "start"
     shutil.copytree(PACKAGED, start)
@@ -306,6 +309,7 @@ def test_ruined_training_is_rolled_back_and_the_champion_survives_bit_for_bit(tm
     assert card["test"]["gain greedy"] == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_training_that_diverges_is_a_roll_back_that_says_so(tmp_path: Path) -> None:
     config = small(
         {"train": {"grpo": {"learning_rate": 1e30, "warmup_rounds": 0}}, "loop": {"generations": 1, "test_size": 0}}
@@ -315,6 +319,7 @@ def test_training_that_diverges_is_a_roll_back_that_says_so(tmp_path: Path) -> N
     assert "there is no new candidate" in one["why"] and "lower the learning rate" in one["why"]
 
 
+@pytest.mark.slow
 def test_a_held_out_question_in_a_loops_file_ends_it(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "loop"
     shutil.copytree(whole, out)
@@ -333,7 +338,7 @@ def test_a_held_out_question_in_a_loops_file_ends_it(whole: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "most"), [(1, 2), (2, 8)])
+@pytest.mark.parametrize(("seed", "most"), [(1, 2)])
 def test_killed_at_random_moments_it_ends_as_an_undisturbed_one(
     whole: Path, tmp_path: Path, seed: int, most: int
 ) -> None:
@@ -370,6 +375,7 @@ def newest_change(out: Path) -> float:
     return max((file.stat().st_mtime for file in out.rglob("*") if file.is_file()), default=0.0)
 
 
+@pytest.mark.slow
 def test_a_killed_loops_stages_are_done_once(whole: Path, tmp_path: Path) -> None:
     """Resuming a finished loop does nothing again; one without its last stages does those alone."""
     out = tmp_path / "loop"
@@ -386,6 +392,7 @@ def test_a_killed_loops_stages_are_done_once(whole: Path, tmp_path: Path) -> Non
     assert journal.stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_a_stop_is_kept_and_resumed(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "loop"
     process = subprocess.Popen(
@@ -404,6 +411,7 @@ def test_a_stop_is_kept_and_resumed(whole: Path, tmp_path: Path, capsys: pytest.
 # -- what is wrong -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_one_sentence(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, message in (
         (["--out", str(whole)], "holds a loop already"),
@@ -419,6 +427,7 @@ def test_what_is_wrong_is_one_sentence(whole: Path, tmp_path: Path, capsys: pyte
     assert not (tmp_path / "x").exists() and not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_start_that_changed_is_refused(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "loop"
     shutil.copytree(whole, out)

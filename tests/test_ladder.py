@@ -79,6 +79,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_ladder_that_is_killed_takes_its_stage_along(tmp_path: Path) -> None:
     words = ["ladder", "--out", str(tmp_path / "ladder"), "--seeds", "7", "--jobs", "1"]
     driver = subprocess.Popen(

@@ -367,6 +367,7 @@ def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: 
     assert engine_scores(unquantised) == pytest.approx(engine_scores(trained), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_with_sigkill_it_resumes_to_the_same_adapter(whole_run: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "train_vllm.py"), *SMALL, "--checkpoint-dir", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

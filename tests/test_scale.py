@@ -435,17 +435,19 @@ def test_a_student_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, cluster
 
 
 @pytest.mark.slow
-def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
+def test_nine_kills_lose_nothing(tmp_path: Path) -> None:
     """benchmarks/kill_test.py: the driver, search actors and engine actors, at random moments."""
     pytest.importorskip("ray")
     root = Path(__file__).parents[1]
     out = tmp_path / "kills.json"
-    command = [sys.executable, "benchmarks/kill_test.py", "--kills", "20", "--out", str(out)]
-    done = subprocess.run(command, check=False, cwd=root, timeout=2400, capture_output=True, text=True)
+    command = [sys.executable, "benchmarks/kill_test.py", "--kills", "9", "--questions", "200"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], check=False, cwd=root, timeout=600, capture_output=True, text=True
+    )
     print(done.stdout)
     figures = json.loads(out.read_text())
     assert done.returncode == 0, done.stdout
-    assert figures["kills_in_all"] == 20 and min(figures["kills"].values()) >= 6
+    assert figures["kills"] == {"driver": 3, "search actor": 3, "engine actor": 3}
     assert figures["lost"] == figures["duplicate"] == figures["half_written"] == figures["set_aside"] == 0
     assert figures["same_as_undisturbed"] == figures["questions"]
 
@@ -600,7 +602,7 @@ def test_lag_needs_actors_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [0])
 def test_a_killed_fleet_and_trainer_end_with_the_same_weights(
     tmp_path: Path, cluster: tuple[str, int], lag: int
 ) -> None:

@@ -22,6 +22,7 @@ import openai
 import pytest
 
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.environment.front_end import run as vf_eval
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.search.tree import Tree
 
@@ -586,16 +587,14 @@ def test_curl(served: Served) -> None:
     assert events[-1] == "[DONE]" and all(json.loads(one)["object"] == "chat.completion.chunk" for one in events[:-1])
 
 
-def test_vf_eval_answers_through_the_server(served: Served, tmp_path: Path) -> None:
-    environment = {k: v for k, v in os.environ.items() if k not in ("PRIME_API_KEY", "OPENROUTER_API_KEY")}
-    environment |= {"NO_COLOR": "1", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+def test_vf_eval_answers_through_the_server(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("PRIME_API_KEY", "OPENROUTER_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     before = served.metric("alphazero_requests_total", model="student@mcts", status="200")
-    done = subprocess.run(
-        [sys.executable, "-m", "alphazero_llm_trainer.environment", "alphazero-llm-trainer", "-n", "3", "-m", "student@mcts",
-         "--client.base-url", f"{served.url}/v1", "--env.taskset.source", "embedded", "-o", str(tmp_path / "out")],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = ["alphazero-llm-trainer", "-n", "3", "-m", "student@mcts", "--client.base-url", f"{served.url}/v1"]
+    assert vf_eval([*words, "--env.taskset.source", "embedded", "-o", str(tmp_path / "out")]) == 0
     assert served.metric("alphazero_requests_total", model="student@mcts", status="200") == before + 3
     [traces] = (tmp_path / "out").rglob("traces.jsonl")
     episodes = [json.loads(line) for line in traces.read_text().splitlines()]

@@ -246,6 +246,7 @@ def test_training_loses_a_server_and_gets_it_back_and_versions_never_mix(
         assert set(server.students) == {"student"}  # nothing of ours is left behind
 
 
+@pytest.mark.slow
 def test_generations_sample_on_servers_and_their_adapters_go_on(
     servers: list[CompletionServer], tmp_path: Path
 ) -> None:
@@ -299,6 +300,7 @@ def test_what_generations_can_not_go_on_from_is_one_sentence(
     assert not (tmp_path / "loop" / "loop.json").exists()
 
 
+@pytest.mark.slow
 def test_a_command_that_ends_leaves_no_adapter_on_its_servers(servers: list[CompletionServer], tmp_path: Path) -> None:
     """In a process of its own, as a user runs it: `eval` doesn't close its engine."""
     spec = LoraConfig(rank=2, alpha=4, dropout=0.0, targets=("q_proj",))

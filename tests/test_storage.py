@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from faults import a_job, forked, trees_in, wait_for, what_counts
 
 from alphazero_llm_trainer import files
 from alphazero_llm_trainer.cli.base import Parser, run_command
+from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.plan import space
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
 from alphazero_llm_trainer.files import FolderLock, check_space, storage_failure
@@ -87,51 +91,42 @@ def the_sentence(said: str) -> str:
     return found[0]
 
 
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from faults import a_job
-from alphazero_llm_trainer.cli.base import Parser, run_command
-from alphazero_llm_trainer.scale.sample import run_sample
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
-parser = Parser(prog="x")
-parser.set_defaults(run=lambda args: run_sample(a_job(10), Path(sys.argv[2]), resume=True) and 0)
-sys.exit(run_command(parser, []))
-"""
+@contextlib.contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """No file of this process may grow beyond `most` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("most", [1_500, 6_000])
-def test_files_that_may_not_grow(most: int, tmp_path: Path) -> None:
+def test_files_that_may_not_grow(most: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first session ends in one sentence at whatever write it is; the second has every tree once."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(most), str(tmp_path / "out")],
-        capture_output=True, text=True, check=False, env=ENVIRONMENT,
-    )  # fmt: skip
-    assert done.returncode == 1 and "ulimit -f" in the_sentence(done.stderr)
-    run_sample(a_job(10), tmp_path / "out", resume=True)
     run_sample(a_job(10), tmp_path / "whole")
+    capsys.readouterr()
+    with small_files(most):
+        assert ended(lambda args: run_sample(a_job(10), tmp_path / "out", resume=True) and 0) == 1
+    assert "ulimit -f" in the_sentence(capsys.readouterr().err)
+    run_sample(a_job(10), tmp_path / "out", resume=True)
     found, whole = trees_in(tmp_path / "out"), trees_in(tmp_path / "whole")
     assert {k: what_counts(v) for k, v in found.items()} == {k: what_counts(v) for k, v in whole.items()}
-
-
-NO_ROOM = """
-import resource, sys
-from alphazero_llm_trainer.cli.main import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.mark.parametrize(
     "words", [["view", "RUN"], ["export", "--kind", "sft", "--data", "RUN"]], ids=["view", "export"]
 )
-def test_a_file_that_the_disk_refuses_is_no_mistake_of_the_user(words: list[str], tmp_path: Path) -> None:
+def test_a_file_that_the_disk_refuses_is_no_mistake_of_the_user(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_sample(a_job(2), tmp_path / "run")
-    out = tmp_path / "out.parquet"
+    capsys.readouterr()
     given = [word.replace("RUN", str(tmp_path / "run")) for word in words]
-    command_line = [sys.executable, "-c", NO_ROOM, *given, "--out", str(out)]
-    done = subprocess.run(command_line, capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    assert done.returncode == 1 and "ulimit -f" in the_sentence(done.stderr)
+    with small_files(200):
+        assert main([*given, "--out", str(tmp_path / "out.parquet")]) == 1
+    assert "ulimit -f" in the_sentence(capsys.readouterr().err)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +182,8 @@ def may_mount() -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", ["sample", pytest.param("train", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sample", "train"])
 def test_a_disk_that_is_too_small_then_full_then_read_only(name: str, trained: Path, tmp_path: Path) -> None:
     """A real one. Each time one sentence, and with more room the run goes on to what an undisturbed one comes to."""
     if not may_mount():
@@ -220,26 +216,11 @@ def test_a_disk_that_is_too_small_then_full_then_read_only(name: str, trained: P
         assert code == 0 and trees_of(kept) == trees_of(tmp_path / "whole"), said
 
 
-SEALED = """
-import resource, sys
-from pathlib import Path
-import torch
-from alphazero_llm_trainer.errors import StorageError
-from alphazero_llm_trainer.policy.weights import save_sealed
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    save_sealed({"a": torch.zeros(100_000)}, Path(sys.argv[1]))
-except StorageError as error:
-    print(error)
-"""
-
-
 def test_weights_that_cannot_be_written(tmp_path: Path) -> None:
     """The library has an error of its own for it."""
-    done = subprocess.run(
-        [sys.executable, "-c", SEALED, str(tmp_path / "best.safetensors")], capture_output=True, text=True, check=True
-    )
-    assert "best.safetensors can't be written" in done.stdout and not list(tmp_path.iterdir())
+    with small_files(1000), pytest.raises(StorageError, match=r"best\.safetensors can't be written"):
+        save_sealed({"a": torch.zeros(100_000)}, tmp_path / "best.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_best_weights_whose_folder_is_gone_are_no_wrong_input(tmp_path: Path) -> None:
@@ -290,15 +271,12 @@ def test_every_command_that_writes_a_folder_asks_for_it(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And is refused before anything is loaded."""
-    from alphazero_llm_trainer.cli.main import main
-
     with FolderLock(tmp_path):
         assert main(["-q", *words, "--out", str(tmp_path)]) == 2
     assert f"written by process {os.getpid()}" in capsys.readouterr().err
 
 
 def test_a_run_s_folder_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from alphazero_llm_trainer.cli.main import main
     from alphazero_llm_trainer.config.load import load_config
     from alphazero_llm_trainer.train.run import RunFolder
 
@@ -308,6 +286,20 @@ def test_a_run_s_folder_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"written by process {os.getpid()}" in capsys.readouterr().err
 
 
+def test_sample_writes_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, temporary, here, out = places = [tmp_path / name for name in ("home", "tmp", "here", "out")]
+    for place in places[:-1]:
+        place.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.chdir(here)
+    code, said = command((*TREES, str(out)))
+    assert code == 0, said
+    assert trees_of(out)
+    assert [path for place in (home, temporary, here) for path in place.rglob("*")] == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["train", "sample"])
 def test_nothing_is_written_outside_of_the_run_s_folder_and_the_cache(what: str, tmp_path: Path) -> None:
     """Home, working folder and temporary folder are empty afterwards; the cache holds the kernels and nothing else."""

@@ -135,6 +135,10 @@ def test_the_engine_and_the_trainer_agree_on_log_probabilities(whole_run):
         assert max(gaps) < 1e-4
 
 
+@pytest.mark.parametrize(
+    "whole_run", ["rft", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "ppo", "legacy"))],
+    indirect=True, scope="module",
+)  # fmt: skip
 def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp_path):
     """A second process is killed with SIGKILL while it searches; nothing is lost, searched twice or trained otherwise."""
     run, method = whole_run
