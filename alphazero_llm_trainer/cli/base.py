@@ -134,7 +134,7 @@ def add_model(parser: Parser, text: str = "the student", key: str | None = None)
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help=f"{text}: a name of config/models.yaml, a folder that train, sft or merge wrote, OWNER/NAME of the hub or"
+        help=f"{text}: a name of config/models.yaml, a folder with a model or an adapter, OWNER/NAME of the hub or"
         " FILE.gguf (default: auto: llama-3.2-3b with CUDA, else the embedded student)",
     )
     parser.add_argument("--student", metavar="NAME", help=argparse.SUPPRESS)

@@ -48,7 +48,8 @@ class Rider:
 
 @dataclass(slots=True, eq=False)
 class DecodingRow:
-    """Nodes to compute after `start` tokens already known, and who waits for the last of them.
+    """Nodes to compute after `start` tokens already known, and who waits for the last of them. Rows before it have the first
+    `shared` nodes too.
 
     Riders wait for its next-token distribution, `peeks` for its k likeliest tokens, `values` for the value head's
     output. A scoring row's future takes the log-probabilities of the nodes `scored`.
@@ -61,6 +62,7 @@ class DecodingRow:
     values: list[asyncio.Future[float]] = field(default_factory=list)
     scoring: asyncio.Future[list[float]] | None = None
     scored: list[int] = field(default_factory=list)
+    shared: int = 0
 
     def read(self) -> bool:
         """True when someone reads the next-token distribution of its last node."""

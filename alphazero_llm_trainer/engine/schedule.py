@@ -37,7 +37,8 @@ class _Drawn(NamedTuple):
 class Schedule:
     """Rows that wait, rows that are live, and walkers: locked nodes, already known, whose riders draw next.
 
-    `pending` finds the row that computes a node. `eos_ids` and `step_ends` end samples as `GenerateRequest` says.
+    `pending` finds the row that computes a node, `coming` has all nodes that rows compute. `eos_ids` and `step_ends` end
+    samples as `GenerateRequest` says.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Schedule:
         self.waiting: deque[DecodingRow] = deque()
         self.live: list[DecodingRow] = []
         self.pending: dict[int, DecodingRow] = {}
+        self.coming: set[int] = set()
         self.walkers: list[tuple[int, list[Rider]]] = []
         # Where every node that is ready has its whole distribution, samples go through many of them in one call.
         memo = tree.next_logprobs
@@ -67,6 +69,7 @@ class Schedule:
         self.live, self.walkers, self.drawing = [], [], []
         self.waiting.clear()
         self.pending.clear()
+        self.coming.clear()
         return futures
 
     # -- what is computed next ---------------------------------------------------------------------------------------
@@ -80,14 +83,15 @@ class Schedule:
             )
 
     def row(self, node: int, path: list[int] | None) -> tuple[DecodingRow, int]:
-        """The row that computes `node` (the one that is pending, or a new one) and how many tokens are known before it."""
+        """The row that computes `node` (the one that is pending, or a new one), and how many tokens before it are known or
+        another row's: what questions share is counted once."""
         found = self.pending.get(node)
         if found is not None:
             return found, found.start + len(found.nodes)
         path = path if path is not None else self.tree.path(node)
         made = self.queue(path, len(path) - 1)
         self.pending[node] = made
-        return made, made.start
+        return made, made.start + made.shared
 
     def queue(self, path: list[int], start: int) -> DecodingRow:
         """Put a row in the queue that computes `path` from `start` on, and what is not ready before that."""
@@ -96,6 +100,9 @@ class Schedule:
             start -= 1
         self.tree.lock(path[-1])
         made = DecodingRow(path[start:], start)
+        while made.shared < len(made.nodes) and made.nodes[made.shared] in self.coming:
+            made.shared += 1
+        self.coming.update(made.nodes)
         self.waiting.append(made)
         return made
 
@@ -130,6 +137,7 @@ class Schedule:
         """A row has been computed, or given up: its nodes may be dropped now."""
         if row.scoring is None:
             self.pending.pop(row.nodes[-1], None)
+        self.coming.difference_update(row.nodes)
         self.tree.unlock(row.nodes[-1])
 
     # -- after a forward ---------------------------------------------------------------------------------------------
