@@ -9,10 +9,10 @@ import json
 import torch
 
 from alphazero_llm_trainer.answers import extract
-from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.load import load_config, resolve_name
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.eval.greedy import answer
-from alphazero_llm_trainer.policy.student import PACKAGED, PADS, give_pad, load_student, make_student, resolve_name
+from alphazero_llm_trainer.policy.student import PACKAGED, PADS, give_pad, load_student, make_student
 from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer

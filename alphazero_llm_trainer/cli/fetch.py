@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..config.load import Config
-from ..policy.folders import resolve_name
+from ..config.load import Config, resolve_name
 from .base import add_config_arguments, resolve
 
 

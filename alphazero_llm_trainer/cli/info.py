@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, load_config, load_training
+from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, load_config, load_training, resolve_name
 from ..engine.kernel_build import kernel_status
 from ..engine.precision import kernel_threads, product_unit, unit_name
 from ..errors import ConfigError
-from ..policy.folders import SMALL, resolve_name
+from ..policy.folders import SMALL
 from ..problems.load import opening
 from .base import add_config_arguments, add_json, add_model, add_source, print_json, resolve
 

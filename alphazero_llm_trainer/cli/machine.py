@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..config.load import Config, merge, validate
+from ..config.load import Config, merge, resolve_name, validate
 from ..config.machines import Machine, Machines, parse_machine, read_machines
 from ..errors import ConfigError
-from ..policy.folders import resolve_name
 from ..problems.source import open_source
 from ..train.machine import Placement, Rates, Work, hours
 from ..train.memory import GIB, Forecast

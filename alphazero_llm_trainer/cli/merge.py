@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, resolve_name
 from ..errors import CheckpointError, ConfigError
 from ..live import Progress
-from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, find_model, resolve_name, write_facts
+from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, find_model, write_facts
 from .base import add_config_arguments, check_out, resolve, tell_loading
 
 

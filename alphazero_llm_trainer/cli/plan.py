@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, merge, parse_override, validate
+from ..config.load import Config, merge, parse_override, resolve_name, validate
 from ..config.sections import AnswersOfModel, ModelShape, StudentModel
 from ..engine.device import device_memory
 from ..errors import ConfigError
 from ..files import check_space, free_bytes, read_object
-from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, resolve_name, weights_of
+from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, weights_of
 from ..problems.source import open_source
 from ..train.check import RunData
 from ..train.checkpoint import sealed

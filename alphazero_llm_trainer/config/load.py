@@ -6,8 +6,9 @@ import ctypes
 import hashlib
 import os
 import reprlib
-import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -39,7 +40,6 @@ MOST_DEPTH = 50
 GONE = {"choose", "exploration", "dollars_weight", "seconds_weight"}  # the teachers' bandit, which found no better one
 SOME_TOKENS = {"loss_tokens", "loss_share"}  # of GRPO's loss, which taught no more than all of them
 AUTO_LARGE, AUTO_SMALL = "llama-3.2-3b", "embedded"  # what the student `auto` is with CUDA, and without
-DRIVER = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -307,17 +307,27 @@ def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, "search": own | given}
 
 
+def resolve_name(config: Config, name: str | None = None) -> str:
+    """`name`, or the configured one, with `auto` resolved: Llama 3.2 3B where CUDA is there, else the embedded one."""
+    chosen = config.student if name is None else name
+    if chosen == "auto":
+        return AUTO_LARGE if cuda_here() else AUTO_SMALL
+    if chosen not in config.models:
+        raise ConfigError(f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}")
+    return chosen
+
+
+@lru_cache
 def cuda_here() -> bool:
-    """Whether there is a CUDA device, as far as can be told without importing torch."""
-    if "torch" in sys.modules:
-        return sys.modules["torch"].cuda.is_available()
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+    """Whether torch would find a CUDA device, told without importing it: by NVML, which leaves CUDA alone."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1") or version("torch").endswith("+cpu"):
         return False
+    count = ctypes.c_uint(0)
     try:
-        ctypes.CDLL(DRIVER)
-    except OSError:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        return nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 and count.value > 0
+    except (OSError, AttributeError):  # no driver, or one from before these calls
         return False
-    return True
 
 
 def check_teachers(tiers: Mapping[str, TeacherTier]) -> None:

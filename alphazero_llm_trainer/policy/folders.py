@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.cache import cache_folder
-from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, shown
+from ..config.load import AUTO_SMALL, Config, resolve_name, shown
 from ..config.objects import at_home
 from ..config.sections import StudentModel
 from ..errors import CheckpointError, ConfigError
@@ -34,18 +34,6 @@ FACTS = "student.json"  # what a student's folder says of itself, beside what tr
 TEMPLATE = "chat_template.jinja"
 WEIGHTS = ("*.safetensors", "*.bin")
 LORA_FROM = 300_000_000  # parameters from which on adapters are trained, where nobody says
-
-
-def resolve_name(config: Config, name: str | None = None) -> str:
-    """`name`, or the configured one, with `auto` resolved: Llama 3.2 3B where CUDA is there, else the embedded one."""
-    chosen = config.student if name is None else name
-    if chosen == "auto":
-        import torch
-
-        return AUTO_LARGE if torch.cuda.is_available() else AUTO_SMALL
-    if chosen not in config.models:
-        raise ConfigError(f"student is {chosen!r}: choose one of {', '.join(['auto', *config.models])}")
-    return chosen
 
 
 def from_scratch(config: Config) -> bool:

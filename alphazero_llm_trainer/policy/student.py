@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..config.load import Config
+from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
 from ..engine.inprocess import InProcessEngine
@@ -26,7 +26,7 @@ from ..types import NOTHING, Opening, Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
 from .fetch import PACKAGES
-from .folders import ADAPTER_CONFIG, GGUF, INSTALL_GGUF, PACKAGED, SMALL, check_folder, resolve_name, weights_of
+from .folders import ADAPTER_CONFIG, GGUF, INSTALL_GGUF, PACKAGED, SMALL, check_folder, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

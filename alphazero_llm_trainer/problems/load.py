@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, resolve_name
 from ..config.sections import ProblemsConfig, RewardConfig
 from ..errors import AlphaZeroError, ConfigError, DataError
-from ..policy.folders import resolve_name
 from ..types import Opening, Task
 from .source import SHOWN, SPLITS, Source, TaskList, check_tasks, open_problems, open_source, own, source_of
 

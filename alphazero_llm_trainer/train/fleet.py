@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..collect import GradedTree
-from ..config.load import Config
+from ..config.load import Config, resolve_name
 from ..errors import ConfigError, EngineError
-from ..policy.folders import resolve_name
 from ..scale.pool import Pool
 from ..scale.question_queue import QuestionQueue
 from ..scale.ray_pool import RayPool

@@ -16,10 +16,9 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from transformers import Trainer, TrainerCallback
 
-from ..config.load import Config
+from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..errors import ConfigError
-from ..policy.folders import resolve_name
 
 VERSION = "FSDP_VERSION"
 STATE_DICT = "FSDP_STATE_DICT_TYPE"

@@ -16,12 +16,12 @@ from typing import Any
 
 from transformers import set_seed
 
-from ..config.load import Config, validate
+from ..config.load import Config, resolve_name, validate
 from ..errors import CheckpointError, ConfigError
 from ..eval.cells import StoppedError, questions_hash
 from ..files import read_object, write_json
 from ..live import Progress
-from ..policy.folders import ADAPTER_CONFIG, keeps_base, resolve_name
+from ..policy.folders import ADAPTER_CONFIG, keeps_base
 from ..policy.student import load_student
 from ..policy.value_function import FOLDER as VALUE
 from ..policy.value_function import policy_fingerprint

@@ -27,10 +27,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, resolve_name
 from ..errors import CheckpointError, TrainingError
 from ..files import read_object, write_json
-from ..policy.folders import from_scratch, keeps_base, resolve_name
+from ..policy.folders import from_scratch, keeps_base
 from .checkpoint import read_lines
 
 STAGE = """

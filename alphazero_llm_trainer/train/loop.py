@@ -18,14 +18,14 @@ import torch
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from ..collect import Collector, GradedTree, Perplexity
-from ..config.load import Config
+from ..config.load import Config, resolve_name
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, StorageError, TrainingError
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
 from ..files import check_space, storage_failure, sync_all
 from ..live import Progress
-from ..policy.folders import resolve_name, trained_with, write_facts
+from ..policy.folders import trained_with, write_facts
 from ..policy.student import frozen_student, load_student
 from ..policy.value_function import EngineValue
 from ..policy.weights import load_sealed, save_sealed

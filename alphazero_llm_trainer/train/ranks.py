@@ -21,9 +21,8 @@ from torch import distributed
 from transformers import TrainerCallback
 
 from ..collect import GradedTree
-from ..config.load import Config
+from ..config.load import Config, resolve_name
 from ..errors import AlphaZeroError, ConfigError
-from ..policy.folders import resolve_name
 from ..teachers.build import is_remote
 from ..types import Task
 from .fsdp import check_fsdp, uses_fsdp
