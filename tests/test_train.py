@@ -267,6 +267,7 @@ def test_the_engine_computes_with_the_adapters():
 
 def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
     flags = [*SMALL, "--num-examples", "8", "--set", "engine.max_context=48", "--set", "search.max_tokens=20"]
+    flags += ["--set", "train.preflight=0"]  # so few tokens cut every response
     assert train_main([*flags, "--set", "train.demonstration_share=0", "--checkpoint-dir", str(tmp_path)]) == 0
     ended = [r["ended_by"] for r in read(tmp_path / "run-001" / "journal.jsonl")]
     assert len(ended) == 8

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
-from ..config.sections import TeacherTier
+from ..config.sections import TeacherModel, TeacherTier
 from ..engine.protocol import Teacher
 from ..errors import ConfigError
 from .budget import Books
@@ -102,14 +102,18 @@ def build_terminal_checker(config: Config, remote: Remote | None = None) -> Term
     """
     if not config.teachers.terminal_checker:
         return None
-    tier = _tier(config)
-    if tier.terminal_checker is None:
-        raise ConfigError(f"teacher_tiers.{config.teachers.tier}.terminal_checker is missing: name a model there")
+    model = checker_model(config)
     remote = Remote(config) if remote is None else remote
-    client = ChatClient(
-        remote.endpoint, tier.terminal_checker, config.seed, books=remote.books, cache=remote.cache, name=CHECKER
-    )
+    client = ChatClient(remote.endpoint, model, config.seed, books=remote.books, cache=remote.cache, name=CHECKER)
     return TerminalChecker(client, config.teachers)
+
+
+def checker_model(config: Config) -> TeacherModel:
+    """The tier's terminal checker. Raises ConfigError where it has none."""
+    model = _tier(config).terminal_checker
+    if model is None:
+        raise ConfigError(f"teacher_tiers.{config.teachers.tier}.terminal_checker is missing: name a model there")
+    return model
 
 
 def _tier(config: Config) -> TeacherTier:

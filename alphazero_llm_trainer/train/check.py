@@ -17,6 +17,7 @@ from ..policy.folders import check_folder
 from ..problems.load import asked, but_has, tasks_of
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
+from ..teachers.build import checker_model
 from ..types import Task
 from .hub import check_hub
 from .size import rank_and_size, replayed
@@ -84,6 +85,8 @@ def check_run(config: Config) -> RunData:
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is None:
         scripted_teacher(config)
+    if config.teachers.terminal_checker:
+        checker_model(config)
     if train.method == "grpo" and train.grpo.credit == "process" and train.grpo.prm is None:
         raise ConfigError(
             "train.grpo.credit is process and train.grpo.prm is null: name a process reward model's folder"
