@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,6 +28,7 @@ from alphazero_llm_trainer.eval.metrics import wilson  # noqa: E402
 from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 # name -> system prompt, worked solutions before the question
 PROMPTS = {
@@ -119,10 +119,6 @@ def row(prompt: str, shots: int, problems: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, type=Path, help="a folder with a chat model")
@@ -145,8 +141,6 @@ def main() -> None:
     name = args.name or args.model.resolve().name
     result: dict[str, Any] = {
         "command": f"uv run python benchmarks/prompts.py --model FOLDER --data FOLDER --num {args.num} --start {args.start}",
-        "commit": git("rev-parse", "--short", "HEAD"),
-        "clean": not git("status", "--porcelain", "--", ":!benchmarks/results"),
         "machine": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "model": name,
         "source": "gsm8k train", "first_row": args.start, "max_tokens": args.limit, "seconds": 0.0, "prompts": {},
     }  # fmt: skip
@@ -175,7 +169,7 @@ def main() -> None:
             ]
             result["prompts"][label] = row(system, count, [*done, *found])
             result["seconds"] += time.monotonic() - began
-            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            provenance.write(args.out, "prompts", result)
             line = result["prompts"][label]
             print(
                 f"{label:20} {line['rows']:3} rows: {line['accuracy'][0]:.3f} right, {line['tokens']:.0f} tokens,"

@@ -52,6 +52,7 @@ from alphazero_llm_trainer.problems.numbers import apply, read_question  # noqa:
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
 from alphazero_llm_trainer.search.tree import Tree  # noqa: E402
+from benchmarks import provenance  # noqa: E402
 
 WORK = Path("checkpoints") / "search_budgets"
 RESULTS = ROOT / "benchmarks" / "results" / "search_budgets.json"
@@ -310,7 +311,7 @@ def main() -> None:
         },
         "tasks": tasks,
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    provenance.write(args.out, "search_budgets", result)
     for task in tasks:
         for step in task["steps"]:
             print(f"{task['name']}: {step['arm']} is {'' if step['monotone'] else 'not '}monotone")
