@@ -173,8 +173,10 @@ def test_the_small_real_model_fits_a_laptop_of_8_gib(monkeypatch: pytest.MonkeyP
 
 
 def test_info_plans_the_training_of_judges_and_each_stage_of_a_loop(capsys: Any) -> None:
+    short = ("--set", "search.max_tokens=160")
+
     def planned(command: str, *flags: str) -> Any:
-        assert main(["info", "--plan", "--json", "--command", command, *REAL, "--memory", "24", *flags]) == 0
+        assert main(["info", "--plan", "--json", "--command", command, *REAL, *short, "--memory", "24", *flags]) == 0
         return json.loads(capsys.readouterr().out)
 
     value, prm, loop = planned("value"), planned("prm"), planned("loop", "--set", "loop.value=network")
