@@ -129,7 +129,8 @@ def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text("{}")
     args = parsed("search", "--model", str(tmp_path), "--student", "embedded")
     assert resolve(args).student == "embedded" and args.path == tmp_path
-    assert resolve(parsed("train", "--model", str(tmp_path))).train.student == str(tmp_path)
+    known = resolve(parsed("train", "--model", str(tmp_path)))  # a student of its own
+    assert known.student == tmp_path.name.lower() and known.models[known.student].path == str(tmp_path)
 
 
 def test_a_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +176,8 @@ def test_info_begins_with_the_facts_and_keeps_the_configuration_for_config(
     assert main(["info", "--model", "embedded"]) == 0
     short = capsys.readouterr().out
     names = [line.partition(":")[0] for line in short.splitlines()]
-    assert names[:10] == [
-        "version", "python", "device", "cores", "kernels", "engine", "student", "problems", "teachers", "outputs"
-    ]  # fmt: skip
+    assert names[:8] == ["version", "python", "device", "cores", "kernels", "engine", "student", "problems"]
+    assert names[8:12] == ["prompt", "responses", "teachers", "outputs"]
     assert "0.66 M parameters" in short and "configuration:\n" not in short
     file = tmp_path / "mine.yaml"
     file.write_text("seed: 99\n")

@@ -153,7 +153,7 @@ def test_the_taskset_grades_by_the_f1_of_words(tmp_path):
     assert asyncio.run(task.validate(None))
 
     def scored(reply):
-        trace = type("Trace", (), {"info": {}, "last_reply": reply})()
+        trace = type("Trace", (), {"info": {}, "last_reply": reply, "calls": []})()
         return asyncio.run(task.correctness_reward(trace))
 
     assert [scored(reply) for reply in ("#### 70 countries", "#### 70", "")] == [1.0, pytest.approx(2 / 3), 0.0]

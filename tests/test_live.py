@@ -210,8 +210,8 @@ def test_loading_is_told_before_it_takes_seconds(
     assert capsys.readouterr().err.splitlines() == said
 
 
-def trained(folder: Path, terminal: bool) -> str:
-    """What a short training run writes to standard error."""
+def trained(folder: Path) -> str:
+    """What a short training run writes to a terminal."""
     command = [
         sys.executable,
         "-c",
@@ -221,38 +221,33 @@ def trained(folder: Path, terminal: bool) -> str:
     command += ["--checkpoint-dir", str(folder)]
     ours, theirs = pty.openpty()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
-    child = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=theirs if terminal else subprocess.PIPE, env=environment
-    )
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
     os.close(theirs)
-    if not terminal:
-        text = child.communicate(timeout=120)[1].decode()
-    else:
-        found = b""
-        while True:
-            try:
-                data = os.read(ours, 65536)
-            except OSError:  # the child closed its end
-                break
-            if not data:
-                break
-            found += data
-        text = found.decode()
+    found = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the child closed its end
+            break
+        if not data:
+            break
+        found += data
     os.close(ours)
     assert child.wait(timeout=120) == 0
-    return text
+    return found.decode()
 
 
+@pytest.mark.slow
 def test_training_shows_its_last_tree_on_a_terminal(tmp_path: Path) -> None:
-    text = plain(trained(tmp_path, terminal=True))
+    text = plain(trained(tmp_path))
     assert "16/16" in text and "questions/s" in text
     assert re.search(r"last tree: \d/embedded/train/\S+: \d+ nodes, \d+ simulations, \d+ of \d+ responses right", text)
     assert re.search(r"sampled: [\d,]+ tokens, [\d,]+ a second", text)
     assert re.search(r"round: 2/2: reward", text)
 
 
-def test_training_writes_plain_lines_elsewhere(tmp_path: Path) -> None:
-    text = trained(tmp_path, terminal=False)
+def test_training_writes_plain_lines_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ARGUMENTS, "--checkpoint-dir", str(tmp_path)]) == 0
+    text = capsys.readouterr().err
     assert "\x1b" not in text and "last tree" not in text
     assert re.search(r"round 2/2: reward .* (questions/s|s/question)$", text, re.MULTILINE)
-    assert text.startswith("loading PyTorch and TRL\n") and "ETA 0 s" not in text

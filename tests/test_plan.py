@@ -321,6 +321,7 @@ def test_rates_follow_the_card_the_model_and_the_method(capsys: Any) -> None:
 
 def test_sharded_training_is_planned_where_whole_weights_are_trained(capsys: Any) -> None:
     full = ["--set", "train.adapter=full", "--set", "models.llama-3.2-3b.quantization=none"]
+    full += ["--set", "search.max_tokens=160"]
     found = {one["name"]: one for one in planned(capsys, *REAL, *full, "--machine", "8x30")["placements"]}
     assert set(found) == {"one card", "ranks", "sharded"}
     assert found["sharded"]["fits"] and not found["one card"]["fits"] and not found["ranks"]["fits"]

@@ -119,6 +119,10 @@ def train(
         train__eval_size=eval_size,
         seed=seed,
     )
+    if not isinstance(model, str | Path):
+        raise ConfigError(
+            f"model is a {type(model).__name__}: training loads its own, give a name, a folder or a hub id"
+        )
     resolved, student = configured(model, given, config, load_run)
     if student is not None:
         resolved, _ = configured(resolved.student, present(train__student=str(student)), resolved)

@@ -37,7 +37,7 @@ class _Drawn(NamedTuple):
 class Schedule:
     """Rows that wait, rows that are live, and walkers: locked nodes, already known, whose riders draw next.
 
-    `pending` finds the row that computes a node, `coming` has all nodes that rows compute. `eos_ids` and `step_ends` end
+    `pending` finds the row that computes a node, `coming` has the nodes that queued rows will compute. `eos_ids` and `step_ends` end
     samples as `GenerateRequest` says.
     """
 
@@ -145,6 +145,9 @@ class Schedule:
     def settle(self, computed: Computed) -> None:
         """Give everyone who waits for a live row what they wait for; rows that go on are live afterwards."""
         tree, table = self.tree, computed.table
+        if self.coming:
+            for row in self.live:  # its nodes are there now, and it may go on with others
+                self.coming.difference_update(row.nodes)
         read = [row for row in self.live if row.riders or row.peeks]
         index = list(range(len(read)))
         if table is None and read:
