@@ -49,7 +49,7 @@ PARTS = {
     "from_rules": ("from_rules_large_rounds",),
     "real_ladder": ("real_ladder_first", "real_judges", "real_structures"),
     "vllm_cpu": ("step_search_vllm",),
-    "search_budgets": ("search_budgets_embedded", "search_budgets_votes"),
+    "search_budgets": ("search_budgets_embedded",),
 }
 NEGATIVE = "what_did_not_help"  # the page that is made of many
 

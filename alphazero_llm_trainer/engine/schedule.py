@@ -37,8 +37,8 @@ class _Drawn(NamedTuple):
 class Schedule:
     """Rows that wait, rows that are live, and walkers: locked nodes, already known, whose riders draw next.
 
-    `pending` finds the row that computes a node, `coming` has the nodes that queued rows will compute. `eos_ids` and `step_ends` end
-    samples as `GenerateRequest` says.
+    `pending` finds the row that computes a node, `coming` has the nodes that queued rows will compute. `eos_ids` and
+    `step_ends` end samples as `GenerateRequest` says.
     """
 
     def __init__(

@@ -74,8 +74,6 @@ def search_budgets(data: Row) -> Page:
             leads.append(f"{task['name']}, {study['factors'][-1] * task['tokens']:,} tokens: {listed(over)}")
     body += [] if len(studies) == 1 else ["", f"[The JSON]({EMBEDDED_BUDGETS}) of the last task."]
     made = {name: one for study in studies for name, one in study["made"].items()}
-    old = load_if_there("search_budgets_votes")
-    body += [] if old is None else votes(old)
     untuned = not all("tuned" in task for study in studies for task in study["tasks"])
     return Page(
         "Search with a growing budget",
@@ -166,22 +164,6 @@ def beside(task: Row, factors: list[int]) -> list[str]:
     return lines
 
 
-def votes(data: Row) -> list[str]:
-    """What trees answered before their votes went by probability."""
-    [task] = data["tasks"]
-    rows: dict[str, Row] = {}
-    for row in task["rows"]:
-        rows.setdefault(row["arm"], {"arm": row["arm"]})[f"x{row['factor']}"] = share(row["accuracy"])
-    trees = [row for arm, row in rows.items() if arm in ("puct", "puct, steps repeat", "gumbel", "ucb1")]
-    return [
-        *("", f"### {task['name']}: votes by visits", ""),
-        "The same trees, before a vote under a verifier went by the probability of a response. Steps are drawn once, so that"
-        " unlikely wrong responses had as many votes as likely right ones; PUCT spends its visits where the policy is.",
-        *table(trees, {"method": "{arm}", **{f"x{factor}": f"{{x{factor}}}" for factor in data["factors"]}}),
-        f"[JSON]({REPOSITORY}/blob/main/benchmarks/results/search_budgets_votes.json), written by `{data['command']}`.",
-    ]
-
-
 def prompts(data: Row) -> Page:
     rows = [
         row | {"name": name, "share": share(row["accuracy"]), "text": row["system_prompt"].replace("|", "\\|")}
@@ -213,7 +195,12 @@ def prompts(data: Row) -> Page:
             "",
             *(f"- `{row['name']}`: {' '.join(row['text'].split())}" for row in rows),
         ],
-        ["One model and few rows: the intervals are wide. The rows are training rows, so that test rows stay unread."],
+        [
+            "One model and few rows: the intervals are wide and overlap, but for the example and placeholder. The rows are"
+            " training rows, so that test rows stay unread.",
+            "`tutor` is what the package tells chat models about numbers: its last line is the one that search, training and"
+            " grading read, and no answer was cut.",
+        ],
     )
 
 
