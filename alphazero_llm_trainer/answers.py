@@ -131,19 +131,22 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
 def extract_number(text: str, strict: bool = False) -> str | None:
     """The final answer in `text` where answers are numbers, as it was written, or None where there is none.
 
-    A statement without a digit (`#### N`, "the answer is clear") states nothing: what was stated before it, or the next
-    rule, counts. One with digits that is not one number (`#### 5 or 6`) is an answer that can't be read, and no number
-    that merely stands in the text is taken for it. `strict` as in `extract`.
+    A statement without a digit (`#### N`, "the answer is the number of eggs") states nothing: what was stated before it, or the
+    next rule, counts. A word alone (`#### twelve`) and digits that are not one number (`#### 5 or 6`) are answers that can't
+    be read, and no number that merely stands in the text is taken for them. `strict` as in `extract`.
     """
     unread = False
     for found in (_lines(text), _boxes(text), [] if strict else _sentences(text)):
         last = next((one for one in reversed(found) if any(letter.isnumeric() for letter in one)), None)
-        if last is not None:
+        if last is None:
+            unread = unread or any(re.fullmatch(r"\S{2,}", normalize(one)) for one in found[-1:])
+        else:
             answer = _one_number(last)
             if number(answer) is not None:
                 return answer
             unread = True
-    return None if strict or unread else _last_number(text)
+    stray = None if strict or unread else _last_number(text)
+    return None if stray is None or number(stray) is None else stray  # 0/0 is none
 
 
 def after_mark(response: str) -> str | None:

@@ -408,3 +408,9 @@ def test_real_latex_answers_equal_themselves_and_their_box(data_dir):
         assert answers.equal(row["answer"], row["answer"])
     agreeing = sum(answers.equal(answers.extract(row["solution"]) or "", row["answer"]) for row in rows)
     assert agreeing >= 0.99 * len(rows)
+
+
+def test_a_number_word_is_no_reason_to_take_another_number():
+    assert answers.extract_number("I have 3 + 1 = 4. The answer is zero.") is None
+    assert answers.extract_number("3 + 1 = 4\n#### twelve") is None
+    assert answers.extract_number("3 + 1 = 4\n#### N") == "4"

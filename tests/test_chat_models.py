@@ -132,6 +132,38 @@ def test_a_loaded_student_brings_its_limits(chat: Path) -> None:
     assert (resolved.student, resolved.search.max_tokens, folder) == ("tiny-chat", 400, None)
 
 
+def test_a_whole_configuration_leaves_the_limits_to_the_next_student(chat: Path) -> None:
+    """What it holds for its own student is not asked for; what was asked for stays."""
+    resolved, _ = configured(str(chat), [], load_config())
+    assert (resolved.search.max_tokens, resolved.search.max_depth) == (400, 40)
+    resolved, _ = configured(str(chat), [], load_config(overrides=["search.max_tokens=99"]))
+    assert (resolved.search.max_tokens, resolved.search.max_depth) == (99, 40)
+
+
+def test_an_evaluation_goes_on_only_with_what_its_student_was_told(
+    chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "eval",
+        "--model",
+        str(chat),
+        "--source",
+        rows,
+        "--methods",
+        "greedy",
+        "--budget-tokens",
+        "8",
+        "--num",
+        "2",
+    ]
+    command += ["--out", str(tmp_path / "eval")]
+    assert main(command) == 0
+    assert main([*command, "--resume"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--resume", "--set", "problems.system_prompt=Be brief."]) == 2
+    assert "error: " in capsys.readouterr().err
+
+
 # -- what a chat says before a question --------------------------------------------------------------------------------
 
 

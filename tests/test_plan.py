@@ -533,7 +533,7 @@ def test_a_preflight_says_what_a_run_will_take() -> None:
     found = Preflight([4, 2], 8, 1, 0, 800, 2.0)
     # 100 questions x 8 responses x 100 tokens; (2 x 10 test + 2 x 300 validation) answers x 100 tokens; 400 a second.
     assert found.line(size) == (
-        "pre-flight, 8 responses: 6 of 8 right, 1 without an answer line, 0 cut at 160 tokens, 100 tokens each,"
+        "pre-flight, 8 responses: 6 of 8 right, 1 without an answer, 0 cut at 160 tokens, 100 tokens each,"
         " 400 tokens a second\n"
         "to expect: about 80,000 tokens sampled in search, 62,000 in evaluation: 6 min at that rate, and updates on top"
     )

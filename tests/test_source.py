@@ -16,6 +16,7 @@ from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.search.extract import Trajectory, trajectories
 from alphazero_llm_trainer.search.journal import Journal
@@ -25,7 +26,7 @@ from alphazero_llm_trainer.train.credit import clamp, group_advantages, is_flat,
 from alphazero_llm_trainer.train.rows import TrainRow
 from alphazero_llm_trainer.train.size import RunSize
 from alphazero_llm_trainer.train.source import RoundSource, RoundStats
-from alphazero_llm_trainer.types import Problem, Step
+from alphazero_llm_trainer.types import Problem, Step, Task
 
 QUESTIONS = 24
 OVERRIDES = [
@@ -314,3 +315,9 @@ def test_verified_groups_refuse_other_judges(override: str, named: str) -> None:
     config = load_config(overrides=[*OVERRIDES, *VERIFIED, override])
     with pytest.raises(ConfigError, match=f"^{named} is set and"):
         Collector(load_student(config), config, None)
+
+
+def test_a_split_that_is_none_is_named() -> None:
+    task = Task(Problem("a", "1 + 1?", "x"), "2")
+    with pytest.raises(ConfigError, match="x has the split 'dev': the splits are train, validation, arena, test"):
+        TaskList({"dev": [task]}, "x")

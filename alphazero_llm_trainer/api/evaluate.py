@@ -31,6 +31,7 @@ from ..live import Progress, Stop
 from ..problems.load import load_tasks, opening
 from ..problems.source import open_one_of
 from ..rewards.custom import open_reward
+from ..types import Opening
 from .settings import (
     Problems,
     Reward,
@@ -225,7 +226,10 @@ class Evaluation:
         if student is None:
             student = load_student(config, path=path, inference=self.prm is None and self.value is None)
         identity = self.settings(config) | {"weights": policy_fingerprint(student.model)}
-        folder = EvalFolder(out, identity, {one.name: one.data_hash for one in benchmarks}, self.resume)
+        rows = {one.name: one.data_hash for one in benchmarks}
+        for one in benchmarks:  # what is said before the questions is a part of them
+            rows[one.name] += told(student, opening(config, open_one_of(config, one.name), student.name))
+        folder = EvalFolder(out, identity, rows, self.resume)
         for one in benchmarks:
             if len(one.tasks) < self.num:
                 progress.say(
@@ -352,6 +356,14 @@ class Evaluation:
             "pairs": paired(cells),
             "at_k": [at_k(found) for found in sampled if found is not None],
         }
+
+
+def told(student: Student, given: Opening) -> str:
+    """A digest of what a chat says before a question; "" where the student's template says no more than the question."""
+    asked = []
+    for student.opening in (Opening(None), given):
+        asked.append(student.prompt_ids("?"))
+    return "" if asked[0] == asked[1] else f"-{hashlib.sha256(repr(asked[1]).encode()).hexdigest()[:16]}"
 
 
 def digest(folder: Path | None) -> str | None:

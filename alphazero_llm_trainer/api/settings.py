@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config.load import Config, load_config, nested
+from ..config.load import Config, load_config, nested, resolve_name
 from ..errors import ConfigError
 from ..live import Progress
 from ..policy.folders import check_folder, find_model
@@ -42,7 +42,7 @@ def configured(
         load: what resolves them.
     """
     if isinstance(config, Config):
-        given: list[Any] = [config.model_dump(mode="json")]
+        given: list[Any] = [without_limits(config)]
     else:
         given = [nested(key, value) for key, value in (config or {}).items()]
     given += overrides
@@ -54,6 +54,16 @@ def configured(
     if folder is not None:
         check_folder(folder)
     return load(overrides=[*given, named]), folder
+
+
+def without_limits(config: Config) -> dict[str, Any]:
+    """A configuration's keys, with the limits of a response that its student's entry gave it left to the next student's."""
+    given = config.model_dump(mode="json")
+    entry = config.models[resolve_name(config)]
+    for key in ("max_tokens", "max_depth"):
+        if given["search"][key] == getattr(entry, key):
+            given["search"][key] = None
+    return given
 
 
 def address_of(problems: Problems) -> str:

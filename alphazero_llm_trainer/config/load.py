@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import reprlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
@@ -319,7 +320,9 @@ def resolve_name(config: Config, name: str | None = None) -> str:
 
 @lru_cache
 def cuda_here() -> bool:
-    """Whether torch would find a CUDA device, told without importing it: by NVML, which leaves CUDA alone."""
+    """Whether there is a CUDA device: what torch says where it is loaded, else NVML, which leaves CUDA alone."""
+    if "torch" in sys.modules:
+        return sys.modules["torch"].cuda.is_available()
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1") or version("torch").endswith("+cpu"):
         return False
     count = ctypes.c_uint(0)

@@ -121,7 +121,8 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     """
     given = read_object(folder / "config.json")
     half = given.get("dtype", given.get("torch_dtype")) in ("bfloat16", "float16")
-    size = sum(file.stat().st_size for pattern in WEIGHTS for file in folder.glob(pattern))
+    kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)  # a folder may have its weights in two formats
+    size = sum(file.stat().st_size for file in next((files for files in kinds if files), ()))
     adapter = facts.get("adapter", "lora" if size >= LORA_FROM * (2 if half else 4) else "full")
     spec = {
         "path": str(folder),

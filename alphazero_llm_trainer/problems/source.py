@@ -217,6 +217,9 @@ class TaskList(Source):
         system_prompt: str | None = None,
     ) -> None:
         by_split = tasks if isinstance(tasks, dict) else {"": tasks}
+        unknown = [split for split in by_split if split not in (*SPLITS, "")]
+        if unknown:
+            raise ConfigError(f"{name} has the split {unknown[0]!r}: the splits are {', '.join(SPLITS)}")
         placed = {
             split: [(task, f"{split} task {number}".strip()) for number, task in enumerate(found)]
             for split, found in by_split.items()

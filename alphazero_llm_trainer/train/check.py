@@ -91,7 +91,7 @@ def check_run(config: Config) -> RunData:
         raise ConfigError(
             "train.grpo.credit is process and train.grpo.prm is null: name a process reward model's folder"
         )
-    rows = train.settings.batch_size // rank_and_size()[1]
+    rows = max(train.settings.batch_size // rank_and_size()[1], 1)
     if train.micro_batch is not None and rows % min(train.micro_batch, rows):
         raise ConfigError(
             f"train.micro_batch is {train.micro_batch} and train.{train.method}.batch_size {rows}: give a divisor of {rows}"

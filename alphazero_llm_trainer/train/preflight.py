@@ -28,7 +28,7 @@ class Preflight:
     """What the sampled responses to a few questions were.
 
     `right` counts each question's right responses, and is empty where nothing knows what is right; `unstated` counts
-    the responses without a final answer, `cut` those that `search.max_tokens` cut.
+    the responses that state no answer as training reads them, `cut` those that `search.max_tokens` cut.
     """
 
     right: list[int]
@@ -46,7 +46,7 @@ class Preflight:
         shares = [(right + 0.5) / (SAMPLES + 1) for right in self.right]
         searched, evaluated = size.expected_tokens(each, shares), size.evaluated_answers * each
         return (
-            f"pre-flight, {self.responses} responses: {found}{self.unstated} without an answer line, {self.cut} cut at"
+            f"pre-flight, {self.responses} responses: {found}{self.unstated} without an answer, {self.cut} cut at"
             f" {size.config.search.max_tokens} tokens, {each:,.0f} tokens each, {rate:,.0f} tokens a second\n"
             f"to expect: about {rounded(searched)} tokens sampled in search, {rounded(evaluated)} in evaluation:"
             f" {duration((searched + evaluated) / rate)} at that rate, and updates on top"
@@ -121,7 +121,10 @@ def preflight(student: Student, config: Config, tasks: Sequence[Task], progress:
     return Preflight(
         [sum(right[at : at + SAMPLES]) for at in range(0, len(right), SAMPLES)],
         len(found),
-        sum(source_of(task.problem).final_answer(text, strict=True) is None for task, text, _ in found),
+        sum(
+            source_of(task.problem).final_answer(text, strict=one.finish == "length") is None
+            for task, text, one in found
+        ),
         sum(one.finish == "length" for _, _, one in found),
         sum(len(one.token_ids) for _, _, one in found),
         seconds,
