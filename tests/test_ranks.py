@@ -214,7 +214,8 @@ def test_two_processes_under_fsdp_end_with_the_weights_of_one(
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     assert {name: one[name].shape for name in one} == {name: two[name].shape for name in two}
     moved = apart(one, load_file(PACKAGED / "model.safetensors"))
-    assert moved > 1e-2 and apart(one, two) < 1e-3 * moved
+    # Shards add up in another order, and Adam's first steps are the signs of small numbers.
+    assert moved > 1e-2 and apart(one, two) < 5e-3 * moved
 
 
 @pytest.mark.slow
