@@ -332,6 +332,7 @@ def test_every_real_math_solution_is_correct_and_no_other_gold_is(data_dir):
     assert {one.verdict for one in RULES["math"].grade_many(pairs)} == {Verdict.WRONG}
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_no_changed_gold_is_correct(data_dir):
     """All 500 answers, each changed in six ways out of 30 that change the value (`grade` goes through all)."""

@@ -108,8 +108,7 @@ def test_a_busy_server_and_one_that_is_down_are_passed_over() -> None:
 
 
 # -- a server dies ---------------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.slow
 def test_search_goes_on_with_the_rest_and_takes_the_lost_one_back(
     servers: list[CompletionServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +215,7 @@ def trained(folder: Path, *servers: CompletionServer) -> tuple[dict[str, Any], l
     return json.loads((run / "run.json").read_text()), [line for line in lines if "mean_reward" in line]
 
 
+@pytest.mark.slow
 def test_training_loses_a_server_and_gets_it_back_and_versions_never_mix(
     servers: list[CompletionServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

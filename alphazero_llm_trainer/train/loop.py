@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,8 @@ class Run:
         plan = self.disk(self.size.checkpoints_from(start))
         check_space(self.folder.path, plan.total, f"what this run writes ({plan})")
         card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
+        # A resumed run goes on with what its student was told.
+        self.student.opening = replace(self.student.opening, system_prompt=card["system_prompt"])
         self.tracker.parameters({key: value for key, value in card["config"].items() if key not in UNTRACKED})
         before = self.before(card)
         self.folder.forget_metrics_from(start)

@@ -78,13 +78,8 @@ class RunFolder:
         write_sealed(self.card, card)
 
     def config(self) -> Config:
-        """The configuration that the run was started with, and the prompt that it told a chat model."""
-        card = self.read_card()
-        config = validate(card["config"])
-        told = card.get("system_prompt")
-        if told is None or config.problems.system_prompt is not None:
-            return config
-        return config.model_copy(update={"problems": config.problems.model_copy(update={"system_prompt": told})})
+        """The configuration that the run was started with."""
+        return validate(self.read_card()["config"])
 
     def sync_metrics(self) -> None:
         """Wait until the metrics are on the disk."""
