@@ -168,7 +168,8 @@ class Run:
         check_space(self.folder.path, plan.total, f"what this run writes ({plan})")
         card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
         # A resumed run goes on with what its student was told.
-        self.student.opening = replace(self.student.opening, system_prompt=card["system_prompt"])
+        told = self.student.opening
+        self.student.opening = replace(told, system_prompt=card.get("system_prompt", told.system_prompt))
         self.tracker.parameters({key: value for key, value in card["config"].items() if key not in UNTRACKED})
         before = self.before(card)
         self.folder.forget_metrics_from(start)
