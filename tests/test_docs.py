@@ -228,7 +228,7 @@ def test_a_benchmark_writes_its_commit_and_keeps_that_of_rows_it_took_over(tmp_p
     found = json.loads((tmp_path / "new" / "a.json").read_text())
     assert found["command"] == "uv run a"
     assert found["depends"] == provenance.paths("engine")
-    assert found["commit"] == provenance.git("rev-parse", "HEAD")
+    assert provenance.git("cat-file", "-t", found["commit"]) == "commit"
     provenance.write(tmp_path / "a.json", "engine", {"rows": [], "commit": "abc"})
     assert json.loads((tmp_path / "a.json").read_text())["commit"] == "abc"
 

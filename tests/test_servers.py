@@ -108,6 +108,8 @@ def test_a_busy_server_and_one_that_is_down_are_passed_over() -> None:
 
 
 # -- a server dies ---------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
 def test_search_goes_on_with_the_rest_and_takes_the_lost_one_back(
     servers: list[CompletionServer], monkeypatch: pytest.MonkeyPatch
