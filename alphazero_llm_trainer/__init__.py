@@ -10,7 +10,6 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,12 +42,13 @@ _HOMES = {
     "evaluate": "api.evaluate",
     "load": "api.search",
     "read_trees": "api.trees",
+    "search": "api.search",
+    "train": "api.train",
 }
 __all__ = [
     "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
     "Task", "TaskList", "TrainingRun", "aio", "evaluate", "load", "read_trees", "search", "train",
 ]  # fmt: skip
-_ROOMS = ("search", "train")  # packages below this one, which are called as functions as well
 
 
 def __getattr__(name: str) -> Any:
@@ -57,31 +57,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # verifiers asks for the harness while env.py is still loading; getattr then answers AttributeError, as it expects.
-    if name in _ROOMS:
-        return import_module(f"{__name__}.{name}")
     if name == "aio":
         return import_module(f"{__name__}.api.aio")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-class _Room(ModuleType):
-    """The package `search` or `train`, which calls the function of its name in `api`."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        name = self.__name__.rpartition(".")[2]
-        return getattr(import_module(f"{__name__}.api.{name}"), name)(*args, **kwargs)
-
-
-class _Package(ModuleType):
-    """This package. The import system sets a package's modules as its attributes, whoever imports them first."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _ROOMS and isinstance(value, ModuleType):
-            value.__class__ = _Room
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def take_over_vf_eval() -> None:

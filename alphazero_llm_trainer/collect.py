@@ -13,6 +13,12 @@ from .config.load import Config
 from .config.sections import RewardConfig
 from .engine.protocol import GenerateRequest, Teacher, ValueFunction
 from .errors import ConfigError, DataError, RequestError, RewardError
+from .mcts.choose import Reading
+from .mcts.driver import Advisor, Evaluate, Finished, Search, check_settings, derive_seed
+from .mcts.extract import Trajectory, trajectories
+from .mcts.targets import outcomes
+from .mcts.tree import ROOT, WHOLE, Tree
+from .mcts.valued import ReadTokens
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens
 from .problems.load import check_gold
@@ -21,12 +27,6 @@ from .problems.step_checks import Calculator
 from .rewards.combined import combined, steps_of
 from .rewards.custom import CustomReward, open_reward
 from .rewards.pre import pre
-from .search.choose import Reading
-from .search.driver import Advisor, Evaluate, Finished, Search, check_settings, derive_seed
-from .search.extract import Trajectory, trajectories
-from .search.targets import outcomes
-from .search.tree import ROOT, WHOLE, Tree
-from .search.valued import ReadTokens
 from .teachers.build import Remote, build_teachers, build_terminal_checker, is_remote
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
 

@@ -49,9 +49,9 @@ from test_teacher_faults import KINDS, ONE, QUESTION, always, play  # noqa: E402
 from alphazero_llm_trainer.cli.main import main as command  # noqa: E402
 from alphazero_llm_trainer.errors import AlphaZeroError, CheckpointError, ConfigError  # noqa: E402
 from alphazero_llm_trainer.files import LOCK, FolderLock, read_sealed, write_sealed  # noqa: E402
+from alphazero_llm_trainer.mcts.journal import Journal, line_of  # noqa: E402
 from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed  # noqa: E402
 from alphazero_llm_trainer.scale.sample import run_sample  # noqa: E402
-from alphazero_llm_trainer.search.journal import Journal, line_of  # noqa: E402
 from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
 from alphazero_llm_trainer.teachers.client import ChatClient  # noqa: E402
 from benchmarks import provenance  # noqa: E402

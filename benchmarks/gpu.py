@@ -43,12 +43,12 @@ from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.train.grpo import make_grpo_trainer  # noqa: E402
-from alphazero_llm_trainer.train.loop import Run  # noqa: E402
-from alphazero_llm_trainer.train.memory import Counts, Forecast, nf4_bytes  # noqa: E402
-from alphazero_llm_trainer.train.models import Economy, make_trainable  # noqa: E402
-from alphazero_llm_trainer.train.rows import TrainRow  # noqa: E402
-from alphazero_llm_trainer.train.run import RunFolder  # noqa: E402
+from alphazero_llm_trainer.training.grpo import make_grpo_trainer  # noqa: E402
+from alphazero_llm_trainer.training.loop import Run  # noqa: E402
+from alphazero_llm_trainer.training.memory import Counts, Forecast, nf4_bytes  # noqa: E402
+from alphazero_llm_trainer.training.models import Economy, make_trainable  # noqa: E402
+from alphazero_llm_trainer.training.rows import TrainRow  # noqa: E402
+from alphazero_llm_trainer.training.run import RunFolder  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 QUIET = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # libraries' notices about themselves

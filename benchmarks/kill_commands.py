@@ -174,9 +174,9 @@ def main() -> int:
 
     import alphazero_llm_trainer.eval.cells
     import alphazero_llm_trainer.policy.student
-    import alphazero_llm_trainer.train.loop
-    import alphazero_llm_trainer.train.prm_run
-    import alphazero_llm_trainer.train.value_run  # noqa: F401 - loaded once, for all processes
+    import alphazero_llm_trainer.training.loop
+    import alphazero_llm_trainer.training.prm_run
+    import alphazero_llm_trainer.training.value_run  # noqa: F401 - loaded once, for all processes
 
     torch.set_num_threads(1)
     rng, rows = Random(args.seed), {}

@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for the whole attack")
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     args = parser.parse_args()
-    from alphazero_llm_trainer.search.journal import read_shards
+    from alphazero_llm_trainer.mcts.journal import read_shards
 
     arguments = [
         "--student", "embedded", "--num-examples", str(args.questions), "--start", "2000", "--mode", args.mode,

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.search.journal import Journal, read_shards  # noqa: E402
+from alphazero_llm_trainer.mcts.journal import Journal, read_shards  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 QUESTIONS, SIMULATIONS = 48, 24
@@ -77,7 +77,7 @@ def reading(folder: Path) -> None:
 
 def keeping(folder: Path) -> None:
     """All records at once, as `train --resume` kept them before version 0.6."""
-    from alphazero_llm_trainer.search.journal import read
+    from alphazero_llm_trainer.mcts.journal import read
 
     assert {record["key"]: record for record in read(folder / "journal.jsonl")}
 

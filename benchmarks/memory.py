@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.cli.plan import read_shape  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
-from alphazero_llm_trainer.train.judge_memory import EXTRA_LAYERS, JudgeForecast  # noqa: E402
-from alphazero_llm_trainer.train.memory import AFTER_LOAD, PHASES, Forecast  # noqa: E402
+from alphazero_llm_trainer.training.judge_memory import EXTRA_LAYERS, JudgeForecast  # noqa: E402
+from alphazero_llm_trainer.training.memory import AFTER_LOAD, PHASES, Forecast  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -109,7 +109,7 @@ def child(arm: str, folder: Path, overrides: list[str]) -> dict[str, Any]:
     from alphazero_llm_trainer.collect import Collector
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import load_tasks
-    from alphazero_llm_trainer.train.models import make_trainable
+    from alphazero_llm_trainer.training.models import make_trainable
 
     config = configuration(arm, folder, overrides)
     tasks = load_tasks("embedded", "train", config.search.concurrent)
@@ -154,10 +154,10 @@ def train_policy(
     model: Any, student: Any, config: Config, trees: list[Any], folder: Path
 ) -> tuple[dict[str, int], Any]:
     """Two GRPO updates on the longest responses; their prompts' and rows' longest, in tokens, and the trainer."""
-    from alphazero_llm_trainer.search.extract import trajectories
-    from alphazero_llm_trainer.train.grpo import make_grpo_trainer
-    from alphazero_llm_trainer.train.models import Economy
-    from alphazero_llm_trainer.train.rows import TrainRow
+    from alphazero_llm_trainer.mcts.extract import trajectories
+    from alphazero_llm_trainer.training.grpo import make_grpo_trainer
+    from alphazero_llm_trainer.training.models import Economy
+    from alphazero_llm_trainer.training.rows import TrainRow
 
     rows = []
     for tree in trees:
@@ -187,10 +187,10 @@ def train_policy(
 
 def train_judge(arm: str, student: Any, config: Config, trees: list[Any], folder: Path) -> dict[str, int]:
     """Three updates of a judge on trees with made-up grades; the longest prompt and packed tree, in tokens."""
-    from alphazero_llm_trainer.search.extract import trajectories
-    from alphazero_llm_trainer.train import prm, value
-    from alphazero_llm_trainer.train.models import bare, checkpoint_layers, make_trainable
-    from alphazero_llm_trainer.train.rows import pack_values
+    from alphazero_llm_trainer.mcts.extract import trajectories
+    from alphazero_llm_trainer.training import prm, value
+    from alphazero_llm_trainer.training.models import bare, checkpoint_layers, make_trainable
+    from alphazero_llm_trainer.training.rows import pack_values
 
     settings: Any = config.train.value if arm.startswith("value") else config.train.prm
     rows: list[Any] = []

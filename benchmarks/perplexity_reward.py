@@ -26,11 +26,11 @@ sys.path.insert(0, str(ROOT))
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import area, paired_bootstrap, wilson  # noqa: E402
+from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks, opening  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
 from alphazero_llm_trainer.rewards.pre import pre  # noqa: E402
-from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 SAMPLES, RESAMPLES = 8, 2000

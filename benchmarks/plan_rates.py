@@ -30,8 +30,8 @@ from alphazero_llm_trainer.cli.plan import read_shape  # noqa: E402
 from alphazero_llm_trainer.config.machines import Card, Machine, Machines, Shares, StepMs  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.train.machine import Rates  # noqa: E402
-from alphazero_llm_trainer.train.memory import Forecast  # noqa: E402
+from alphazero_llm_trainer.training.machine import Rates  # noqa: E402
+from alphazero_llm_trainer.training.memory import Forecast  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 PROMPT, NEW, REPEATS = 48, 64, 3

@@ -57,8 +57,8 @@ def measure(task: str, out: Path, args: argparse.Namespace) -> None:
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import opening, tasks_of
     from alphazero_llm_trainer.problems.step_checks import Calculator
-    from alphazero_llm_trainer.train.models import Economy, make_trainable
-    from alphazero_llm_trainer.train.sft import SftSettings, sft_rows, train_student
+    from alphazero_llm_trainer.training.models import Economy, make_trainable
+    from alphazero_llm_trainer.training.sft import SftSettings, sft_rows, train_student
 
     settings = [f"student={args.model}", f"seed={SEED}", f"search.max_tokens={LIMIT}", *SOURCES[task]]
     config = load_config(overrides=[*settings, f"dataset.path={args.data}"])

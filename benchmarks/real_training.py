@@ -63,8 +63,8 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     from alphazero_llm_trainer.config.load import load_config
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import tasks_of
-    from alphazero_llm_trainer.train.models import Economy, make_trainable
-    from alphazero_llm_trainer.train.sft import SftSettings, sft_rows, train_student
+    from alphazero_llm_trainer.training.models import Economy, make_trainable
+    from alphazero_llm_trainer.training.sft import SftSettings, sft_rows, train_student
 
     torch.set_num_threads(args.threads)
     config = load_config(overrides=[f"student={args.model}", f"dataset.path={args.data}", "problems.source=gsm8k"])

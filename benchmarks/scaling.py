@@ -36,11 +36,11 @@ from alphazero_llm_trainer.cli.machine import forecast_of  # noqa: E402
 from alphazero_llm_trainer.collect import Collector, GradedTree  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.config.machines import parse_machine, read_machines  # noqa: E402
+from alphazero_llm_trainer.mcts.extract import trajectories  # noqa: E402
+from alphazero_llm_trainer.mcts.journal import Journal  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.search.extract import trajectories  # noqa: E402
-from alphazero_llm_trainer.search.journal import Journal  # noqa: E402
-from alphazero_llm_trainer.train.machine import Rates, decode_seconds  # noqa: E402
+from alphazero_llm_trainer.training.machine import Rates, decode_seconds  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "scaling.json"

@@ -44,11 +44,11 @@ from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine import native  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
+from alphazero_llm_trainer.mcts.driver import Search, derive_seed  # noqa: E402
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree  # noqa: E402
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.search.driver import Search, derive_seed  # noqa: E402
-from alphazero_llm_trainer.search.tree import ROOT, Tree  # noqa: E402
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402

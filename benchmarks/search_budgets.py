@@ -45,13 +45,13 @@ from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: 
 from alphazero_llm_trainer.eval.methods import tree_search  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import Interval, holm, paired_bootstrap, sign_test, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.verifiers import Product, load_parts  # noqa: E402
+from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402
+from alphazero_llm_trainer.mcts.tree import Tree  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value_function import policy_fingerprint  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks, opening  # noqa: E402
 from alphazero_llm_trainer.problems.numbers import apply, read_question  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
-from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
-from alphazero_llm_trainer.search.tree import Tree  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 WORK = Path("checkpoints") / "search_budgets"

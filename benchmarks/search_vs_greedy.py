@@ -29,10 +29,10 @@ from alphazero_llm_trainer.collect import Perplexity, answer_search  # noqa: E40
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, repeats, wilson  # noqa: E402
+from alphazero_llm_trainer.mcts.choose import choose  # noqa: E402
+from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.search.choose import choose  # noqa: E402
-from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 

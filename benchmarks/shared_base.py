@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from alphazero_llm_trainer.config.sections import StudentModel  # noqa: E402
 from alphazero_llm_trainer.policy.adapters import own_parameters  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_model  # noqa: E402
-from alphazero_llm_trainer.train.models import attach, make_trainable  # noqa: E402
+from alphazero_llm_trainer.training.models import attach, make_trainable  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 NAMES = ("default", "value", "prm-implicit", "critic")

@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.collect import Collector  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.mcts.extract import trajectories  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
-from alphazero_llm_trainer.search.extract import trajectories  # noqa: E402
-from alphazero_llm_trainer.train.packing import PackingPlan, Work, plan, spread, tensors  # noqa: E402
+from alphazero_llm_trainer.training.packing import PackingPlan, Work, plan, spread, tensors  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 CPU = torch.device("cpu")

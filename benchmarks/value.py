@@ -33,12 +33,12 @@ from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest, ValueFunction  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.live import Progress  # noqa: E402
+from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402
 from alphazero_llm_trainer.policy.student import Student, load_student  # noqa: E402
 from alphazero_llm_trainer.policy.value_function import EngineValue, last_layer, load_value  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.problems.source import source_of  # noqa: E402
-from alphazero_llm_trainer.search.driver import derive_seed  # noqa: E402
-from alphazero_llm_trainer.train.value_run import (  # noqa: E402
+from alphazero_llm_trainer.training.value_run import (  # noqa: E402
     Question,
     collect_trees,
     read_questions,

@@ -19,13 +19,13 @@ from power_cuts import Cuts, RefusingDisk, restored
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import CheckpointError
 from alphazero_llm_trainer.files import FolderLock
+from alphazero_llm_trainer.mcts.journal import Journal, shard_paths
 from alphazero_llm_trainer.policy.weights import load_sealed
 from alphazero_llm_trainer.scale.sample import identity, run_sample
 from alphazero_llm_trainer.scale.sample_folder import SampleFolder
-from alphazero_llm_trainer.search.journal import Journal, shard_paths
-from alphazero_llm_trainer.train import loop
-from alphazero_llm_trainer.train.checkpoint import newest_whole, read_lines
-from alphazero_llm_trainer.train.run import RunFolder, find_run
+from alphazero_llm_trainer.training import loop
+from alphazero_llm_trainer.training.checkpoint import newest_whole, read_lines
+from alphazero_llm_trainer.training.run import RunFolder, find_run
 
 SMALL = (
     "--num-examples", "16", "--save-every", "4", "--eval-size", "4", "--student", "embedded",

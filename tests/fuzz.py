@@ -27,19 +27,19 @@ from alphazero_llm_trainer.errors import AlphaZeroError
 from alphazero_llm_trainer.eval.cells import Cell
 from alphazero_llm_trainer.eval.results import CELL, read_cell, summary
 from alphazero_llm_trainer.files import json_hash, read_object
+from alphazero_llm_trainer.mcts.journal import Journal, line_of, read
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.folders import check_folder
 from alphazero_llm_trainer.problems.files import from_rows, read_file
 from alphazero_llm_trainer.report.compare import comparison_page, comparison_text, load_runs
 from alphazero_llm_trainer.report.folder import write_report
 from alphazero_llm_trainer.report.trees import EMBEDDED, TreeReader, find_source
 from alphazero_llm_trainer.scale.sample_folder import SampleFolder
-from alphazero_llm_trainer.search.journal import Journal, line_of, read
-from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.serve.failures import ApiError
 from alphazero_llm_trainer.serve.wanted import ChatBody, CompletionBody, parsed
 from alphazero_llm_trainer.teachers.answer import CallError, read_answer
-from alphazero_llm_trainer.train.checkpoint import newest_whole, read_manifest, write_manifest
-from alphazero_llm_trainer.train.run import RunFolder
+from alphazero_llm_trainer.training.checkpoint import newest_whole, read_manifest, write_manifest
+from alphazero_llm_trainer.training.run import RunFolder
 from alphazero_llm_trainer.types import RewardParts, Step
 from alphazero_llm_trainer.viewer.page import run_page
 

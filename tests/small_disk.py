@@ -19,7 +19,7 @@ from cut_runs import command
 from alphazero_llm_trainer.cli import plan as cli_plan
 from alphazero_llm_trainer.files import check_space
 from alphazero_llm_trainer.scale import sample_folder
-from alphazero_llm_trainer.train import loop
+from alphazero_llm_trainer.training import loop
 
 CHECKED = (cli_plan, sample_folder, loop)
 

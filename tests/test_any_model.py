@@ -22,7 +22,7 @@ from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.adapters import load_adapter, own_parameters
 from alphazero_llm_trainer.policy.folders import find_model
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.train.models import make_trainable, save_adapter
+from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 
 from gguf_file import TOKENS, tiny_gguf  # isort: skip
 

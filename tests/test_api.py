@@ -16,7 +16,7 @@ import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.search.tree import Tree
+from alphazero_llm_trainer.mcts.tree import Tree
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?"
@@ -33,7 +33,7 @@ def test_importing_it_is_light_and_every_name_is_there() -> None:
         "import sys, alphazero_llm_trainer as az\n"
         "assert not {'torch', 'pydantic', 'verifiers'} & set(sys.modules)\n"
         "assert all(getattr(az, name) is not None for name in az.__all__)\n"
-        "import alphazero_llm_trainer.search.tree as tree, alphazero_llm_trainer.train.credit as credit\n"
+        "import alphazero_llm_trainer.mcts.tree as tree, alphazero_llm_trainer.training.credit as credit\n"
         "assert tree.Tree and credit and callable(az.search) and callable(az.train) and not hasattr(az, 'nothing')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)

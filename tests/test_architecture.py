@@ -18,7 +18,7 @@ FILES = sorted(ROOM.rglob("*.py"))
 
 
 def module_name(path: Path) -> str:
-    """`search.tree` for alphazero_llm_trainer/search/tree.py; a package's own name for its __init__."""
+    """`mcts.tree` for alphazero_llm_trainer/mcts/tree.py; a package's own name for its __init__."""
     parts = path.relative_to(ROOM).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -26,7 +26,7 @@ def module_name(path: Path) -> str:
 TREES = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 
-# docs/design.md section 3. `train` is split: the trainers are layer 3, what drives them is layer 6.
+# docs/design.md section 3. `training` is split: the trainers are layer 3, what drives them is layer 6.
 TRAINERS = {
     "credit", "memory", "disk", "models", "grpo", "ppo", "expert", "head", "attention", "sft", "judge", "prm", "prm_trl",
     "value", "checkpoint", "rows", "packing", "fsdp",
@@ -37,10 +37,10 @@ LAYERS = {
     "viewer": 1,  # knows nothing but layer 0, so that server and reports may draw trees
     "engine": 2,
     "teachers": 2.5, "policy": 2.5,  # both stand on the engine, and neither knows the other
-    "search": 3, "problems": 3, "rewards": 3,
+    "mcts": 3, "problems": 3, "rewards": 3,
     "collect": 4,
     "eval": 5, "scale": 5, "serve": 5, "environment": 5,
-    "train": 6, "report": 6,
+    "training": 6, "report": 6,
     "api": 7,
     "cli": 8,
 }  # fmt: skip
@@ -83,7 +83,7 @@ def ours(name: str, types: bool = True) -> Iterator[str]:
 
 def layer(name: str) -> float:
     room, _, rest = name.partition(".")
-    return 3 if room == "train" and rest in TRAINERS else LAYERS[room]
+    return 3 if room == "training" and rest in TRAINERS else LAYERS[room]
 
 
 def room_of(name: str) -> str:
@@ -99,7 +99,7 @@ def may_import(name: str, imported: str) -> bool:
         return theirs <= mine
     if room_of(name) == "viewer":
         return theirs == 0
-    if room_of(name) in ("search", "problems", "rewards") and theirs >= 2:
+    if room_of(name) in ("mcts", "problems", "rewards") and theirs >= 2:
         return imported in SEARCH_MAY_USE
     if mine == theirs and mine in (0, 6):
         return True  # answers and errors; runs and the reports they write: the cycle test keeps it one way
@@ -167,11 +167,11 @@ def test_no_import_cycle() -> None:
 
 # -- outside libraries -------------------------------------------------------------------------------------------------
 
-THREE_TRAINERS = {"train.grpo", "train.expert", "train.sft", "train.prm_trl"}
+THREE_TRAINERS = {"training.grpo", "training.expert", "training.sft", "training.prm_trl"}
 PLACES = {
-    "trl": THREE_TRAINERS | {"train.head"},
-    "peft": {"train.models"},
-    "bitsandbytes": {"train.models"},
+    "trl": THREE_TRAINERS | {"training.head"},
+    "peft": {"training.models"},
+    "bitsandbytes": {"training.models"},
     "openai": {"teachers"},
     "vllm": {"engine"},
     "verifiers": {"environment"},
@@ -181,22 +181,22 @@ PLACES = {
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
     "datasets": {"problems"} | THREE_TRAINERS,  # the trainers need datasets.Dataset: TRL's input
-    "yaml": {"config", "cli.info", "report", "train.model_card"},
+    "yaml": {"config", "cli.info", "report", "training.model_card"},
     "pyarrow": {"cli.export", "problems.files"},
     "reasoning_gym": {"problems.gym"},
     "aiohttp": {"environment"},
     "rich": {"live"},
-    "accelerate": {"train.track", "train.fsdp"},
-    "mlflow": {"train.track"},
-    "wandb": {"train.track"},
-    "trackio": {"train.track"},
-    "tensorboard": {"train.track"},
+    "accelerate": {"training.track", "training.fsdp"},
+    "mlflow": {"training.track"},
+    "wandb": {"training.track"},
+    "trackio": {"training.track"},
+    "tensorboard": {"training.track"},
     "math_verify": {"problems.math_worker"},
 }
-NO_TORCH = {"types", "errors", "files", "answers", "live", "config", "search", "rewards", "teachers",
+NO_TORCH = {"types", "errors", "files", "answers", "live", "config", "mcts", "rewards", "teachers",
             "collect", "eval.metrics", "eval.value_figures", "viewer", "report",
             "cli.base", "cli.main", "cli.sample", "cli.export",
-            "train.credit", "train.rows", "train.checkpoint", "train.run", "engine.protocol",
+            "training.credit", "training.rows", "training.checkpoint", "training.run", "engine.protocol",
             "environment.argv", "environment.taskset_checks", "environment.taskset_scoring",
             "environment.taskset_source", "policy.chat",
             "scale.question_queue", "scale.sample_folder", "scale.pool", "scale.remote", "scale.actors",
@@ -408,7 +408,7 @@ def test_one_module_reads_answers_out_of_text() -> None:
 
 def test_no_name_in_the_search_core_speaks_of_gold() -> None:
     for name, tree in TREES.items():
-        if room_of(name) == "search":
+        if room_of(name) == "mcts":
             names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
             names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
             names |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}

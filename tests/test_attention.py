@@ -11,10 +11,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.sections import StudentModel
-from alphazero_llm_trainer.train import attention
-from alphazero_llm_trainer.train.attention import NAME, attend_by_length
-from alphazero_llm_trainer.train.models import make_trainable
-from alphazero_llm_trainer.train.packing import Work, plan, tensors
+from alphazero_llm_trainer.training import attention
+from alphazero_llm_trainer.training.attention import NAME, attend_by_length
+from alphazero_llm_trainer.training.models import make_trainable
+from alphazero_llm_trainer.training.packing import Work, plan, tensors
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 from support import EOS, VOCABULARY, library_logprobs, run, tiny_engine, tiny_llama
 
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
-from alphazero_llm_trainer.search.driver import Search
 from alphazero_llm_trainer.types import Problem, RewardParts
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -12,12 +12,12 @@ from support import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_eva
 from alphazero_llm_trainer.collect import Collector, GradedTree, Perplexity, answer_search
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.mcts.driver import Search
+from alphazero_llm_trainer.mcts.extract import trajectories
+from alphazero_llm_trainer.mcts.tree import ROOT
+from alphazero_llm_trainer.mcts.valued import MeteredValue, ReadTokens
 from alphazero_llm_trainer.policy.student import Student, frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.search.driver import Search
-from alphazero_llm_trainer.search.extract import trajectories
-from alphazero_llm_trainer.search.tree import ROOT
-from alphazero_llm_trainer.search.valued import MeteredValue, ReadTokens
 from alphazero_llm_trainer.types import Cost, Problem, Step, Task
 
 MODES = ["search.mode=step", "search.mode=token"]

@@ -13,11 +13,11 @@ import pytest
 from test_viewer import browser  # noqa: F401
 
 from alphazero_llm_trainer.eval.metrics import Interval
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.charts import WIDTH, Chart, ChartRow, line_chart, row_chart, standalone, ticks
 from alphazero_llm_trainer.report.page import figures, hero, page, table
 from alphazero_llm_trainer.report.tables import columns, markdown
 from alphazero_llm_trainer.report.tree import outline
-from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.types import RewardParts, Step
 
 SVG = "{http://www.w3.org/2000/svg}"

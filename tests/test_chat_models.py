@@ -17,12 +17,12 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, DataError
+from alphazero_llm_trainer.mcts.extract import shortfall
 from alphazero_llm_trainer.policy import folders
 from alphazero_llm_trainer.policy.folders import PACKAGED, find_model, trained_with, write_facts
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import opening, tasks_of
 from alphazero_llm_trainer.problems.prompts import HOTPOTQA_PROMPT, SYSTEM_PROMPTS
-from alphazero_llm_trainer.search.extract import shortfall
 from alphazero_llm_trainer.types import Opening
 
 from support import tiny_chat  # isort: skip

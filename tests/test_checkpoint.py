@@ -10,14 +10,14 @@ import pytest
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError
 from alphazero_llm_trainer.files import write_json
-from alphazero_llm_trainer.train.checkpoint import (
+from alphazero_llm_trainer.training.checkpoint import (
     MANIFEST,
     fingerprint,
     newest,
     read_manifest,
     write_manifest,
 )
-from alphazero_llm_trainer.train.run import RunFolder, find_run, new_run
+from alphazero_llm_trainer.training.run import RunFolder, find_run, new_run
 
 
 def sealed(folder: Path, **facts: int) -> Path:

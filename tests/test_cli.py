@@ -14,9 +14,9 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine import kernel_build
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.search.tree import Tree
 
 TINY = ["--num-examples", "4", "--eval-size", "4", "--student", "embedded", "--set", "train.validation_size=0"]
 NO_ROW = '{"question": "How many?", "answer": "no final line"}\n'
@@ -105,7 +105,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(name, tmp_path, capsys, monke
         code = stop.code
     assert code == 2
     captured = capsys.readouterr()
-    message = captured.err.strip()
+    message = captured.err.strip().removeprefix("loading PyTorch and TRL\n")  # said by the first test that needs them
     assert message.startswith("error: "), message
     assert len(message.splitlines()) == 1, message
     assert "Traceback" not in message

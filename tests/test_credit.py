@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphazero_llm_trainer.train.credit import (
+from alphazero_llm_trainer.training.credit import (
     EPSILON,
     asymmetric,
     clamp,

@@ -24,19 +24,19 @@ from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
 from alphazero_llm_trainer.errors import ConfigError, DataError, RewardError
 from alphazero_llm_trainer.eval import value_figures as metrics
+from alphazero_llm_trainer.mcts.extract import trajectories
+from alphazero_llm_trainer.mcts.journal import read
+from alphazero_llm_trainer.mcts.targets import outcomes, sft_rows, step_preferences, value_targets
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, name_reward, open_reward
 from alphazero_llm_trainer.scale.totals import Totals
-from alphazero_llm_trainer.search.extract import trajectories
-from alphazero_llm_trainer.search.journal import read
-from alphazero_llm_trainer.search.targets import outcomes, sft_rows, step_preferences, value_targets
-from alphazero_llm_trainer.search.tree import ROOT, Tree
-from alphazero_llm_trainer.train.prm_data import tree_set
-from alphazero_llm_trainer.train.source import outcome
-from alphazero_llm_trainer.train.value_run import Question
+from alphazero_llm_trainer.training.prm_data import tree_set
+from alphazero_llm_trainer.training.source import outcome
+from alphazero_llm_trainer.training.value_run import Question
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from alphazero_llm_trainer.cli.main import build_parser
-from alphazero_llm_trainer.search.tree import COLUMNS, Rollout
+from alphazero_llm_trainer.mcts.tree import COLUMNS, Rollout
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

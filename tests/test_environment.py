@@ -40,11 +40,11 @@ from alphazero_llm_trainer.environment.taskset import (
 )
 from alphazero_llm_trainer.environment.taskset_scoring import Scorer
 from alphazero_llm_trainer.errors import ConfigError, EngineError
+from alphazero_llm_trainer.mcts.driver import SearchResult
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
-from alphazero_llm_trainer.search.driver import SearchResult
-from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.types import Cost, Direction, Problem, Step
 
 Handler = Callable[[dict[str, Any]], Any]

@@ -16,10 +16,10 @@ from verifiers.v1.episode import WireEpisode
 from alphazero_llm_trainer.cli import export as export_command
 from alphazero_llm_trainer.cli.export import COLUMNS, KINDS, Readers, export, records
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.mcts.extract import OUTSIDE, trajectories
+from alphazero_llm_trainer.mcts.targets import outcomes, policy_targets, sft_rows, step_preferences, value_targets
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.search.extract import OUTSIDE, trajectories
-from alphazero_llm_trainer.search.targets import outcomes, policy_targets, sft_rows, step_preferences, value_targets
-from alphazero_llm_trainer.search.tree import Tree
 
 TABLES = list(COLUMNS)
 

@@ -23,16 +23,16 @@ from alphazero_llm_trainer.collect import Collector
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval.metrics import Interval
+from alphazero_llm_trainer.mcts.journal import Journal, read
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.policy.value_function import policy_fingerprint
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.search.journal import Journal, read
-from alphazero_llm_trainer.train.arena import gate
-from alphazero_llm_trainer.train.checkpoint import fingerprint
-from alphazero_llm_trainer.train.contamination import Contamination, normalised
-from alphazero_llm_trainer.train.generations import CARD, Loop
-from alphazero_llm_trainer.train.size import RunSize
-from alphazero_llm_trainer.train.source import RoundSource, RoundStats, outcome
+from alphazero_llm_trainer.training.arena import gate
+from alphazero_llm_trainer.training.checkpoint import fingerprint
+from alphazero_llm_trainer.training.contamination import Contamination, normalised
+from alphazero_llm_trainer.training.generations import CARD, Loop
+from alphazero_llm_trainer.training.size import RunSize
+from alphazero_llm_trainer.training.source import RoundSource, RoundStats, outcome
 from alphazero_llm_trainer.types import Task
 
 COMMAND = [sys.executable, "-c", "from alphazero_llm_trainer.cli.main import main; raise SystemExit(main())", "loop"]

@@ -13,8 +13,8 @@ import torch
 from alphazero_llm_trainer.config.sections import ModelShape
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.train.memory import Forecast
-from alphazero_llm_trainer.train.models import make_trainable
+from alphazero_llm_trainer.training.memory import Forecast
+from alphazero_llm_trainer.training.models import make_trainable
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 

@@ -10,8 +10,8 @@ import torch
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.train.grpo import make_grpo_trainer
-from alphazero_llm_trainer.train.rows import TrainRow
+from alphazero_llm_trainer.training.grpo import make_grpo_trainer
+from alphazero_llm_trainer.training.rows import TrainRow
 
 
 @pytest.mark.parametrize("importance", [True, False])

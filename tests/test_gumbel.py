@@ -17,8 +17,8 @@ from support import ScriptedPolicy, ScriptedTokens, a_problem, hashed_reward, ru
 from alphazero_llm_trainer.config.sections import SearchConfig, WideningConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.search.driver import Search, SearchResult
-from alphazero_llm_trainer.search.gumbel import (
+from alphazero_llm_trainer.mcts.driver import Search, SearchResult
+from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
     Halving,
     gumbel,
@@ -29,9 +29,9 @@ from alphazero_llm_trainer.search.gumbel import (
     sampled_logit,
     softmax,
 )
-from alphazero_llm_trainer.search.mcts import Evaluation, Mcts, Playout
-from alphazero_llm_trainer.search.select import open_gumbel
-from alphazero_llm_trainer.search.tree import ROOT, Tree
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, Playout
+from alphazero_llm_trainer.mcts.select import open_gumbel
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.types import Continuation, RewardParts, Step
 
 TESTS = Path(__file__).parent

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from alphazero_llm_trainer.train.head import LabelLogProbs, project_labels_only, token_logprobs
+from alphazero_llm_trainer.training.head import LabelLogProbs, project_labels_only, token_logprobs
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.search.journal import Journal, read
+from alphazero_llm_trainer.mcts.journal import Journal, read
 
 RECORDS = [{"key": f"0/{i}", "text": f"Zeile {i}\n\u2028 #### {i}", "W": 0.1 * i} for i in range(5)]
 
@@ -148,7 +148,7 @@ def test_a_missing_journal_is_one_sentence(tmp_path: Path) -> None:
 def test_a_killed_process_loses_no_finished_record(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     code = (
-        "import sys\nfrom pathlib import Path\nfrom alphazero_llm_trainer.search.journal import Journal\n"
+        "import sys\nfrom pathlib import Path\nfrom alphazero_llm_trainer.mcts.journal import Journal\n"
         f"journal = Journal(Path({str(path)!r}))\n"
         "for i in range(10**9):\n"
         "    journal.append({'key': str(i), 'filler': 'x' * 5000})\n"

@@ -16,8 +16,8 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import Config, load_config, read_yaml, shipped
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.report.ladder import picture, result_markdown
-from alphazero_llm_trainer.train.ladder import LadderStopped, Seed, climb, rung_names
-from alphazero_llm_trainer.train.ladder_report import collect, mean_over_seeds
+from alphazero_llm_trainer.training.ladder import LadderStopped, Seed, climb, rung_names
+from alphazero_llm_trainer.training.ladder_report import collect, mean_over_seeds
 
 
 def recipe(**ladder: Any) -> Config:

@@ -16,7 +16,7 @@ import pytest
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.live import Bar, Progress, duration, last_tree, rate
-from alphazero_llm_trainer.train.progress import UpdateProgress
+from alphazero_llm_trainer.training.progress import UpdateProgress
 
 ARGUMENTS = [
     "train",

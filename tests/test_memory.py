@@ -17,8 +17,8 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.train.judge_memory import JudgeForecast
-from alphazero_llm_trainer.train.memory import (
+from alphazero_llm_trainer.training.judge_memory import JudgeForecast
+from alphazero_llm_trainer.training.memory import (
     AFTER_LOAD,
     GIB,
     PHASES,
@@ -28,7 +28,7 @@ from alphazero_llm_trainer.train.memory import (
     nf4_bytes,
     rows_of_a_forward,
 )
-from alphazero_llm_trainer.train.models import make_trainable
+from alphazero_llm_trainer.training.models import make_trainable
 
 SHAPE = ModelShape(
     layers=3,
@@ -221,7 +221,7 @@ def test_ppo_s_critic_and_samples_are_counted() -> None:
     assert made.rows == 64
     assert forecast(configured("train.ppo.samples=16", *settings)).rows == 4
     # As `make_ppo_trainer` builds it: a copy of the backbone (its embeddings are the output layer's too) and a layer more.
-    from alphazero_llm_trainer.train.ppo import EXTRA_LAYERS, Critic
+    from alphazero_llm_trainer.training.ppo import EXTRA_LAYERS, Critic
 
     critic = bytes_of(Critic(llama(), EXTRA_LAYERS).backbone.parameters())
     for phase in AFTER_LOAD:
@@ -327,7 +327,7 @@ def judge_forecast(judge: Any, *overrides: str, adapter: str = "full") -> JudgeF
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 def test_a_judges_weights_and_states_are_those_that_its_training_holds(adapter: str, tmp_path: Path) -> None:
-    from alphazero_llm_trainer.train.value import new_network
+    from alphazero_llm_trainer.training.value import new_network
 
     made = judge_forecast("value", adapter=adapter)
     network = make_trainable(new_network(llama(), made.extra_layers), made.spec, adapter, task="TOKEN_CLS")

@@ -13,11 +13,11 @@ from transformers import TrainerCallback
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.train.expert import make_expert_trainer
-from alphazero_llm_trainer.train.grpo import make_grpo_trainer
-from alphazero_llm_trainer.train.models import Economy, make_trainable
-from alphazero_llm_trainer.train.ppo import make_ppo_trainer
-from alphazero_llm_trainer.train.rows import TrainRow
+from alphazero_llm_trainer.training.expert import make_expert_trainer
+from alphazero_llm_trainer.training.grpo import make_grpo_trainer
+from alphazero_llm_trainer.training.models import Economy, make_trainable
+from alphazero_llm_trainer.training.ppo import make_ppo_trainer
+from alphazero_llm_trainer.training.rows import TrainRow
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are using 'rollout_func'")
 QUESTIONS = ["Ana has 3 pens. She buys 4 more pens.", "Ben sees 12 birds."]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import tiny_llama
 from trl.trainer import add_fused_lm_head
 
-from alphazero_llm_trainer.train.packing import IGNORED, Work, common, plan, spread, tensors, together
+from alphazero_llm_trainer.training.packing import IGNORED, Work, common, plan, spread, tensors, together
 
 FREE_PAIRS = Work(1.0, 0.0)  # never splits a trie
 DEAR_PAIRS = Work(1.0, 10.0)  # splits where it can

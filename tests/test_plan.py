@@ -19,10 +19,10 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.machines import parse_machine, read_machines
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.train.loop import Run
-from alphazero_llm_trainer.train.memory import Counts
-from alphazero_llm_trainer.train.preflight import Preflight
-from alphazero_llm_trainer.train.size import RunSize, expected_responses
+from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.memory import Counts
+from alphazero_llm_trainer.training.preflight import Preflight
+from alphazero_llm_trainer.training.size import RunSize, expected_responses
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
 HUB = ["--student", "llama-3.2-3b"]
@@ -250,7 +250,7 @@ def test_a_run_has_the_size_that_its_settings_say(
 
 
 def test_no_more_is_sampled_than_was_said(tmp_path: Path) -> None:
-    from alphazero_llm_trainer.train.run import RunFolder
+    from alphazero_llm_trainer.training.run import RunFolder
 
     overrides = ["train.num_examples=8", "train.questions_per_round=4", "train.save_every=8", "train.eval_size=2"]
     config = load_config(overrides=["student=embedded", "train.validation_size=2", *overrides])
@@ -424,7 +424,7 @@ def test_checks_need_no_torch(nowhere: Path) -> None:
     rows(nowhere, 5), rows(nowhere, 60)
     (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
     code = (
-        "import sys; from alphazero_llm_trainer.train.check import check_run, load_run\n"
+        "import sys; from alphazero_llm_trainer.training.check import check_run, load_run\n"
         "config = load_run(overrides=['problems.source=60.jsonl', 'rewards.custom=reward.py:reward'])\n"
         "data = check_run(config)\n"
         "assert config.train.num_examples == len(data.questions) < 60\n"

@@ -17,9 +17,9 @@ from power_cuts import ForgetfulDisk, restored
 
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.files import before, read_sealed, sync, write_sealed, write_whole
+from alphazero_llm_trainer.mcts.journal import Journal, read_shards
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.search.journal import Journal, read_shards
-from alphazero_llm_trainer.train.checkpoint import newest_whole, write_manifest
+from alphazero_llm_trainer.training.checkpoint import newest_whole, write_manifest
 
 
 def test_a_file_is_whole_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from support import tiny_llama
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.train.ppo import CRITIC, Critic, SearchPPOTrainer, make_ppo_trainer
-from alphazero_llm_trainer.train.rows import TrainRow
+from alphazero_llm_trainer.training.ppo import CRITIC, Critic, SearchPPOTrainer, make_ppo_trainer
+from alphazero_llm_trainer.training.rows import TrainRow
 
 PROMPTS, COMPLETIONS = (
     ["Ana has 3 pens.", "Ben sees 12 birds."],

@@ -16,14 +16,14 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.train import PrmConfig
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.eval import step_figures as metrics
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.prm_verifier import FOLDER, load_prm, squash, total_of, unsquash
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.scripted_teacher import spoiled
-from alphazero_llm_trainer.search.tree import ROOT, Tree
-from alphazero_llm_trainer.train import prm_data, prm_run
-from alphazero_llm_trainer.train.judge import check
-from alphazero_llm_trainer.train.prm import (
+from alphazero_llm_trainer.training import prm_data, prm_run
+from alphazero_llm_trainer.training.judge import check
+from alphazero_llm_trainer.training.prm import (
     FLOOR,
     LabelledStep,
     PrmTrainer,
@@ -39,8 +39,8 @@ from alphazero_llm_trainer.train.prm import (
     step_scores,
     train_scorer,
 )
-from alphazero_llm_trainer.train.prm_trl import pair_rows, sequence_model, train_reward
-from alphazero_llm_trainer.train.value_run import Question
+from alphazero_llm_trainer.training.prm_trl import pair_rows, sequence_model, train_reward
+from alphazero_llm_trainer.training.value_run import Question
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 from tests.support import VOCABULARY, library_scores, run, tiny_llama
 

@@ -13,8 +13,8 @@ from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.policy.prm_verifier import FOLDER, load_prm
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.embedded import build
-from alphazero_llm_trainer.train.prm_data import encode_step, spoiled_sets
-from alphazero_llm_trainer.train.prm_run import other_model
+from alphazero_llm_trainer.training.prm_data import encode_step, spoiled_sets
+from alphazero_llm_trainer.training.prm_run import other_model
 from alphazero_llm_trainer.types import Step
 from tests.support import run
 

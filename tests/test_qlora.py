@@ -26,6 +26,7 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.live import Progress
+from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
@@ -35,15 +36,14 @@ from alphazero_llm_trainer.policy.student import (
     load_model,
     load_student,
 )
-from alphazero_llm_trainer.search.journal import read
-from alphazero_llm_trainer.train.arena import Side, meet
-from alphazero_llm_trainer.train.generations import Loop
-from alphazero_llm_trainer.train.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
-from alphazero_llm_trainer.train.ppo import Critic
-from alphazero_llm_trainer.train.prm import new_scorer
-from alphazero_llm_trainer.train.stages import learn_policy, learn_value, trained
-from alphazero_llm_trainer.train.value import adapter_network
-from alphazero_llm_trainer.train.value_run import save_network
+from alphazero_llm_trainer.training.arena import Side, meet
+from alphazero_llm_trainer.training.generations import Loop
+from alphazero_llm_trainer.training.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
+from alphazero_llm_trainer.training.ppo import Critic
+from alphazero_llm_trainer.training.prm import new_scorer
+from alphazero_llm_trainer.training.stages import learn_policy, learn_value, trained
+from alphazero_llm_trainer.training.value import adapter_network
+from alphazero_llm_trainer.training.value_run import save_network
 
 ROOT = Path(__file__).resolve().parent.parent
 FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
@@ -515,7 +515,7 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
 def test_what_is_wrong_with_an_upload_shows_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("alphazero_llm_trainer.train.hub.get_token", lambda: None)
+    monkeypatch.setattr("alphazero_llm_trainer.training.hub.get_token", lambda: None)
     for name, wanted in (("me/student", "set HF_TOKEN"), ("no owner", "OWNER/NAME")):
         assert train_main([*SMALL, "--push-to-hub", name, "--checkpoint-dir", str(tmp_path / "runs")]) == 2
         error = capsys.readouterr().err

@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.train.disk import disk_plan
-from alphazero_llm_trainer.train.ranks import Ranks, check_ranks, dealt, difference, open_ranks
-from alphazero_llm_trainer.train.rows import TrainRow
-from alphazero_llm_trainer.train.size import rank_and_size
+from alphazero_llm_trainer.training.disk import disk_plan
+from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, dealt, difference, open_ranks
+from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.size import rank_and_size
 
 from completion_server import CompletionServer  # isort: skip
 

@@ -15,12 +15,12 @@ from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.compare import difference, differing, load_runs
 from alphazero_llm_trainer.report.judges import prm_verdict, value_text
 from alphazero_llm_trainer.report.training import verdict
-from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.train.loop import Run
-from alphazero_llm_trainer.train.run import new_run
+from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.run import new_run
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 VOID = {"meta", "br", "img", "link", "input", "hr", "use", "path"}

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.mcts.journal import Shards, read_shards
 from alphazero_llm_trainer.scale.question_queue import QuestionQueue
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.sample_folder import SampleFolder
 from alphazero_llm_trainer.scale.summary import Summary
-from alphazero_llm_trainer.search.journal import Shards, read_shards
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}

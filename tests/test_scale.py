@@ -29,6 +29,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Capabilities, GenerateRequest, TeacherLedger
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, EngineError, RequestError
 from alphazero_llm_trainer.live import Progress
+from alphazero_llm_trainer.mcts.journal import Journal, read
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.scale.fleet import Fleet
@@ -39,13 +40,12 @@ from alphazero_llm_trainer.scale.question_queue import QuestionQueue
 from alphazero_llm_trainer.scale.ray_pool import RayPool
 from alphazero_llm_trainer.scale.remote import EngineCard, EngineLostError, Letter, Link, PostOffice, RemoteEngine
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.search.journal import Journal, read
-from alphazero_llm_trainer.train.fleet import FleetSource, Workers, check_workers
-from alphazero_llm_trainer.train.loop import Run, _RoundWatch
-from alphazero_llm_trainer.train.models import make_trainable, save_adapter
-from alphazero_llm_trainer.train.run import RunFolder
-from alphazero_llm_trainer.train.size import RunSize
-from alphazero_llm_trainer.train.source import RoundSource, RoundStats
+from alphazero_llm_trainer.training.fleet import FleetSource, Workers, check_workers
+from alphazero_llm_trainer.training.loop import Run, _RoundWatch
+from alphazero_llm_trainer.training.models import make_trainable, save_adapter
+from alphazero_llm_trainer.training.run import RunFolder
+from alphazero_llm_trainer.training.size import RunSize
+from alphazero_llm_trainer.training.source import RoundSource, RoundStats
 from alphazero_llm_trainer.types import Cost
 
 from completion_server import CONFIG as SERVED  # isort: skip
@@ -547,7 +547,7 @@ def test_with_lag_the_next_round_is_searched_with_the_weights_of_before_the_upda
     raw = a_training(tmp_path / "alone", 4)
     raw["train"] |= {"method": method, "rows_per_round": 8, "grpo": {"batch_size": 4, "epochs": 1, "warmup_rounds": 0}}
     fleet = train(lagging(raw, tmp_path / "fleet"), (1, cluster[0]))
-    monkeypatch.setattr("alphazero_llm_trainer.train.loop.RoundSource", OneBehind)
+    monkeypatch.setattr("alphazero_llm_trainer.training.loop.RoundSource", OneBehind)
     alone = train(raw)
     (trees, weights), (others, same) = trained(alone), trained(fleet)
     for key, tree in trees.items():

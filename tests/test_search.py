@@ -28,17 +28,17 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.mcts import steps
+from alphazero_llm_trainer.mcts.choose import agreed, choose, settled
+from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
+from alphazero_llm_trainer.mcts.extract import step_values, trajectories
+from alphazero_llm_trainer.mcts.journal import Journal
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
+from alphazero_llm_trainer.mcts.select import RULES, puct, step_priors, ucb1
+from alphazero_llm_trainer.mcts.steps import StepExpansion
+from alphazero_llm_trainer.mcts.tokens import TokenExpansion
+from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
 from alphazero_llm_trainer.problems.source import source_of
-from alphazero_llm_trainer.search import steps
-from alphazero_llm_trainer.search.choose import agreed, choose, settled
-from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
-from alphazero_llm_trainer.search.extract import step_values, trajectories
-from alphazero_llm_trainer.search.journal import Journal
-from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
-from alphazero_llm_trainer.search.select import RULES, puct, step_priors, ucb1
-from alphazero_llm_trainer.search.steps import StepExpansion
-from alphazero_llm_trainer.search.tokens import TokenExpansion
-from alphazero_llm_trainer.search.tree import REJECTED, ROOT, WHOLE, Tree
 from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step, Task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -856,7 +856,7 @@ def test_a_stated_answer_counts_in_training_and_search_as_in_evaluation(
 def test_the_search_core_imports_no_torch() -> None:
     code = (
         "import sys\n"
-        "from alphazero_llm_trainer.search import choose, driver, extract, journal, mcts, select, tree\n"
+        "from alphazero_llm_trainer.mcts import choose, driver, extract, journal, mcts, select, tree\n"
         "heavy = {'torch', 'transformers', 'trl', 'peft', 'openai', 'verifiers', 'datasets', 'numpy'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"

@@ -23,8 +23,8 @@ import pytest
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.environment.front_end import run as vf_eval
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.search.tree import Tree
 
 ROOT = Path(__file__).parents[1]
 KEYS = "first-key,second-key"

@@ -23,13 +23,13 @@ from alphazero_llm_trainer.config.sections import ServeConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.prm_verifier import EnginePrm, squash
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
-from alphazero_llm_trainer.search.tree import Tree
 from alphazero_llm_trainer.serve.answering import Answerer, in_time
 from alphazero_llm_trainer.serve.app import Answering, make_app
 from alphazero_llm_trainer.serve.conversation import Conversation

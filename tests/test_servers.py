@@ -27,7 +27,7 @@ from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.policy.value_function import policy_fingerprint
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.train.models import make_trainable, save_adapter
+from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 
 from completion_server import CONFIG, CompletionServer  # isort: skip
 

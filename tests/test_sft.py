@@ -13,9 +13,9 @@ from alphazero_llm_trainer.errors import DataError, TrainingError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
-from alphazero_llm_trainer.train import warmup
-from alphazero_llm_trainer.train.models import Economy
-from alphazero_llm_trainer.train.sft import (
+from alphazero_llm_trainer.training import warmup
+from alphazero_llm_trainer.training.models import Economy
+from alphazero_llm_trainer.training.sft import (
     SftSettings,
     StudentShape,
     TimedSFTTrainer,
@@ -29,7 +29,7 @@ from alphazero_llm_trainer.train.sft import (
     sft_rows,
     train_student,
 )
-from alphazero_llm_trainer.train.warmup import settings_of
+from alphazero_llm_trainer.training.warmup import settings_of
 
 TINY = StudentShape(hidden_size=32, layers=1, heads=2, intermediate_size=64, max_positions=256)
 SETTINGS = SftSettings(steps=6, batch_size=4, warmup_steps=2, evaluate_every=3, shape=TINY)

@@ -14,18 +14,18 @@ from alphazero_llm_trainer.collect import Collector, GradedTree
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.mcts.extract import Trajectory, trajectories
+from alphazero_llm_trainer.mcts.journal import Journal
+from alphazero_llm_trainer.mcts.targets import outcomes
+from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.problems.source import source_of as problems_of
-from alphazero_llm_trainer.search.extract import Trajectory, trajectories
-from alphazero_llm_trainer.search.journal import Journal
-from alphazero_llm_trainer.search.targets import outcomes
-from alphazero_llm_trainer.search.tree import REJECTED, ROOT
-from alphazero_llm_trainer.train.credit import clamp, group_advantages, is_flat, process_advantages
-from alphazero_llm_trainer.train.rows import TrainRow
-from alphazero_llm_trainer.train.size import RunSize
-from alphazero_llm_trainer.train.source import RoundSource, RoundStats
+from alphazero_llm_trainer.training.credit import clamp, group_advantages, is_flat, process_advantages
+from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.size import RunSize
+from alphazero_llm_trainer.training.source import RoundSource, RoundStats
 from alphazero_llm_trainer.types import Problem, Step, Task
 
 QUESTIONS = 24

@@ -19,9 +19,9 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.step_ends import StepEnds, step_ends
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.search.tree import Tree
 
 from support import LINE_ENDS, STEP_ENDS, VOCABULARY, run, tiny_engine  # isort: skip
 

@@ -29,8 +29,8 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageEr
 from alphazero_llm_trainer.files import FolderLock, check_space, storage_failure
 from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed
 from alphazero_llm_trainer.scale.sample import run_sample
-from alphazero_llm_trainer.train.checkpoint import sealed
-from alphazero_llm_trainer.train.run import find_run
+from alphazero_llm_trainer.training.checkpoint import sealed
+from alphazero_llm_trainer.training.run import find_run
 
 TRAIN = ("-q", "train", "--use-grpo", *SMALL, "--checkpoint-dir")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}"}
@@ -278,7 +278,7 @@ def test_every_command_that_writes_a_folder_asks_for_it(
 
 def test_a_run_s_folder_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from alphazero_llm_trainer.config.load import load_config
-    from alphazero_llm_trainer.train.run import RunFolder
+    from alphazero_llm_trainer.training.run import RunFolder
 
     RunFolder(tmp_path).write_card({"config": load_config().model_dump(mode="json"), "method": "grpo"})
     with FolderLock(tmp_path):

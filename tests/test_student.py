@@ -16,7 +16,7 @@ from alphazero_llm_trainer.policy.student import PACKAGED, PADS, give_pad, load_
 from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
-from alphazero_llm_trainer.train.sft import sft_rows
+from alphazero_llm_trainer.training.sft import sft_rows
 from alphazero_llm_trainer.types import Opening
 
 MANIFEST = json.loads((PACKAGED / "manifest.json").read_text())

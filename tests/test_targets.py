@@ -8,8 +8,8 @@ import pytest
 from support import ScriptedPolicy, a_problem, run, scripted_evaluate
 
 from alphazero_llm_trainer.config.sections import SearchConfig
-from alphazero_llm_trainer.search.driver import Search
-from alphazero_llm_trainer.search.targets import (
+from alphazero_llm_trainer.mcts.driver import Search
+from alphazero_llm_trainer.mcts.targets import (
     endings,
     outcomes,
     policy_targets,
@@ -18,7 +18,7 @@ from alphazero_llm_trainer.search.targets import (
     step_preferences,
     value_targets,
 )
-from alphazero_llm_trainer.search.tree import ROOT, Rollout, Tree
+from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.types import RewardParts, Step
 
 

@@ -16,20 +16,20 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import RequestError
+from alphazero_llm_trainer.mcts.driver import Search
+from alphazero_llm_trainer.mcts.extract import source_of, trajectories
+from alphazero_llm_trainer.mcts.journal import Journal, read
+from alphazero_llm_trainer.mcts.targets import sft_rows
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.search.driver import Search
-from alphazero_llm_trainer.search.extract import source_of, trajectories
-from alphazero_llm_trainer.search.journal import Journal, read
-from alphazero_llm_trainer.search.targets import sft_rows
-from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.train.credit import group_advantages
-from alphazero_llm_trainer.train.loop import Run
-from alphazero_llm_trainer.train.run import RunFolder, new_run
-from alphazero_llm_trainer.train.size import RunSize
-from alphazero_llm_trainer.train.source import RoundSource
+from alphazero_llm_trainer.training.credit import group_advantages
+from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.run import RunFolder, new_run
+from alphazero_llm_trainer.training.size import RunSize
+from alphazero_llm_trainer.training.source import RoundSource
 from alphazero_llm_trainer.types import STUDENT, Direction, RewardParts
 
 QUESTIONS = 16

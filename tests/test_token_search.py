@@ -29,14 +29,14 @@ from support import (
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.mcts.choose import agreed, choose, settled
+from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
+from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Widening, mix
+from alphazero_llm_trainer.mcts.select import puct, ucb1
+from alphazero_llm_trainer.mcts.targets import endings, policy_targets
+from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
-from alphazero_llm_trainer.search.choose import agreed, choose, settled
-from alphazero_llm_trainer.search.driver import Search, SearchResult, derive_seed
-from alphazero_llm_trainer.search.extract import OUTSIDE, step_values, trajectories
-from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Widening, mix
-from alphazero_llm_trainer.search.select import puct, ucb1
-from alphazero_llm_trainer.search.targets import endings, policy_targets
-from alphazero_llm_trainer.search.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.types import Cost, Direction, Problem, RewardParts, Step
 from alphazero_llm_trainer.viewer.text import draw_tree
 

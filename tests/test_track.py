@@ -13,9 +13,9 @@ import pytest
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.train import track
-from alphazero_llm_trainer.train.loop import Run
-from alphazero_llm_trainer.train.run import RunFolder
+from alphazero_llm_trainer.training import track
+from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.run import RunFolder
 
 VARIABLES = ("MLFLOW_TRACKING_URI", "WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY", "TRACKIO_DIR", "WANDB_CACHE_DIR",
              "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")  # fmt: skip

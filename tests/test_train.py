@@ -22,14 +22,14 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.live import Progress
+from alphazero_llm_trainer.mcts.journal import read
+from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.weights import save_sealed
-from alphazero_llm_trainer.search.journal import read
-from alphazero_llm_trainer.search.tree import Tree
-from alphazero_llm_trainer.train.checkpoint import newest, newest_whole, write_manifest
-from alphazero_llm_trainer.train.loop import Run, _RoundWatch
-from alphazero_llm_trainer.train.models import make_trainable
-from alphazero_llm_trainer.train.run import RunFolder
+from alphazero_llm_trainer.training.checkpoint import newest, newest_whole, write_manifest
+from alphazero_llm_trainer.training.loop import Run, _RoundWatch
+from alphazero_llm_trainer.training.models import make_trainable
+from alphazero_llm_trainer.training.run import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [

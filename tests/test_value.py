@@ -30,13 +30,13 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError
 from alphazero_llm_trainer.eval import value_figures as metrics
 from alphazero_llm_trainer.eval.metrics import Interval
 from alphazero_llm_trainer.live import Progress
+from alphazero_llm_trainer.mcts.journal import read
+from alphazero_llm_trainer.mcts.targets import prefixes
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.student import Student
 from alphazero_llm_trainer.policy.value_function import FOLDER, load_value, policy_fingerprint
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.search.journal import read
-from alphazero_llm_trainer.search.targets import prefixes
-from alphazero_llm_trainer.search.tree import ROOT, Tree
-from alphazero_llm_trainer.train.judge import (
+from alphazero_llm_trainer.training.judge import (
     LikeLengths,
     check,
     cross_entropy,
@@ -44,11 +44,11 @@ from alphazero_llm_trainer.train.judge import (
     platt,
     questions_at_once,
 )
-from alphazero_llm_trainer.train.loop import Run
-from alphazero_llm_trainer.train.models import make_trainable
-from alphazero_llm_trainer.train.rows import ValueRow, pack_values
-from alphazero_llm_trainer.train.size import used_questions
-from alphazero_llm_trainer.train.value import (
+from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.models import make_trainable
+from alphazero_llm_trainer.training.rows import ValueRow, pack_values
+from alphazero_llm_trainer.training.size import used_questions
+from alphazero_llm_trainer.training.value import (
     ValueCollator,
     hidden_states,
     network_logits,
@@ -60,7 +60,7 @@ from alphazero_llm_trainer.train.value import (
     train_network,
     weighted,
 )
-from alphazero_llm_trainer.train.value_run import (
+from alphazero_llm_trainer.training.value_run import (
     Question,
     collect_trees,
     held_out_states,

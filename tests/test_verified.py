@@ -18,15 +18,15 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Drawn, Judgement
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.mcts.choose import accepted, choose
+from alphazero_llm_trainer.mcts.driver import Search, SearchResult
+from alphazero_llm_trainer.mcts.extract import trajectories
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
+from alphazero_llm_trainer.mcts.select import RULES, open_puct
+from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
+from alphazero_llm_trainer.mcts.verified import Judge
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.search.choose import accepted, choose
-from alphazero_llm_trainer.search.driver import Search, SearchResult
-from alphazero_llm_trainer.search.extract import trajectories
-from alphazero_llm_trainer.search.mcts import Evaluation, Leaf, Mcts, Playout
-from alphazero_llm_trainer.search.select import RULES, open_puct
-from alphazero_llm_trainer.search.tree import REJECTED, ROOT, Tree
-from alphazero_llm_trainer.search.verified import Judge
-from alphazero_llm_trainer.train.source import RoundSource
+from alphazero_llm_trainer.training.source import RoundSource
 from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step, Task
 
 PROBLEM = Problem("p", "question", "test")

@@ -18,10 +18,10 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.mcts.driver import Search, SearchResult
+from alphazero_llm_trainer.mcts.select import step_priors
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.report.trees import TreeReader, find_source
-from alphazero_llm_trainer.search.driver import Search, SearchResult
-from alphazero_llm_trainer.search.select import step_priors
-from alphazero_llm_trainer.search.tree import ROOT, Tree
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page

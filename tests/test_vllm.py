@@ -36,8 +36,8 @@ from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
-from alphazero_llm_trainer.train.loop import Run
-from alphazero_llm_trainer.train.models import make_trainable
+from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.models import make_trainable
 from alphazero_llm_trainer.types import Opening
 
 pytest.importorskip("vllm")

@@ -34,7 +34,7 @@ from alphazero_llm_trainer.engine.vllm_weights import Versions, has_adapter, wri
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.policy.backend import QUESTION, check_numerics, served_gaps, trainer_logprobs
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.train.models import make_trainable
+from alphazero_llm_trainer.training.models import make_trainable
 
 from support import EOS, LINE_ENDS, STEP_ENDS, tiny_engine, tiny_llama  # isort: skip
 

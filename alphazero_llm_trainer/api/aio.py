@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ..search.driver import SearchResult
+from ..mcts.driver import SearchResult
 from . import evaluate as _evaluate
 from . import search as _search
 from . import train as _train
@@ -17,12 +17,12 @@ from .train import TrainingRun
 
 
 async def search(*args: Any, **kwargs: Any) -> SearchResult:
-    """See `alphazero_llm_trainer.search`."""
+    """See `alphazero_llm_trainer.mcts`."""
     return await asyncio.to_thread(_search.search, *args, **kwargs)
 
 
 async def train(*args: Any, **kwargs: Any) -> TrainingRun:
-    """See `alphazero_llm_trainer.train`."""
+    """See `alphazero_llm_trainer.training`."""
     return await asyncio.to_thread(_train.train, *args, **kwargs)
 
 

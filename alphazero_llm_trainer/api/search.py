@@ -11,10 +11,10 @@ from ..collect import Perplexity, answer_search
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress, Stop
+from ..mcts.driver import SearchResult
+from ..mcts.tree import ROOT, Tree
 from ..problems.load import opening
 from ..problems.source import check_text, open_source
-from ..search.driver import SearchResult
-from ..search.tree import ROOT, Tree
 from ..types import Problem
 from .settings import configured, outside_loops, present, student_of
 

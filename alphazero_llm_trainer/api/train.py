@@ -13,8 +13,8 @@ from ..errors import ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
 from ..live import Progress, Stop
-from ..train.check import check_run, load_run
-from ..train.run import RunFolder, find_run, new_run
+from ..training.check import check_run, load_run
+from ..training.run import RunFolder, find_run, new_run
 from .settings import (
     Problems,
     Reward,
@@ -28,7 +28,7 @@ from .settings import (
 )
 
 if TYPE_CHECKING:
-    from ..train.fleet import Workers
+    from ..training.fleet import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def workers_of(config: Config, workers: tuple[int, str | None]) -> Workers | Non
     """The search actors of a run, None where it searches by itself. Raises ConfigError where they can't search for it."""
     if workers == (1, None) and not config.train.lag:
         return None
-    from ..train.fleet import Workers, check_workers
+    from ..training.fleet import Workers, check_workers
 
     actors = Workers(*workers)
     check_workers(config, actors)
@@ -173,13 +173,13 @@ def execute(
 
         write_report(folder.path)  # a crash after the last weights may have left none
         return TrainingRun(folder.path, card)
-    from ..train.ranks import config_of_rank, open_ranks
+    from ..training.ranks import config_of_rank, open_ranks
 
     actors = workers_of(config, workers)
     ranks = open_ranks(config)
     if ranks is not None and ranks.rank:
-        from ..train.follow import follow
-        from ..train.loop import Run
+        from ..training.follow import follow
+        from ..training.loop import Run
 
         run = Run(config_of_rank(config, ranks.rank), stop, progress, ranks)
         ranks.together(run.load)
@@ -192,7 +192,7 @@ def execute(
     with ExitStack() as held:
         if folder is not None:  # before anything is loaded: another process may be at it
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
-        from ..train.loop import Run
+        from ..training.loop import Run
 
         run = Run(config, stop, progress, ranks, actors)
         if ranks is None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..mcts.extract import Trajectory, trajectories
+from ..mcts.tree import Tree
 from ..report.trees import find_source
-from ..search.extract import Trajectory, trajectories
-from ..search.tree import Tree
 from ..types import Problem
 
 

@@ -17,7 +17,7 @@ from .rollouts import CREDITS, episodes, write_lines
 if TYPE_CHECKING:
     import pyarrow
 
-    from ..search.tree import Tree
+    from ..mcts.tree import Tree
 
 BATCH_ROWS = 2000  # rows in memory, and in a row group of the file
 
@@ -94,19 +94,19 @@ class Readers:
         return {"value": self.value, "preferences": self.preferences, "sft": self.sft, "policy": self.policy}[kind]
 
     def value(self, tree: Tree) -> Iterator[dict[str, Any]]:
-        from ..search.targets import value_targets
+        from ..mcts.targets import value_targets
 
         for row in value_targets(tree, every_token=self.every_token):
             yield {"token_ids": row.token_ids, "target": row.target, "weight": row.weight, "node": row.node}
 
     def preferences(self, tree: Tree) -> Iterator[dict[str, Any]]:
-        from ..search.targets import step_preferences
+        from ..mcts.targets import step_preferences
 
         for row in step_preferences(tree, self.margin, self.least):
             yield {name: getattr(row, name) for name in ("prefix_ids", "chosen_ids", "rejected_ids", "margin", "count")}
 
     def sft(self, tree: Tree) -> Iterator[dict[str, Any]]:
-        from ..search.targets import sft_rows
+        from ..mcts.targets import sft_rows
 
         for row in sft_rows(tree):
             yield {
@@ -117,7 +117,7 @@ class Readers:
             }
 
     def policy(self, tree: Tree) -> Iterator[dict[str, Any]]:
-        from ..search.targets import policy_targets
+        from ..mcts.targets import policy_targets
 
         for row in policy_targets(tree):
             names = ("prefix_ids", "children_ids", "probabilities", "improved", "visits", "node")
@@ -129,8 +129,8 @@ def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
 
     Raises DataError when there are none, and, without `any_split`, for one of another split than train.
     """
+    from ..mcts.journal import journals, read
     from ..problems.load import check_train_split
-    from ..search.journal import journals, read
 
     for path in journals(data):
         for record in read(path):
@@ -141,7 +141,7 @@ def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
 
 def grown(trees: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Tree]]:
     """The records that have a tree, with it. Raises DataError for one without prompt tokens (a journal of version 0.1)."""
-    from ..search.tree import Tree
+    from ..mcts.tree import Tree
 
     for record in trees:
         missing = [name for name in NEEDED if name not in record]

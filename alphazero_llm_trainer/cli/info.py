@@ -138,7 +138,7 @@ def products(config: Config, parameters: int, cores: int) -> str:
 
 def student_facts(config: Config, name: str) -> dict[str, Any]:
     """The student's name, where its weights come from, how many they are and in what numbers."""
-    from ..train.memory import Counts
+    from ..training.memory import Counts
     from .plan import find_shape
 
     spec = config.models[name]

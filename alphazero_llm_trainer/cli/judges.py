@@ -93,7 +93,7 @@ class JudgeCommand:
 
     def paths(self) -> list[Path] | None:
         """Where the trees are: `--data`, or fresh questions that are searched into the folder; None when stopped."""
-        from ..train.value_run import collect_trees
+        from ..training.value_run import collect_trees
 
         if self.data:
             return self.data
@@ -110,7 +110,7 @@ class JudgeCommand:
         Raises ConfigError where the source has too few of them.
         """
         from ..problems.load import tasks_of
-        from ..train.size import used_questions
+        from ..training.size import used_questions
 
         wanted, used = self.settings.collect.questions, used_questions(self.config)
         tasks_of(self.config, "train", 1)  # what is wrong with the rows shows here
@@ -128,7 +128,7 @@ class JudgeCommand:
 
     def split(self, questions: list[Any], what: str) -> tuple[list[Any], list[Any], list[Any]]:
         """Training, validation and test questions. Raises ConfigError for too few."""
-        from ..train.value_run import split_by_question
+        from ..training.value_run import split_by_question
 
         if len(questions) < SMALLEST:
             raise ConfigError(f"--data holds {len(questions)} questions with {what}: give at least {SMALLEST}")

@@ -65,8 +65,8 @@ def run_in_folder(args: argparse.Namespace, config: Config, progress: Progress) 
     recipe, clock = out / RECIPE, out / SECONDS
     from ..report.folder import write_report
     from ..report.ladder import picture, result_markdown
-    from ..train.ladder import LadderStopped, Seed, climb
-    from ..train.ladder_report import collect
+    from ..training.ladder import LadderStopped, Seed, climb
+    from ..training.ladder_report import collect
 
     write_json(recipe, config.model_dump(mode="json"))
     before = read_object(clock).get("seconds", 0.0) if clock.is_file() else 0.0

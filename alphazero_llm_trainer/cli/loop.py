@@ -59,8 +59,8 @@ def run_generations(args: argparse.Namespace, config: Config, progress: Progress
     """`run_loop` with what it is told on."""
     from ..report.folder import write_report
     from ..report.loop import result_text
-    from ..train.generations import CARD, Loop
-    from ..train.stages import LoopStopped
+    from ..training.generations import CARD, Loop
+    from ..training.stages import LoopStopped
 
     out: Path = args.out
     if (out / CARD).is_file() and not args.resume:
@@ -90,7 +90,7 @@ def run_generations(args: argparse.Namespace, config: Config, progress: Progress
 
 def resumed(args: argparse.Namespace, config: Config, out: Path) -> Config:
     """The stored configuration; more generations may be asked for. Raises ConfigError for any other difference."""
-    from ..train.generations import stored_config
+    from ..training.generations import stored_config
 
     stored = stored_config(out)
     if args.generations is not None:

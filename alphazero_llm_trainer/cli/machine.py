@@ -9,9 +9,9 @@ from ..config.load import Config, merge, resolve_name, validate
 from ..config.machines import Machine, Machines, parse_machine, read_machines
 from ..errors import ConfigError
 from ..problems.source import open_source
-from ..train.machine import Placement, Rates, Work, hours
-from ..train.memory import GIB, Forecast
-from ..train.size import RunSize
+from ..training.machine import Placement, Rates, Work, hours
+from ..training.memory import GIB, Forecast
+from ..training.size import RunSize
 from .base import print_json
 from .plan import find_shape, memory_facts, memory_table
 

@@ -62,8 +62,8 @@ def fold(args: argparse.Namespace, config: Config) -> int:
     adapter: Path = args.adapter
     from ..policy.adapters import POLICY, own_parameters
     from ..policy.student import load_student
-    from ..train.hub import check_hub, upload
-    from ..train.models import merged
+    from ..training.hub import check_hub, upload
+    from ..training.models import merged
 
     if args.push_to_hub is not None:
         check_hub(args.push_to_hub)

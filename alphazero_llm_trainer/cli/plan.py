@@ -16,12 +16,12 @@ from ..errors import ConfigError
 from ..files import check_space, free_bytes, read_object
 from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, weights_of
 from ..problems.source import open_source
-from ..train.check import RunData
-from ..train.checkpoint import sealed
-from ..train.disk import DiskPlan
-from ..train.judge_memory import Judge, JudgeForecast
-from ..train.memory import GIB, PHASES, Forecast, MemoryPlan
-from ..train.size import RunSize, rounded
+from ..training.check import RunData
+from ..training.checkpoint import sealed
+from ..training.disk import DiskPlan
+from ..training.judge_memory import Judge, JudgeForecast
+from ..training.memory import GIB, PHASES, Forecast, MemoryPlan
+from ..training.size import RunSize, rounded
 from .base import print_json
 
 log = logging.getLogger(__name__)
@@ -306,7 +306,7 @@ def check_start(config: Config, folder: Path | None = None) -> None:
 def check_libraries(config: Config) -> None:
     """Raise ConfigError for a teachers' key or a library that is missing: all that can be told without torch."""
     from ..teachers.client import open_endpoint
-    from ..train.track import check_tracker
+    from ..training.track import check_tracker
 
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is not None:

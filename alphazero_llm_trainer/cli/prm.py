@@ -30,7 +30,7 @@ def run_prm(args: argparse.Namespace, config: Config, progress: Progress) -> int
     from ..eval.results import read_json
     from ..policy.prm_verifier import FOLDER
     from ..report.judges import prm_text
-    from ..train import prm_data, prm_run
+    from ..training import prm_data, prm_run
 
     settings = config.train.prm
     command = JudgeCommand(args, config, settings, FOLDER, progress)
@@ -59,7 +59,7 @@ def run_prm(args: argparse.Namespace, config: Config, progress: Progress) -> int
 
 def sampled_cost(journal: Path) -> dict[str, int]:
     """What the trees of the command's own journal cost; nothing where the data came from elsewhere."""
-    from ..search.journal import read
+    from ..mcts.journal import read
 
     total = dict.fromkeys(("sampled_tokens", "prompt_tokens", "calls"), 0)
     for record in read(journal) if journal.is_file() else ():

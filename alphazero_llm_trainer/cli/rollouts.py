@@ -12,10 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..search.extract import OUTSIDE, Trajectory, step_values, trajectories
-from ..search.targets import outcomes
-from ..search.tree import Tree
-from ..train.credit import group_advantages, is_flat, step_advantages
+from ..mcts.extract import OUTSIDE, Trajectory, step_values, trajectories
+from ..mcts.targets import outcomes
+from ..mcts.tree import Tree
+from ..training.credit import group_advantages, is_flat, step_advantages
 
 CREDITS = ("group", "step")
 CLIP = 3.0  # largest advantage, either way: train.grpo.advantage_clip of training.yaml

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..live import Progress
-from ..search.extract import endings, shortfall
-from ..search.tree import ROOT, Tree
+from ..mcts.extract import endings, shortfall
+from ..mcts.tree import ROOT, Tree
 from ..types import Problem
 from .base import (
     add_config_arguments,
@@ -79,7 +79,7 @@ def run_search(args: argparse.Namespace) -> int:
         from ..api.search import find
 
         result = find(problem, config, args.path, progress=progress)
-    from ..search.select import constant
+    from ..mcts.select import constant
     from ..viewer.text import draw_tree
 
     choice = result.choice

@@ -17,10 +17,10 @@ from ..eval.attempt import Attempt, Chain, MethodContext
 from ..eval.methods import METHODS
 from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
 from ..live import Progress
+from ..mcts.tree import REJECTED, ROOT
 from ..policy.student import load_student
 from ..policy.value_function import load_value, policy_fingerprint
 from ..problems.load import opening
-from ..search.tree import REJECTED, ROOT
 from ..serve.answering import Answerer, Stepwise
 from ..serve.app import make_app
 from ..serve.guard import is_loopback

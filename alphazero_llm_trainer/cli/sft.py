@@ -46,7 +46,7 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
-        from ..train.warmup import supervise
+        from ..training.warmup import supervise
 
         manifest = supervise(config, args.path, args.out, args.eval_size, scratch, progress)
     if args.json:

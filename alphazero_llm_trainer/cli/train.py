@@ -119,12 +119,12 @@ def add_methods(commands: Any) -> None:
 
 def run_train(args: argparse.Namespace) -> int:
     check_least(1, workers=args.workers)
-    from ..train.check import check_run, load_run
+    from ..training.check import check_run, load_run
 
     config = resolve(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")
-    from ..train.run import find_run
-    from ..train.size import rank_and_size
+    from ..training.run import find_run
+    from ..training.size import rank_and_size
     from .plan import check_libraries, check_start, dry_run
 
     directory = Path(config.train.checkpoint_dir)

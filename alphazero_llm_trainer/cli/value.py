@@ -29,7 +29,7 @@ def run_value(args: argparse.Namespace, config: Config, progress: Progress) -> i
     from ..policy.value_function import FOLDER
     from ..report.folder import write_report
     from ..report.judges import value_text
-    from ..train import value_run
+    from ..training import value_run
 
     command = JudgeCommand(args, config, config.train.value, FOLDER, progress)
     paths = command.paths()

@@ -10,7 +10,7 @@ import aiohttp
 
 from ..answers import is_final
 from ..engine.protocol import Drawn, Limits
-from ..search.driver import derive_seed
+from ..mcts.driver import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step
 from .frozen import EMBEDDED_MODEL, FrozenStudent
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from ..collect import finished_earns_one, make_evaluate
 from ..config.load import Config, load_config
 from ..errors import AlphaZeroError, EngineError
-from ..search.driver import Evaluate, Search, SearchResult, derive_seed
+from ..mcts.driver import Evaluate, Search, SearchResult, derive_seed
 from ..teachers.build import build_teachers
 from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem

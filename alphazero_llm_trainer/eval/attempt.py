@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from ..answers import is_final
 from ..config.load import Config
 from ..engine.protocol import Drawn, Judgement, Limits, Verifier
+from ..mcts.driver import derive_seed
+from ..mcts.verified import Judge
 from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
-from ..search.driver import derive_seed
-from ..search.verified import Judge
 from ..types import Cost, Problem, Step, ids_of
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from ..engine.protocol import Limits
 from ..errors import RequestError
+from ..mcts.driver import derive_seed
 from ..problems.grading import Grade
 from ..problems.source import source_of
 from ..rewards.custom import CustomReward
-from ..search.driver import derive_seed
 from ..types import Task
 from .attempt import Answered, MethodContext, chain_of
 from .methods import answered

@@ -22,10 +22,10 @@ import numpy as np
 
 from ..engine.protocol import Judgement, Limits, Verifier
 from ..errors import DataError, RequestError
+from ..mcts.driver import derive_seed
 from ..policy.engine_steps import EngineSteps
 from ..policy.logistic import Logistic, fit_logistic
 from ..problems.calculator import consistent
-from ..search.driver import derive_seed
 from ..types import Problem, Step, Task
 from .metrics import area
 from .verifiers import least, mean

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ..collect import finished_earns_one, reading_of
 from ..engine.protocol import GenerateRequest
+from ..mcts.driver import Search, SearchResult
 from ..problems.calculator import exact_result
 from ..problems.source import source_of
-from ..search.driver import Search, SearchResult
 from ..types import Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of
 

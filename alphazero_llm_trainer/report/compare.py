@@ -10,7 +10,7 @@ from typing import Any
 from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, paired_bootstrap
-from ..train.checkpoint import read_lines
+from ..training.checkpoint import read_lines
 from .charts import ChartRow, line_chart, row_chart
 from .folder import ANSWERS, METRICS, RUN, load
 from .page import figures, heading, hero, page, paragraph, table

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..eval.metrics import Interval
 from ..eval.results import BASELINES, CONTROLS, KS, UNGRADED
-from ..search.extract import MUCH
+from ..mcts.extract import MUCH
 from .charts import Chart, ChartRow, line_chart, row_chart
 from .page import figures, heading, hero, paragraph, table
 from .tables import columns, markdown

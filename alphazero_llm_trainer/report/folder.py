@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import DataError
 from ..eval.results import read_json
 from ..files import write_whole
-from ..train.checkpoint import read_lines
+from ..training.checkpoint import read_lines
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .evaluation import evaluation_parts
 from .judges import value_parts

@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from ..eval.metrics import Interval, wilson
+from ..mcts.extract import shortfall, trajectories
+from ..mcts.journal import read
+from ..mcts.tree import Tree
 from ..policy.folders import SMALL
-from ..search.extract import shortfall, trajectories
-from ..search.journal import read
-from ..search.tree import Tree
 from ..viewer.page import RUN_PAGE
 from .charts import Chart, line_chart, number
 from .page import figures, folded, heading, hero, link, paragraph, table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import textwrap
 
-from ..search.tree import ROOT, Rollout, Tree
+from ..mcts.tree import ROOT, Rollout, Tree
 from .charts import LETTER, WIDTH, Chart, shorten, target, text
 
 LINE, INDENT = 22, 13

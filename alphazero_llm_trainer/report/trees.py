@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ..config.sections import SearchConfig
 from ..errors import ConfigError, DataError
 from ..files import parse_json, read_object
-from ..search.choose import Text, choose, most_visited
-from ..search.journal import check_record, read, read_shards, shard_paths
-from ..search.select import constant
-from ..search.tree import Tree
+from ..mcts.choose import Text, choose, most_visited
+from ..mcts.journal import check_record, read, read_shards, shard_paths
+from ..mcts.select import constant
+from ..mcts.tree import Tree
 from ..viewer.record import choice_of, pieces
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..files import FolderLock, check_space, parse_json, read_sealed, write_sealed
-from ..search.journal import Journal, Shards, drop_half_line, shard_paths
-from ..search.tree import COLUMNS
+from ..mcts.journal import Journal, Shards, drop_half_line, shard_paths
+from ..mcts.tree import COLUMNS
 from .question_queue import QuestionQueue
 from .totals import Totals
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..live import Progress, last_tree
-from ..search.extract import shortfall
+from ..mcts.extract import shortfall
 from ..types import Cost
 from .pool import PoolStats
 from .totals import Totals

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..search.extract import endings
-from ..search.tree import OUTCOME, Rollout, Tree
+from ..mcts.extract import endings
+from ..mcts.tree import OUTCOME, Rollout, Tree
 from ..types import Cost
 
 FAILED = "failed"  # how `ended_by` of a question without a tree begins

@@ -11,12 +11,12 @@ from ..answers import extract
 from ..collect import Perplexity, answer_search, finished_earns_one
 from ..config.load import Config
 from ..engine.protocol import ValueFunction, Verifier
+from ..mcts.choose import Choice, choose, most_visited, voting
+from ..mcts.driver import Search
+from ..mcts.tree import ROOT, WHOLE, Tree
+from ..mcts.valued import MeteredValue
+from ..mcts.verified import Judge
 from ..policy.engine_steps import EngineSteps
-from ..search.choose import Choice, choose, most_visited, voting
-from ..search.driver import Search
-from ..search.tree import ROOT, WHOLE, Tree
-from ..search.valued import MeteredValue
-from ..search.verified import Judge
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .conversation import Conversation, MeteredVerifier
 from .failures import ApiError

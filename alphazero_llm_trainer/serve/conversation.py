@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..engine.protocol import Engine, Generated, GenerateRequest, Judgement, Verifier, Watch
-from ..search.verified import Judge
+from ..mcts.verified import Judge
 from ..types import Cost, Problem, Step
 
 

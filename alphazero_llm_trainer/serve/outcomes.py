@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..answers import extract
-from ..search.choose import Choice, most_visited, read
-from ..search.tree import ROOT, WHOLE, Tree
+from ..mcts.choose import Choice, most_visited, read
+from ..mcts.tree import ROOT, WHOLE, Tree
 from ..types import Cost
 from .conversation import Conversation
 from .token_text import TextReader, Token

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..config.sections import ServeConfig
 from ..errors import EngineError, RequestError
-from ..search.driver import derive_seed
-from ..search.waiting import together
+from ..mcts.driver import derive_seed
+from ..mcts.waiting import together
 from .answering import Answerer
 from .failures import ApiError, ending
 from .fair import FairQueue

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..collect import GradedTree
 from ..errors import ConfigError
-from ..search.journal import Journal
+from ..mcts.journal import Journal
 from ..types import Problem, Task
 from .outcomes import Outcome
 

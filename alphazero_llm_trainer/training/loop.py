@@ -25,6 +25,8 @@ from ..eval.greedy import Answers, answer
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
 from ..files import check_space, storage_failure, sync_all
 from ..live import Progress
+from ..mcts.extract import endings
+from ..mcts.journal import Journal
 from ..policy.folders import trained_with, write_facts
 from ..policy.student import frozen_student, load_student
 from ..policy.value_function import EngineValue
@@ -34,8 +36,6 @@ from ..problems.source import open_source, source_of
 from ..report.folder import write_report
 from ..rewards.combined import outcome
 from ..scale.pool import Pool
-from ..search.extract import endings
-from ..search.journal import Journal
 from ..types import Cost, Task
 from .check import RunData, load_data
 from .checkpoint import newest, newest_whole, unseal, write_manifest

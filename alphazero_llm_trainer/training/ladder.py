@@ -35,7 +35,7 @@ from .checkpoint import read_lines
 
 STAGE = """
 import sys
-from alphazero_llm_trainer.train.ladder import die_with
+from alphazero_llm_trainer.training.ladder import die_with
 die_with(int(sys.argv.pop(1)))
 from alphazero_llm_trainer.cli.main import main
 raise SystemExit(main())

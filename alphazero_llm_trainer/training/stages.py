@@ -15,11 +15,11 @@ from ..config.load import Config
 from ..errors import CheckpointError, DataError, TrainingError
 from ..files import FolderLock, read_object, write_json, write_whole
 from ..live import Progress
+from ..mcts.journal import read
+from ..mcts.tree import Tree
 from ..policy.folders import keeps_base
 from ..policy.student import load_student
 from ..policy.value_function import policy_fingerprint
-from ..search.journal import read
-from ..search.tree import Tree
 from ..types import Cost, Task
 from .arena import Side
 from .check import RunData, load_data

@@ -8,8 +8,8 @@ from transformers import TrainerCallback
 
 from ..collect import GradedTree
 from ..live import Progress, duration, last_tree, rate
-from ..search.extract import trajectories
-from ..search.tree import ROOT
+from ..mcts.extract import trajectories
+from ..mcts.tree import ROOT
 
 
 def tell_tree(progress: Progress, tree: GradedTree) -> None:

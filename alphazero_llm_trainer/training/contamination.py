@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from ..mcts.journal import read
 from ..problems.source import source_of
-from ..search.journal import read
 from ..types import Problem, Task
 
 

@@ -21,13 +21,13 @@ from ..errors import CheckpointError, ConfigError
 from ..eval.cells import StoppedError, questions_hash
 from ..files import read_object, write_json
 from ..live import Progress
+from ..mcts.driver import derive_seed
 from ..policy.folders import ADAPTER_CONFIG, keeps_base
 from ..policy.student import load_student
 from ..policy.value_function import FOLDER as VALUE
 from ..policy.value_function import policy_fingerprint
 from ..problems.load import tasks_of
 from ..problems.source import open_source
-from ..search.driver import derive_seed
 from ..types import Task
 from .arena import Decision, Side, contest, costs, gate, meet, shown
 from .check import demonstrations

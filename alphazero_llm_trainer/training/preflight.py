@@ -14,9 +14,9 @@ from ..config.load import Config
 from ..engine.protocol import Generated, GenerateRequest
 from ..errors import RequestError, TrainingError
 from ..live import Progress, duration
+from ..mcts.driver import derive_seed
 from ..policy.student import Student
 from ..problems.source import source_of
-from ..search.driver import derive_seed
 from ..types import Task
 from .size import RunSize, rounded
 

@@ -22,15 +22,15 @@ from ..eval.metrics import Interval
 from ..eval.value_figures import States, ValueVerdict, blend, measure, reliability, verdict
 from ..files import sync_all, write_json
 from ..live import Progress
+from ..mcts.journal import Journal, journals, placed, record_at
+from ..mcts.targets import endings, value_targets
+from ..mcts.tree import Tree
 from ..policy.adapters import VALUE, own_parameters
 from ..policy.adapters import fingerprint as base_fingerprint
 from ..policy.judge_folder import ADAPTER, JudgeFolder
 from ..policy.student import Student
 from ..policy.value_function import FOLDER, policy_fingerprint
 from ..problems.load import check_train_split
-from ..search.journal import Journal, journals, placed, record_at
-from ..search.targets import endings, value_targets
-from ..search.tree import Tree
 from ..types import Task
 from .checkpoint import fingerprint
 from .judge import longest, questions_at_once

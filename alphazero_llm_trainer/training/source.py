@@ -14,13 +14,13 @@ from ..collect import FAILED_REWARD, Collector, GradedTree
 from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..errors import RewardError
+from ..mcts.driver import derive_seed
+from ..mcts.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
+from ..mcts.gumbel import improved_policy
+from ..mcts.journal import Journal
+from ..mcts.tree import ROOT, Tree
 from ..policy.engine_tokens import EngineTokens
 from ..policy.student import Student
-from ..search.driver import derive_seed
-from ..search.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
-from ..search.gumbel import improved_policy
-from ..search.journal import Journal
-from ..search.tree import ROOT, Tree
 from ..types import STUDENT, Cost, Problem, Step, Task
 from .credit import (
     asymmetric,

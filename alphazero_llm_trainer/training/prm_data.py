@@ -13,11 +13,11 @@ from ..config.load import Config
 from ..config.train import LARGE, PrmConfig
 from ..errors import ConfigError, DataError
 from ..files import parse_json
+from ..mcts.targets import endings, prefixes, step_preferences, value_targets
+from ..mcts.tree import ROOT
 from ..policy.student import Student
 from ..problems.load import tasks_of
 from ..problems.source import open_source, source_of
-from ..search.targets import endings, prefixes, step_preferences, value_targets
-from ..search.tree import ROOT
 from ..types import Task
 from .prm import Ids, LabelledStep, StepPair, StepRow, balanced, pack_steps
 from .value_run import Question, read_questions
