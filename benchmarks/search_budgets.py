@@ -44,7 +44,7 @@ from alphazero_llm_trainer.eval.attempt import Attempt, MethodContext  # noqa: E
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
 from alphazero_llm_trainer.eval.methods import tree_search  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import Interval, holm, paired_bootstrap, sign_test, wilson  # noqa: E402
-from alphazero_llm_trainer.eval.verifiers import Product, load_parts  # noqa: E402
+from alphazero_llm_trainer.eval.verifiers import load_verifier  # noqa: E402
 from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402
 from alphazero_llm_trainer.mcts.tree import Tree  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
@@ -115,8 +115,7 @@ class Bench:
         config = load_config(overrides=self.base)
         self.source = open_source(config)
         self.student = load_student(config, path=work / setting.student, opening=opening(config, self.source))
-        parts = load_parts(setting.verifier.split("+"), self.student, config, None, None)
-        self.judge: Verifier = parts[0] if len(parts) == 1 else Product(parts)
+        self.judge: Verifier = load_verifier(setting.verifier, self.student, config, None, None)
 
     def problems(self, split: str, num: int, start: int) -> Benchmark:
         return Benchmark(f"{self.setting.name}, {split}", load_tasks(self.source, split, num, start=start))

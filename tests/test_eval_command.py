@@ -52,7 +52,7 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
 
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    combined = [*SHORT, "--verifier", "combination", "--set", "eval.fit_problems=60"]
+    combined = [*SHORT, "--verifier", "calculator+log-probability"]
     assert main([*combined, "--out", str(whole)]) == 0
     # Stopped inside the third cell.
     real, started = eval_run.run_cell, []

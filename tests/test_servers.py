@@ -342,7 +342,7 @@ def test_a_ladders_rungs_are_adapters_over_what_the_servers_have(
         "train.ppo.rows_per_round=8",
     ]
     overrides += ["ladder.budgets=[60]", "ladder.budget_tokens=60", "ladder.verifiers=[calculator+prm]"]
-    overrides += ["ladder.methods=[greedy, mcts]", "eval.fit_problems=8", "eval.fit_samples=2"]
+    overrides += ["ladder.methods=[greedy, mcts]"]
     out = tmp_path / "ladder"
     command = ["ladder", "--out", str(out), "--seeds", "1", "2", "-n", "8", "-q"]
     for override in overrides:

@@ -1,4 +1,4 @@
-"""Verifiers against hand-computed scores, and the fitted combination against what it must find."""
+"""Verifiers against hand-computed scores."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import asyncio
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from support import LINE_ENDS, run, tiny_engine, tiny_llama
 
-from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.engine.protocol import Judgement, Limits
-from alphazero_llm_trainer.errors import ConfigError, DataError
-from alphazero_llm_trainer.eval.combination import Combination, fit_combination, fit_logistic, fit_weakest
+from alphazero_llm_trainer.engine.protocol import Judgement
+from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.eval.verifiers import (
     Calculator,
     LogProbability,
@@ -23,11 +20,8 @@ from alphazero_llm_trainer.eval.verifiers import (
     ValueVerifier,
     check_name,
 )
-from alphazero_llm_trainer.policy.engine_steps import EngineSteps
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.problems.step_checks import UNJUDGED
 from alphazero_llm_trainer.types import Problem, Step
 
@@ -43,11 +37,9 @@ def judged(verifier, *steps: Step) -> Judgement:
 
 
 def test_log_probability_is_what_the_policy_gave() -> None:
-    mean = judged(LogProbability("mean"), RIGHT, WRONG)
+    mean = judged(LogProbability(), RIGHT, WRONG)
     assert mean.steps == pytest.approx((math.sqrt(0.9 * 0.4), 0.5))
     assert mean.total == pytest.approx((0.9 * 0.4 * 0.5) ** (1 / 3))
-    assert judged(LogProbability("sum"), RIGHT, WRONG).steps == pytest.approx((0.9 * 0.4, 0.5))
-    assert judged(LogProbability("min"), RIGHT, WRONG).steps == pytest.approx((0.4, 0.5))
     assert judged(LogProbability()) == Judgement((), 1.0)
 
 
@@ -122,8 +114,7 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
         ("prm", None, None, ["--prm"]),
         ("calculator+value", None, None, ["--value"]),
         ("prm+value", Path("a"), Path("b"), ["two networks"]),
-        ("combination", Path("a"), Path("b"), ["two networks"]),
-        ("combination+prm", Path("a"), None, ["in it"]),
+        ("combination", None, None, ["combination"]),
     ],
 )
 def test_a_verifier_that_cannot_be_is_one_sentence(name, prm, value, words) -> None:
@@ -132,67 +123,6 @@ def test_a_verifier_that_cannot_be_is_one_sentence(name, prm, value, words) -> N
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize("name", ["none", "log-probability", "calculator+log-probability", "calculator+combination"])
+@pytest.mark.parametrize("name", ["none", "log-probability", "calculator+log-probability"])
 def test_verifiers_that_need_nothing_pass(name) -> None:
     check_name(name, None, None)
-
-
-# -- the fit -----------------------------------------------------------------------------------------------------------
-
-
-def test_logistic_regression_on_one_feature_is_the_log_odds() -> None:
-    """On a binary feature the maximum-likelihood fit gives each group its own rate."""
-    rows = np.array([[0.0]] * 100 + [[1.0]] * 100)
-    labels = np.array([1.0] * 20 + [0.0] * 80 + [1.0] * 70 + [0.0] * 30)
-    fitted = fit_logistic(rows, labels)
-    assert fitted(np.array([[0.0], [1.0]])) == pytest.approx([0.2, 0.7], abs=3e-3)  # the ridge pulls a little
-
-
-def test_it_separates_what_can_be_separated_and_ignores_a_constant() -> None:
-    rng = np.random.default_rng(0)
-    rows = np.c_[rng.normal(size=(300, 2)), np.full(300, 7.0)]
-    labels = (rows[:, 0] - 2 * rows[:, 1] > 0.3).astype(float)
-    fitted = fit_logistic(rows, labels)
-    assert np.mean((fitted(rows) > 0.5) == (labels > 0.5)) >= 0.99
-    assert fitted.weights[0] > 0 > fitted.weights[1] and abs(fitted.weights[2]) < 1e-6
-
-
-def test_the_weakest_step_takes_the_blame() -> None:
-    """Responses are wrong when one step has the flaw; only the response's outcome is told."""
-    rng = np.random.default_rng(1)
-    rows, labels = [], []
-    for i in range(300):
-        steps = np.c_[np.ones(4), rng.normal(size=4)]  # flawless, and a feature that says nothing
-        if i % 2:
-            steps[rng.integers(4), 0] = 0.0
-        rows.append(steps)
-        labels.append(float(i % 2 == 0))
-    fitted = fit_weakest(rows, np.array(labels), first=1)
-    flawed = np.concatenate([steps[steps[:, 0] == 0] for steps in rows])
-    good = np.concatenate([steps[steps[:, 0] == 1] for steps in rows])
-    assert fitted(flawed).max() < 0.5 < fitted(good).min()
-
-
-def test_the_combination_is_fitted_on_real_samples() -> None:
-    config = load_config(overrides=["student=embedded"])
-    student = load_student(config)
-    combination = Combination(None)
-    tasks = load_tasks("embedded", "validation", 60)
-
-    async def right(response, task) -> bool:
-        return source_of(task.problem).grade(response, task).correct
-
-    fitting = dict(samples=6, limits=Limits(12, 100), seed=1)
-    policy = EngineSteps(student, 1.0)
-    asyncio.run(fit_combination(combination, policy, tasks, right, **fitting))  # type: ignore[arg-type]
-    assert combination.facts["problems"] == 60 and combination.facts["responses"] == 360
-    assert combination.facts["held_out_auc"]["combination"] > 0.6
-    good, bad = judged(combination, RIGHT, END), judged(combination, RIGHT, WRONG, END)
-    assert good.total > bad.total and bad.steps[1] < min(bad.steps[0], bad.steps[2])
-    assert all(0 <= score <= 1 for score in (*bad.steps, bad.total))
-
-    async def never(response, task) -> bool:
-        return False
-
-    with pytest.raises(DataError, match=r"eval\.fit_problems"):
-        asyncio.run(fit_combination(Combination(None), policy, tasks[:10], never, **fitting))  # type: ignore[arg-type]

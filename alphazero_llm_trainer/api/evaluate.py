@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError
-from ..eval.cells import Benchmark, StoppedError, graded, run_cell, run_samples
-from ..eval.combination import Combination, fit_combination
+from ..eval.cells import Benchmark, StoppedError, run_cell, run_samples
 from ..eval.names import METHOD_NAMES
 from ..eval.results import (
     CARD,
@@ -25,7 +24,7 @@ from ..eval.results import (
     paired,
     summary,
 )
-from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
+from ..eval.verifiers import check_name, load_verifier
 from ..files import FolderLock, write_json, write_whole
 from ..live import Progress, Stop
 from ..problems.load import load_tasks, opening
@@ -46,7 +45,6 @@ from .settings import (
 )
 
 if TYPE_CHECKING:
-    from ..engine.protocol import Verifier
     from ..policy.student import Student
     from ..types import Task
 
@@ -291,24 +289,14 @@ class Evaluation:
             sum(len(b.tasks) for (b, _, _), finished in zip(cells, done, strict=True) if finished),
             "problem",
         )
-        parts = self.load_verifiers(config, student)
-        judges: dict[str, Verifier] = {}
+        verifier = load_verifier(self.verifier, student, config, self.prm, self.value)
         for (benchmark, method, budget), finished in zip(cells, done, strict=True):
             student.opening = opening(config, open_one_of(config, benchmark.name), student.name)
             facts[benchmark.name] |= {"system_prompt": student.opening.system_prompt, "shots": student.opening.shots}
-            if benchmark.name not in judges:
-                judge = parts
-                if COMBINATION in self.verifier.split("+"):
-                    progress.say(f"fitting the combination on {benchmark.name} validation problems")
-                    combination = Combination(parts.get("prm", parts.get("value")))
-                    facts[benchmark.name]["combination"] = fit(combination, config, student, benchmark.name)
-                    judge = parts | {COMBINATION: combination}
-                asked = [judge[name] for name in self.verifier.split("+")]
-                judges[benchmark.name] = asked[0] if len(asked) == 1 else Product(asked)
             if finished:
                 continue
             progress.describe(f"{benchmark.name}, {method}, {budget}")
-            sampler = MethodContext(student, judges[benchmark.name], config)
+            sampler = MethodContext(student, verifier, config)
 
             def tell(tokens: int) -> None:
                 progress.advance(tokens=tokens)
@@ -318,14 +306,6 @@ class Evaluation:
                 folder.write(found)
             else:
                 folder.write(asyncio.run(run_cell(sampler, benchmark, method, budget, stop, tell, custom)))
-
-    def load_verifiers(self, config: Config, student: Student) -> dict[str, Verifier]:
-        """The verifiers that `--verifier` is made of, by name; of a combination the network, where one is named."""
-        names = [name for name in self.verifier.split("+") if name != COMBINATION]
-        if COMBINATION in self.verifier.split("+"):
-            names += ["prm"] * (self.prm is not None) + ["value"] * (self.value is not None)
-        loaded = load_parts(names, student, config, self.prm, self.value)
-        return dict(zip(names, loaded, strict=True))
 
     def gather(
         self,
@@ -378,29 +358,3 @@ def digest(folder: Path | None) -> str | None:
 
 def load(config: Config, name: str, split: str, count: int, start: int) -> list[Task]:
     return load_tasks(open_one_of(config, name), split, count, start=start, rewards=config.rewards)
-
-
-def fit(combination: Combination, config: Config, student: Student, name: str) -> dict[str, Any]:
-    """Fit on validation problems that no checkpoint was selected on, where there are as many; returns the facts."""
-    from ..engine.protocol import Limits
-    from ..policy.engine_steps import EngineSteps
-
-    start = config.train.validation_size if open_one_of(config, name).endless else 0
-    tasks = load(config, name, "validation", config.eval.fit_problems, start)
-
-    async def right(response: str, task: Task) -> bool:
-        [grade] = await graded([response], [task])
-        return grade is not None and grade.correct
-
-    asyncio.run(
-        fit_combination(
-            combination,
-            EngineSteps(student, config.search.temperature, config.search.max_step_tokens),
-            tasks,
-            right,
-            samples=config.eval.fit_samples,
-            limits=Limits(config.search.max_depth, config.search.max_tokens),
-            seed=config.seed,
-        )
-    )
-    return combination.facts

@@ -30,8 +30,7 @@ computes, the prompt included. No method can spend more; those that spend less s
 settings search.verify.*; adaptive methods and mcts end as soon as a response passes.
 
 --verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true; needs no gold); prm;
-value; combination (logistic regression of all of these, fitted on validation problems); or a product such as
-calculator+log-probability or calculator+prm.
+value; or a product such as calculator+log-probability or calculator+prm.
 
 DIR gets run.json, cells/ (one finished method and budget each, written whole), results.json, results.md and
 report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""

@@ -13,7 +13,6 @@ from .base import Parser, run_command
 from .eval import add_eval
 from .export import add_export
 from .fetch import add_fetch
-from .grade import add_grade
 from .info import add_info
 from .ladder import add_ladder
 from .loop import add_loop
@@ -32,7 +31,7 @@ PROGRAM = "alphazero-llm-trainer"
 GROUPS = {
     "look around": (add_info, add_search),
     "train": (add_train, add_methods, add_sft, add_value, add_prm, add_loop, add_ladder),
-    "evaluate": (add_eval, add_compare, add_grade),
+    "evaluate": (add_eval, add_compare),
     "look at results": (add_view, add_report),
     "data and models": (add_sample, add_export, add_fetch),
     "use the student": (add_serve, add_merge),

@@ -15,7 +15,7 @@ from ..engine.inprocess import InProcessEngine
 from ..errors import ConfigError
 from ..eval.attempt import Attempt, Chain, MethodContext
 from ..eval.methods import METHODS
-from ..eval.verifiers import COMBINATION, Product, check_name, load_parts
+from ..eval.verifiers import check_name, load_verifier
 from ..live import Progress
 from ..mcts.tree import REJECTED, ROOT
 from ..policy.student import load_student
@@ -32,8 +32,7 @@ from ..types import RewardParts, Step
 from .base import EXIT_STOPPED
 
 if TYPE_CHECKING:
-    from ..engine.protocol import Drawn, Verifier
-    from ..policy.student import Student
+    from ..engine.protocol import Drawn
 
 STEPWISE = ("step-rejection", "early-abort", "adaptive-best-of-n", "beam")  # of eval.methods
 
@@ -42,8 +41,6 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
     """Load, and serve at the socket `bound`. 0 after SIGTERM, 130 after Ctrl-C."""
     named = args.verifier if args.verifier is not None else default_verifier(args)
     check_name(named, args.prm, args.value)
-    if COMBINATION in named.split("+"):
-        raise ConfigError(f"--verifier is {named!r}: the combination is fitted by `eval` alone; name its parts")
     judged = named != "none"
     for network in ("prm", "value"):
         guides = network == "value" and not judged
@@ -55,7 +52,7 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
     names = Names(args.search, stepwise, config.serve.max_samples, judged)
     alone = (args.prm or args.value or config.search.value) is None
     student = load_student(config, path=args.path, opening=opening(config), inference=alone)
-    verifier = load_verifier(named, student, config, args) if judged else None
+    verifier = load_verifier(named, student, config, args.prm, args.value) if judged else None
     value, guided = None, args.value or config.search.value
     if not judged and guided is not None:
         value = load_value(Path(guided), student, config)
@@ -87,12 +84,6 @@ def default_verifier(args: argparse.Namespace) -> str:
     """The calculator, and the network that is named."""
     networks = [name for name in ("prm", "value") if getattr(args, name) is not None]
     return "+".join(["calculator", *networks[:1]])
-
-
-def load_verifier(named: str, student: Student, config: Config, args: argparse.Namespace) -> Verifier:
-    """The verifier of all requests."""
-    parts = load_parts(named.split("+"), student, config, args.prm, args.value)
-    return parts[0] if len(parts) == 1 else Product(parts)
 
 
 class Recorded(Attempt):

@@ -246,10 +246,7 @@ class TeachersConfig(Section):
 
 
 class EvalConfig(Section):
-    logprob: Literal["mean", "sum", "min"] = "mean"
     beam_width: Positive = 2
-    fit_problems: Positive = 300
-    fit_samples: Positive = 8
 
 
 class LadderConfig(Section):

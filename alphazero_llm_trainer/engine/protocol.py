@@ -210,7 +210,7 @@ class Judgement:
 
 
 class Verifier(Protocol):
-    """Judges responses without a gold answer: a calculator, log-probabilities, a process reward model, a combination.
+    """Judges responses without a gold answer: a calculator, log-probabilities, a process reward model.
 
     `computes` tells that a model of its own reads the prompt and every step: each comparison adds those tokens to the
     sampled ones (`search.verified.Judge` counts them). A rule, and what the policy's own sampling gave already, is free.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from ..policy.value_function import EngineValue
 
 SINGLE = ("none", "log-probability", "calculator", "prm", "value")
-COMBINATION = "combination"  # fitted on validation problems (eval.combination)
-RANKING = ("log-probability", COMBINATION)  # in a product
+RANKING = "log-probability"  # in a product
 
 
 class NoVerifier:
@@ -34,35 +33,19 @@ class NoVerifier:
 class LogProbability:
     """The policy's own probabilities, which its sampling gave already.
 
-    A step scores exp of the mean (`reduce`: or of the sum, or the least) of its tokens' log-probabilities; the total is
-    exp of the mean over all tokens. No tokens give 1.
+    A step scores exp of the mean of its tokens' log-probabilities; the total is that over all tokens. No tokens give 1.
     """
 
     name, computes, scored_tokens = "log-probability", False, 0
 
-    def __init__(self, reduce: str = "mean") -> None:
-        self.reduce = REDUCTIONS[reduce]
-
     async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         tokens = [logprob for step in steps for logprob in step.logprobs]
-        return Judgement(tuple(_probability(self.reduce(step.logprobs)) for step in steps), _probability(mean(tokens)))
+        return Judgement(tuple(mean_probability(step.logprobs) for step in steps), mean_probability(tokens))
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean; 0 of nothing."""
-    return math.fsum(values) / len(values) if values else 0.0
-
-
-def least(values: Sequence[float]) -> float:
-    """The least; 0 of nothing."""
-    return min(values, default=0.0)
-
-
-REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {"mean": mean, "sum": math.fsum, "min": least}
-
-
-def _probability(logprob: float) -> float:
-    return min(1.0, math.exp(logprob))
+def mean_probability(logprobs: Sequence[float]) -> float:
+    """The geometric mean of tokens' probabilities; 1 of none."""
+    return min(1.0, math.exp(math.fsum(logprobs) / len(logprobs))) if logprobs else 1.0
 
 
 class ValueVerifier:
@@ -92,8 +75,8 @@ class ValueVerifier:
 class Product:
     """Several verifiers at once (`calculator+log-probability`): the product of their totals, and of their step scores.
 
-    Log-probability and the combination rank finished responses, and neither check nor reject a step: one that is merely
-    unlikely isn't wrong. A step is unchecked where no other part checked it.
+    Log-probability ranks finished responses, and neither checks nor rejects a step: one that is merely unlikely isn't
+    wrong. A step is unchecked where no other part checked it.
     """
 
     def __init__(self, parts: Sequence[Verifier]) -> None:
@@ -111,7 +94,7 @@ class Product:
         for part in self.parts:
             judged = await part(problem, prompt_ids, steps)
             total *= judged.total
-            if part.name not in RANKING:
+            if part.name != RANKING:
                 scores = [score * other for score, other in zip(scores, judged.steps, strict=True)]
                 unchecked.append(judged.unchecked)
         return Judgement(tuple(scores), total, frozenset.intersection(*unchecked) if unchecked else frozenset())
@@ -121,44 +104,34 @@ def check_name(name: str, prm: Path | None, value: Path | None) -> None:
     """Raise ConfigError for a verifier that there isn't, or that lacks its folder."""
     parts = name.split("+")
     for part in parts:
-        known = (*SINGLE, COMBINATION) if len(parts) == 1 else (*SINGLE[1:], COMBINATION)
+        known = SINGLE if len(parts) == 1 else SINGLE[1:]
         if part not in known or parts.count(part) > 1:
-            raise ConfigError(
-                f"--verifier is {name!r}: choose one of {', '.join((*SINGLE, COMBINATION))}, or join some of them with +"
-            )
+            raise ConfigError(f"--verifier is {name!r}: choose one of {', '.join(SINGLE)}, or join some of them with +")
         if (part == "prm" and prm is None) or (part == "value" and value is None):
             raise ConfigError(f"--verifier is {name!r} and --{part} is missing: name the folder of the trained {part}")
-    networks = {"prm", "value"} & set(parts)
-    if COMBINATION in parts and networks:
-        raise ConfigError(f"--verifier is {name!r}: the combination has the {networks.pop()} in it; leave one out")
-    if len(networks) == 2 or (COMBINATION in parts and prm is not None and value is not None):
+    if {"prm", "value"} <= set(parts):
         raise ConfigError(
             f"--verifier {name} would ask two networks, whose tokens are counted once: give --prm or --value alone"
         )
 
 
-def load_parts(
-    names: Sequence[str],
-    student: Student,
-    config: Config,
-    prm: Path | None,
-    value: Path | None,
-) -> list[Verifier]:
-    """The verifiers of `SINGLE` that are named, networks loaded from their folders. `check_name` has passed."""
+def load_verifier(name: str, student: Student, config: Config, prm: Path | None, value: Path | None) -> Verifier:
+    """The verifier of that name, a product where it joins several; networks come from their folders (see `check_name`)."""
 
-    def load(name: str) -> Verifier:
-        if name == "prm":
+    def load(part: str) -> Verifier:
+        if part == "prm":
             from ..policy.prm_verifier import load_prm
 
             assert prm is not None
             return load_prm(prm, student, config)
-        if name == "value":
+        if part == "value":
             from ..policy.value_function import load_value
 
             assert value is not None
             return ValueVerifier(load_value(value, student, config))
-        if name == "log-probability":
-            return LogProbability(config.eval.logprob)
-        return Calculator() if name == "calculator" else NoVerifier()
+        if part == RANKING:
+            return LogProbability()
+        return Calculator() if part == "calculator" else NoVerifier()
 
-    return [load(name) for name in names]
+    parts = [load(part) for part in name.split("+")]
+    return parts[0] if len(parts) == 1 else Product(parts)

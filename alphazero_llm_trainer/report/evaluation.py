@@ -135,7 +135,7 @@ def told(facts: Results) -> list[str]:
 
 
 def results_markdown(results: Results) -> str:
-    """results.md: the same, then every figure and the fitted combination."""
+    """results.md: the same, then every figure."""
     parts = [f"# Evaluation at equal tokens: {results['student']}, verifier {results['verifier']}"]
     parts += [
         f"`{results['command']}`",
@@ -147,7 +147,6 @@ def results_markdown(results: Results) -> str:
         parts += unjudged(results, name)
         parts += [
             *told(facts),
-            *combination(facts),
             "Every figure, as means a problem:",
             markdown(full_table(results, name)),
         ]
@@ -174,22 +173,6 @@ def full_table(results: Results, benchmark: str) -> list[list[str]]:
     return found
 
 
-def combination(facts: Results) -> list[str]:
-    """What the fitted combination of verifiers is made of; nothing where there was none."""
-    fitted = facts.get("combination")
-    if fitted is None:
-        return []
-    aucs = ", ".join(f"{name} {value:.3f}" for name, value in fitted["held_out_auc"].items())
-    lines = [
-        f"The combination was fitted on {fitted['responses']:,} responses to {fitted['problems']:,} validation problems"
-        f" ({fitted['right']:.0%} right). AUC on a held-out fifth of them: {aucs}."
-    ]
-    for part in ("response", "step"):
-        weights = ", ".join(f"{name} {value:+.2f}" for name, value in fitted[part].items())
-        lines.append(f"Weights of a {part} (standardised): {weights}.")
-    return lines
-
-
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
@@ -213,7 +196,7 @@ def evaluation_parts(results: Results) -> list[str]:
         big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
         parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
-        parts += [figures(drawn, NOTE), *map(paragraph, [*unjudged(results, name), *told(facts), *combination(facts)])]
+        parts += [figures(drawn, NOTE), *map(paragraph, [*unjudged(results, name), *told(facts)])]
         parts += [part for said, rows in at_k(results, name) for part in (paragraph(said), table(rows))]
         parts += [heading(f"{name}: every figure"), table(full_table(results, name))]
     return parts

@@ -16,7 +16,7 @@ from ..eval.attempt import MethodContext
 from ..eval.cells import Benchmark, run_cell
 from ..eval.metrics import Interval, paired_bootstrap, wilson
 from ..eval.results import triple
-from ..eval.verifiers import Product, load_parts
+from ..eval.verifiers import Product, load_verifier
 from ..policy.student import Student, load_student
 from ..policy.value_function import policy_fingerprint
 from ..problems.load import opening
@@ -51,8 +51,7 @@ class Side:
     def verifier(self, config: Config, student: Student) -> Verifier:
         """`loop.verifier`, and beside it the side's own PRM or value, where it searches under one."""
         names = [name for name in (config.loop.verifier, self.own) if name not in ("none", None)] or ["none"]
-        parts = load_parts(names, student, config, self.prm, self.value)
-        return parts[0] if len(parts) == 1 else Product(parts)
+        return load_verifier("+".join(names), student, config, self.prm, self.value)
 
 
 def meet(

@@ -176,7 +176,7 @@ class Seed:
         arguments += ["--path", str(student)] if student is not None else []
         arguments += ["--start", str(self.config.ladder.start)]
         arguments += ["--methods", *methods, "--budget-tokens", *map(str, budgets), "--verifier", verifier]
-        if "prm" in verifier or verifier == "combination":
+        if "prm" in verifier:
             arguments += ["--prm", str(self.prm)]
         if (out / "run.json").is_file():
             arguments.append("--resume")
