@@ -14,7 +14,7 @@ from .config.sections import RewardConfig
 from .engine.protocol import GenerateRequest, Teacher, ValueFunction
 from .errors import ConfigError, DataError, RequestError, RewardError
 from .mcts.choose import Reading
-from .mcts.driver import Advisor, Evaluate, Finished, Search, check_settings, derive_seed
+from .mcts.driver import Advisor, Finished, Search, check_settings, derive_seed
 from .mcts.extract import Trajectory, trajectories
 from .mcts.targets import outcomes
 from .mcts.tree import ROOT, WHOLE, Tree
@@ -397,33 +397,6 @@ def scripted_teacher(config: Config) -> Teacher:
             f"teachers.tier is {config.teachers.tier} and source {source.name} has no scripted teacher: choose another tier"
         )
     return teacher
-
-
-def answer_search(
-    student: Student,
-    config: Config,
-    perplexity: Perplexity | None,
-    stop: Callable[[], bool] = lambda: False,
-    value: ValueFunction | None = None,
-) -> Search:
-    """The search that answers questions: no gold, no teachers.
-
-    A finished response earns the value network's V of it where there is one, else its PRE, and without either 1: then
-    the vote counts responses and the most visited path is the likeliest one.
-    """
-    settings = config.search
-    policy: EngineSteps | EngineTokens = (
-        EngineTokens(student, settings.temperature, settings.beam)
-        if settings.mode == "token"
-        else EngineSteps(student, settings.temperature, settings.max_step_tokens)
-    )
-    evaluate: Evaluate | None = finished_earns_one
-    grading = None
-    if value is not None:
-        evaluate = None
-    elif perplexity is not None and config.rewards.pre_weight > 0:
-        evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
-    return Search(policy, evaluate, settings, stop=stop, value=value, grading=grading, reading=reading_of)
 
 
 async def finished_earns_one(

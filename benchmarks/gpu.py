@@ -35,12 +35,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.cli.plan import read_shape  # noqa: E402
-from alphazero_llm_trainer.collect import Collector, answer_search  # noqa: E402
+from alphazero_llm_trainer.collect import Collector  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import ModelShape  # noqa: E402
 from alphazero_llm_trainer.engine.device import device_memory  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
+from alphazero_llm_trainer.eval.methods import answer_search  # noqa: E402
 from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.training.grpo import make_grpo_trainer  # noqa: E402

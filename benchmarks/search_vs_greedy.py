@@ -25,9 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer import __version__  # noqa: E402
 from alphazero_llm_trainer.answers import equal, extract, normalize  # noqa: E402
-from alphazero_llm_trainer.collect import Perplexity, answer_search  # noqa: E402
+from alphazero_llm_trainer.collect import Perplexity  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
+from alphazero_llm_trainer.eval.methods import answer_search  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, repeats, wilson  # noqa: E402
 from alphazero_llm_trainer.mcts.choose import choose  # noqa: E402
 from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402

@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer.answers import extract, normalize  # noqa: E402
-from alphazero_llm_trainer.collect import answer_search  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import Generated, GenerateRequest, ValueFunction  # noqa: E402
+from alphazero_llm_trainer.eval.methods import answer_search  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.live import Progress  # noqa: E402
 from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402

@@ -39,7 +39,8 @@ LAYERS = {
     "teachers": 2.5, "policy": 2.5,  # both stand on the engine, and neither knows the other
     "mcts": 3, "problems": 3, "rewards": 3,
     "collect": 4,
-    "eval": 5, "scale": 5, "serve": 5, "environment": 5,
+    "eval": 5, "scale": 5,
+    "serve": 5.3, "environment": 5.6,  # both answer through eval.methods; the environment starts the same app
     "training": 6, "report": 6,
     "api": 7,
     "cli": 8,
@@ -140,13 +141,6 @@ def test_the_package_imports_the_front_end_alone_and_its_main_the_commands() -> 
     assert {name for name in ours("", types=False) if room_of(name) != "environment"} == set()
     assert not [node for node in TREES[""].body if isinstance(node, ast.ImportFrom) and node.level]
     assert set(ours("__main__")) == {"cli.main"}
-
-
-def test_evaluation_is_used_by_the_top_alone() -> None:
-    for name in set(TREES) - SPECIAL:
-        for imported in ours(name):
-            if room_of(imported) == "eval" and room_of(name) != "eval":
-                assert layer(name) >= 6, f"{name} imports {imported}"
 
 
 def test_no_import_cycle() -> None:

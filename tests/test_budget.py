@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from support import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_evaluate
 
-from alphazero_llm_trainer.collect import Collector, GradedTree, Perplexity, answer_search
+from alphazero_llm_trainer.collect import Collector, GradedTree, Perplexity
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
+from alphazero_llm_trainer.eval.methods import answer_search
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.tree import ROOT

@@ -23,11 +23,13 @@ from hypothesis import strategies as st
 from support import ScriptedAdvisor, ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
 
 from alphazero_llm_trainer import collect
-from alphazero_llm_trainer.collect import answer_search, reading_of
+from alphazero_llm_trainer.collect import reading_of
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.eval import methods
+from alphazero_llm_trainer.eval.methods import answer_search
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import agreed, choose, settled
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
@@ -806,13 +808,13 @@ def test_a_problem_has_no_answer() -> None:
 
 
 def test_the_search_that_answers_takes_no_gold() -> None:
-    taken = set(inspect.signature(collect.answer_search).parameters)
-    assert taken == {"student", "config", "perplexity", "stop", "value"}
+    taken = set(inspect.signature(methods.answer_search).parameters)
+    assert taken == {"student", "config", "perplexity", "stop", "value", "policy", "verifier", "advisor"}
     parts = (Search, StepExpansion, TokenExpansion, Mcts, Tree)
     for part in (method for one in parts for method in vars(one).values() if inspect.isfunction(method)):
         names = " ".join(inspect.signature(part).parameters)
         assert not any(word in names for word in ("gold", "answer", "task", "solution")), part.__qualname__
-    source = inspect.getsource(collect.answer_search)
+    source = inspect.getsource(methods.answer_search)
     assert "make_evaluate(config.rewards, perplexity, None)" in source
 
 

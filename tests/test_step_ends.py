@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from alphazero_llm_trainer.collect import answer_search
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.step_ends import StepEnds, step_ends
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.eval.methods import answer_search
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..collect import Perplexity, answer_search
+from ..collect import Perplexity
 from ..config.load import Config
 from ..errors import ConfigError
+from ..eval.methods import answer_search
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult
 from ..mcts.tree import ROOT, Tree

@@ -10,10 +10,10 @@ import aiohttp
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..collect import finished_earns_one, make_evaluate
 from ..config.load import Config, load_config
 from ..errors import AlphaZeroError, EngineError
-from ..mcts.driver import Evaluate, Search, SearchResult, derive_seed
+from ..eval.methods import answer_search
+from ..mcts.driver import SearchResult, derive_seed
 from ..teachers.build import build_teachers
 from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem
@@ -109,11 +109,8 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         config = self._resolved
         frozen = frozen_student() if answers_itself(chat.model) else None
         policy = ChatSteps(chat, messages, config.search.temperature, frozen)
-        evaluate: Evaluate = finished_earns_one
-        grading = None
-        if frozen is not None and config.rewards.pre_weight > 0:
-            evaluate, grading = make_evaluate(config.rewards, frozen.perplexity, None), frozen.perplexity
-        search = Search(policy, evaluate, config.search, self._teachers, grading=grading)
+        perplexity = None if frozen is None else frozen.perplexity
+        search = answer_search(None, config, perplexity, policy=policy, advisor=self._teachers)
         return await search.run(problem, derive_seed(config.seed, problem.id))
 
     @property

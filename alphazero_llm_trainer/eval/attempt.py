@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from ..answers import is_final
 from ..config.load import Config
 from ..engine.protocol import Drawn, Judgement, Limits, Verifier
+from ..mcts.choose import Choice
 from ..mcts.driver import derive_seed
+from ..mcts.tree import Tree
 from ..mcts.verified import Judge
 from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
@@ -101,10 +103,25 @@ class Attempt:
     `seed` and the number of the draw decide each draw. `longest` is the most tokens that a response may have. `kept` is
     what methods that repair keep back, so that they can finish some response where none passed
     (`search.verify.reserve`, at most half of the budget).
+
+    `count` is a number of samples for the methods that draw whole responses, `simulations` one for `mcts`; None leaves
+    both to the budget. `mcts` grows `tree` and tells its `choice`.
     """
 
-    def __init__(self, sampler: MethodContext, problem: Problem, seed: int, budget: int) -> None:
+    def __init__(
+        self,
+        sampler: MethodContext,
+        problem: Problem,
+        seed: int,
+        budget: int,
+        *,
+        count: int | None = None,
+        simulations: int | None = None,
+        tree: Tree | None = None,
+    ) -> None:
         self.sampler, self.problem, self.seed, self.budget = sampler, problem, seed, budget
+        self.count, self.simulations, self.tree = count, simulations, tree
+        self.choice: Choice | None = None
         self.settings, self.verify = sampler.settings, sampler.settings.verify
         self.prompt = sampler.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
@@ -175,6 +192,21 @@ class Attempt:
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)
         return await self.scored(chain) if judged else chain
+
+    async def draw_many(self, count: int, judged: bool = True) -> list[Chain]:
+        """`count` whole responses side by side, which share their prompt; what is `left` is shared out among them."""
+        seed = derive_seed(self.seed, self.draws)
+        self.draws += count
+        allowed = self.left // count
+        if judged and self.sampler.verifier.computes:
+            allowed = (self.left - self.judge.price(())) // (2 * count)
+        if min(allowed, self.longest) <= 0:
+            return []
+        limits = Limits(self.settings.max_depth, min(allowed, self.longest))
+        drawn, spent = await self.sampler.policy.continuations(self.problem, (), count, seed, limits)
+        self.cost.add(spent)
+        chains = [chain_of(one.steps, one.ended, one.cut) for one in drawn]
+        return [await self.scored(chain) if judged else chain for chain in chains]
 
     async def scored(self, chain: Chain) -> Chain:
         """The chain with the verifier's judgement, where the budget pays for it."""

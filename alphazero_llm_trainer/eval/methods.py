@@ -1,20 +1,28 @@
-"""The methods that `eval` compares: each answers one problem within one token budget, and none ever sees a gold answer.
+"""The methods of answering: each answers one problem within one token budget, and none ever sees a gold answer.
 
 A method is an async function of an `Attempt`; it returns the response (None: it has no answer) and what ended it. The
-ones that repair (early-abort, step-rejection, beam, dvts, mcts) share the settings of `search.verify`.
+ones that repair (early-abort, step-rejection, beam, dvts, mcts) share the settings of `search.verify`. `eval` compares
+them, `serve` offers them; `answer_search` is the one search that answers questions, here and everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..collect import finished_earns_one, reading_of
-from ..engine.protocol import GenerateRequest
-from ..mcts.driver import Search, SearchResult
+from ..collect import finished_earns_one, make_evaluate, reading_of
+from ..config.load import Config
+from ..engine.protocol import GenerateRequest, ValueFunction, Verifier
+from ..mcts.driver import Advisor, Evaluate, Search, SearchResult, StepPolicy, TokenPolicy
+from ..policy.engine_steps import EngineSteps
+from ..policy.engine_tokens import EngineTokens
 from ..problems.calculator import exact_result
 from ..problems.source import source_of
 from ..types import Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of
+
+if TYPE_CHECKING:
+    from ..collect import Perplexity
 
 Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this
@@ -47,10 +55,13 @@ async def greedy(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def samples(attempt: Attempt, judged: bool, counts: bool) -> list[Chain]:
-    """As many responses as the budget pays for; those that a limit cut before they stated an answer are left out.
+    """As many responses as the budget pays for, one after the other, or the attempt's `count` side by side; those that a
+    limit cut before they stated an answer are left out.
 
     Nothing is drawn when less is left than the shortest whole response took. counts: one may be drawn more than once.
     """
+    if attempt.count is not None:
+        return [chain for chain in await attempt.draw_many(attempt.count, judged) if attempt.usable(chain)]
     found: list[Chain] = []
     while attempt.room(judged=judged) >= attempt.shortest:
         chain = await attempt.draw(judged=judged, counts=counts)
@@ -218,12 +229,13 @@ async def dvts(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def mcts(attempt: Attempt) -> tuple[str | None, str]:
-    """The package's tree search under the verifier: steps by `search.select` (null: PUCT), rejected ones drawn again."""
+    """The package's tree search: steps by `search.select` (null: PUCT under a verifier), rejected ones drawn again."""
     result = await tree_search(attempt)
     attempt.cost.add(result.cost)
     tree, choice = result.tree, result.choice
     if choice is None:
         return None, result.ended_by
+    attempt.choice = choice
     if not tree.checked(tree.path(choice.node)):
         attempt.judge.unjudged.add(choice.response)
     # The last chain of a search in which none passed is kept beside the tree.
@@ -236,12 +248,53 @@ async def mcts(attempt: Attempt) -> tuple[str | None, str]:
 async def tree_search(attempt: Attempt) -> SearchResult:
     """The search of `mcts`, with its tree."""
     sampler = attempt.sampler
-    settings = attempt.settings.model_copy(
-        update={"mode": "step", "rollout": "sample", "rollout_weight": None, "iterations": MOST_SIMULATIONS}
-        | {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
+    changes: dict[str, Any] = {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
+    changes["iterations"] = MOST_SIMULATIONS if attempt.simulations is None else attempt.simulations
+    changes |= {"mode": "step", "rollout": "sample", "rollout_weight": None}
+    config = sampler.config.model_copy(update={"search": attempt.settings.model_copy(update=changes)})
+    search = answer_search(sampler.student, config, policy=sampler.policy, verifier=sampler.verifier)
+    return await search.run(attempt.problem, attempt.seed, attempt.tree)
+
+
+def answer_search(
+    student: Any,
+    config: Config,
+    perplexity: Perplexity | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    value: ValueFunction | None = None,
+    *,
+    policy: StepPolicy | TokenPolicy | None = None,
+    verifier: Verifier | None = None,
+    advisor: Advisor | None = None,
+) -> Search:
+    """The search that answers questions: no gold.
+
+    Under a verifier that judges each step; elsewhere a finished response earns the value network's V of it where there is
+    one, else its PRE, and without either 1: then the vote counts responses and the most visited path is the likeliest one.
+    `policy` proposes steps or tokens, None: the student's engine does.
+    """
+    settings = config.search
+    if policy is None and settings.mode == "token":
+        policy = EngineTokens(student, settings.temperature, settings.beam)
+    elif policy is None:
+        policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
+    evaluate: Evaluate | None = finished_earns_one
+    grading = None
+    if value is not None:
+        evaluate = None
+    elif perplexity is not None and config.rewards.pre_weight > 0:
+        evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
+    return Search(
+        policy,
+        evaluate,
+        settings,
+        advisor,
+        stop=stop,
+        value=value,
+        grading=grading,
+        verifier=verifier,
+        reading=reading_of,
     )
-    search = Search(sampler.policy, finished_earns_one, settings, verifier=sampler.verifier, reading=reading_of)
-    return await search.run(attempt.problem, attempt.seed)
 
 
 # -- with a tool -------------------------------------------------------------------------------------------------------

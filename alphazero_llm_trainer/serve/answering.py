@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..answers import extract
-from ..collect import Perplexity, answer_search, finished_earns_one
+from ..collect import Perplexity, finished_earns_one
 from ..config.load import Config
 from ..engine.protocol import ValueFunction, Verifier
+from ..eval.methods import answer_search
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..mcts.driver import Search
 from ..mcts.tree import ROOT, WHOLE, Tree
