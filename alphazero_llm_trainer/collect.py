@@ -349,7 +349,7 @@ class Collector:
         if settings.mode == "token":
             tokens = EngineTokens(self.student, settings.temperature, settings.beam)
             return Search(tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True, **common)
-        policy = EngineSteps(self.student, settings.temperature, settings.max_step_tokens)
+        policy = EngineSteps(self.student, settings.temperature)
         if train.groups == "verified":
             # Chains are drawn one at a time.
             settings = settings.model_copy(update={"iterations": settings.iterations * settings.samples})

@@ -90,8 +90,8 @@ class Continuation:
 
     `ended` is True when the policy closed the response itself (end of sequence), False when a limit cut it.
     `checked` is True when a terminal checker called it finished after its last step; `cut` when a limit ended it inside
-    its last step, `rambled` when that was the limit of a step's tokens. `tempered` `[T]` are its tokens' log-probabilities
-    (nats) at the temperature of later draws, None where that is 1: then the steps have them.
+    its last step. `tempered` `[T]` are its tokens' log-probabilities (nats) at the temperature of later draws, None
+    where that is 1: then the steps have them.
     """
 
     steps: tuple[Step, ...]
@@ -100,7 +100,6 @@ class Continuation:
     direction: Direction = Direction.NONE
     checked: bool = False
     cut: bool = False
-    rambled: bool = False
     tempered: tuple[float, ...] | None = None
 
     @property

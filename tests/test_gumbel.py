@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ScriptedPolicy, ScriptedTokens, a_problem, hashed_reward, run, scripted_evaluate
 
-from alphazero_llm_trainer.config.sections import SearchConfig, WideningConfig
+from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
-from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.gumbel import (
     GumbelRoot,
@@ -319,9 +318,3 @@ def test_a_search_goes_on_with_its_tree() -> None:
     search = Search(ScriptedTokens(3), scripted_evaluate, config)
     again = run(lambda: search.run(a_problem(), 4, Tree.from_dict(first.tree.to_dict())))
     assert len(again.tree.simulations) == 40
-
-
-def test_widening_and_gumbel_are_refused_together() -> None:
-    config = SearchConfig(select="gumbel", widening=WideningConfig(coefficient=1.0, exponent=0.5))
-    with pytest.raises(ConfigError, match=r"search\.widening"):
-        Search(ScriptedPolicy(1), scripted_evaluate, config)

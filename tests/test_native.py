@@ -321,7 +321,6 @@ def test_samples_go_through_known_nodes_in_c_as_in_python(capacity: int) -> None
             seed=rng.choice([3, 4, 2**62]),
             stop_ids=rng.choice([frozenset(), frozenset({9, 12})]),
             max_steps=rng.choice([None, None, 2]),
-            max_step_tokens=rng.choice([None, None, 3]),
             top_k=rng.choice([0, 3, 5]),
             without=taken,
         )

@@ -1,4 +1,4 @@
-"""Token-level search: equal to a recursive reference, virtual loss, widening, mixing, data generation, inference."""
+"""Token-level search: equal to a recursive reference, virtual loss, mixing, data generation, inference."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ from support import (
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.mcts.choose import agreed, choose, settled
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Widening, mix
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, mix
 from alphazero_llm_trainer.mcts.select import puct, ucb1
 from alphazero_llm_trainer.mcts.targets import endings, policy_targets
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
@@ -256,33 +255,6 @@ def test_virtual_loss_by_hand() -> None:
     assert tree.virtual == [0, 0, 0] and puct(tree, ROOT, 1.0) == 1
 
 
-# -- (c) widening ------------------------------------------------------------------------------------------------------
-
-
-def test_widening_looks_at_more_children_as_visits_grow() -> None:
-    rule = Widening(1.0, 0.5, grow=False)
-    assert [rule.width(n) for n in (0, 1, 2, 4, 5, 9, 10, 100)] == [1, 1, 2, 2, 3, 3, 4, 10]
-    tree = token_search(
-        ScriptedTokens(1), iterations=50, top_k=7, exploration=50.0, widening={"coefficient": 1.0, "exponent": 0.5}
-    ).tree
-    for node in range(len(tree)):
-        visited = [i for i, child in enumerate(tree.children[node]) if tree.N[child]]
-        # The likeliest first, and never more than the rule allows.
-        assert visited == list(range(len(visited))) and len(visited) <= rule.width(tree.N[node])
-    assert 4 <= sum(tree.N[child] > 0 for child in tree.children[ROOT]) <= 7
-
-
-def test_widening_of_steps_draws_more_of_them() -> None:
-    policy = ScriptedPolicy(4, words=30, close=0.2)
-    settings_ = {"iterations": 40, "samples": 1, "exploration": 0.1}
-    narrow = run(lambda: Search(policy, scripted_evaluate, SearchConfig(**settings_)).run(a_problem(), 1)).tree
-    widening = {"coefficient": 1.0, "exponent": 0.5}
-    config = SearchConfig(**settings_, widening=widening)
-    wide = run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), 1)).tree
-    assert len(narrow.children[ROOT]) == 1
-    assert 3 <= len(wide.children[ROOT]) <= Widening(1.0, 0.5, grow=True).width(wide.N[ROOT])
-
-
 # -- (d) values and rollouts -------------------------------------------------------------------------------------------
 
 
@@ -388,21 +360,6 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
     assert len(token_search(ScriptedTokens(1), iterations=8, data=data).tree.children[ROOT]) == 5
 
 
-def test_questions_that_the_first_rollout_solves_are_skipped() -> None:
-    ends = set()
-    for seed in range(12):
-        data = {"skip_solved": True, "prefix_probability": 0.0}
-        result = token_search(
-            ScriptedTokens(seed), seed=seed, iterations=9, evaluate=graded, generating=True, data=data
-        )
-        ends.add(result.ended_by)
-        if result.ended_by == "solved":
-            assert len(result.tree) == 1 and result.tree.rollouts[0].hre == 1.0 and result.saved == 9
-        else:
-            assert result.tree.N[ROOT] == 9
-    assert ends == {"solved", "iterations"}
-
-
 def test_a_tree_ends_after_enough_right_rollouts() -> None:
     data = {"enough_correct": 3, "prefix_probability": 0.0}
     result = token_search(ScriptedTokens(2), iterations=100, evaluate=graded, generating=True, data=data)
@@ -410,78 +367,16 @@ def test_a_tree_ends_after_enough_right_rollouts() -> None:
     assert result.ended_by == "enough" and right >= 3 and result.saved == 100 - result.tree.N[ROOT] > 50
 
 
-# -- (f) adaptive budget -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["step", "token"])
-def test_a_settled_search_chooses_what_the_whole_search_chooses(mode: str) -> None:
-    saved = 0
-    for seed in range(25):
-        policy: Any = ScriptedPolicy(seed, words=2, close=0.5, answers=2)
-        more: dict[str, Any] = {"samples": 2}
-        if mode == "token":
-            policy, more = Answering(seed, words=3), {"mode": "token", "max_tokens": 6}
-        for rule in ("vote", "visits"):
-            both = []
-            for stop in (True, False):
-                config = SearchConfig(iterations=60, choose=rule, stop_settled=stop, **more)
-                one = Search(policy, scripted_evaluate, config)
-                both.append(run(lambda one=one, seed=seed: one.run(a_problem(), seed)))
-            early, whole = both
-            if early.ended_by == "settled":
-                assert early.saved > 0
-                saved += early.saved
-                assert early.choice.answer == whole.choice.answer  # type: ignore[union-attr]
-    assert saved > 15
-
-
-class Answering(ScriptedTokens):
-    """FAKE: every response states an answer, its first token."""
-
-    def text(self, token_ids: tuple[int, ...]) -> str:
-        body = super().text(token_ids)
-        return body.replace(".", f"\n#### {len(body) % 2}")
-
-
-def test_agreement_ends_a_tree_early() -> None:
-    class Agreeing(ScriptedTokens):
-        def text(self, token_ids: tuple[int, ...]) -> str:
-            return super().text(token_ids).replace(".", "\n#### 7")
-
-    result = token_search(Agreeing(3, close=3.0), iterations=80, stop_agreed=5, max_tokens=200)
-    assert result.ended_by == "agreed" and result.saved == 80 - result.tree.N[ROOT] > 50
-    samples = sum(r.count for r in result.tree.rollouts) + sum(result.tree.samples[n] for n in result.tree.leaves())
-    assert samples == 5  # visits of finished responses cost nothing and say nothing new
-    assert result.choice is not None and result.choice.answer == "7"
-    assert not agreed(result.tree, 6)
-
-
-def test_settled_by_hand() -> None:
-    tree = Tree()
-    tree.rollouts = [
-        Rollout(ROOT, (1,), (-1.0,), "#### 1", "answer", 1.0, None, None, count=5),
-        Rollout(ROOT, (2,), (-1.0,), "#### 2", "answer", 0.5, None, None, count=4),
-    ]
-    assert settled(tree, "vote", 2) and not settled(tree, "vote", 3)  # 5 against 2
-    assert not settled(tree, "value", 1)
-    assert choose(tree, "vote").answer == "1"  # type: ignore[union-attr]
+# -- (f) budgets -------------------------------------------------------------------------------------------------------
 
 
 def test_a_rollout_read_again_is_a_visit_and_no_new_sample() -> None:
-    tree = token_search(ScriptedTokens(3), iterations=40, rollout="greedy", stop_agreed=0).tree
+    tree = token_search(ScriptedTokens(3), iterations=40, rollout="greedy").tree
     visits, samples = sum(r.count for r in tree.rollouts), sum(r.samples for r in tree.rollouts)
     policy = ScriptedTokens(3)
     token_search(policy, iterations=40, rollout="greedy")
     assert samples == policy.calls["rollout"] < visits
     assert sum(t.samples for t in trajectories(tree)) < visits
-
-    class Agreeing(ScriptedTokens):
-        def text(self, token_ids: tuple[int, ...]) -> str:
-            return super().text(token_ids).replace(".", "\n#### 7")
-
-    result = token_search(Agreeing(3, close=3.0), iterations=80, stop_agreed=5, rollout="greedy", max_tokens=200)
-    drawn = sum(r.samples for r in result.tree.rollouts) + sum(result.tree.samples[n] for n in result.tree.leaves())
-    assert drawn == 5
 
 
 @pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])
@@ -516,18 +411,6 @@ def test_step_search_without_rollouts_keeps_to_its_budget_and_its_response_count
         result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
         assert result.cost.sampled_tokens <= 60
         assert result.choice is None or result.choice.node in {node for node, *_ in endings(result.tree)}
-
-
-@pytest.mark.parametrize("rollout", ["none", "sample"])
-def test_settled_says_the_same_without_rollouts(rollout: str) -> None:
-    for seed in range(60):
-        found = []
-        for stop in (True, False):
-            policy = Answering(seed, words=2, close=2.0)
-            more = {"value": hashed_value, "stop_settled": stop, "rollout": rollout, "max_tokens": 3, "top_k": 2}
-            found.append(token_search(policy, seed=seed, iterations=60, **more).choice)
-        early, whole = found
-        assert early is not None and whole is not None and early.answer == whole.answer
 
 
 def test_one_simulation_without_rollouts_still_answers() -> None:

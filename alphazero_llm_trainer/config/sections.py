@@ -128,15 +128,9 @@ class EngineConfig(Section):
         return min(max(self.cache(memory) // row_bytes, LEAST_ROWS), MOST_ROWS)
 
 
-class WideningConfig(Section):
-    coefficient: PositiveFloat
-    exponent: Share
-
-
 class DataConfig(Section):
     prefix_probability: Share = 0.5
     prefix_tokens: NonNegative = 15
-    skip_solved: bool = False
     enough_correct: NonNegative = 0
 
 
@@ -163,11 +157,7 @@ class SearchConfig(Section):
     value: str | None = None
     width: Positive = 1
     virtual_loss: Positive = 1
-    widening: WideningConfig | None = None
-    stop_settled: bool = False
-    stop_agreed: NonNegative = 0
-    max_step_tokens: Positive | None = None
-    step: Annotated[str, Field(pattern=r"^(line|sentence|tokens:[1-9]\d{0,4}|regex:.+)$")] = "line"
+    step: Literal["line", "sentence"] = "line"
     max_depth: Positive = 12
     max_tokens: Positive = 160
     temperature: Temperature = 1.0

@@ -233,7 +233,7 @@ class CompletionEngine(ABC):
     async def _sample(self, request: GenerateRequest, index: int, limit: int) -> tuple[Answer, int]:
         """One sample, and how many tokens were drawn for it: those after its last step are cut off, but paid for."""
         ends, steps = request.stop_ids | self.eos_ids, request.max_steps
-        single = steps == 1 and self.step_ends.every is None
+        single = steps == 1
         stops = ends | self.step_ends.tokens if single else ends
         seed = sample_seed(request.seed, index)
         ask = Ask(

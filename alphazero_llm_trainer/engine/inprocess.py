@@ -223,14 +223,11 @@ class InProcessEngine:
         path = self.tree.walk(request.prompt_ids)
         limit = min(request.max_new_tokens, self.capabilities.max_context - len(path))
         ends = request.stop_ids | self.eos_ids
-        if request.max_steps is not None or request.max_step_tokens is not None:
+        if request.max_steps is not None:
             ends |= self.step_ends.tokens
         call = Call(request, asyncio.get_running_loop().create_future(), ends, [None] * request.n, request.n)
-        looked_at = min(limit, request.max_step_tokens or limit)
         taken = Taken.of(request.without) if request.without and request.temperature > 0 else None
-        riders = [
-            Rider(call, i, self.sampler.uniforms(request.seed, i, limit), looked_at, taken) for i in range(request.n)
-        ]
+        riders = [Rider(call, i, self.sampler.uniforms(request.seed, i, limit), taken) for i in range(request.n)]
         if watch is not None:
             watch.samples += riders
         call.cached = self.queue.place(path, riders)

@@ -34,10 +34,8 @@ class GenerateRequest:
     """Sample `n` sequences after `prompt_ids`.
 
     A sequence ends after a token of `stop_ids` (kept), after the engine's end-of-sequence token (kept), after
-    `max_new_tokens`, or at its `max_steps`-th step's end when that is given. An engine that can ends it also where one step
-    has `max_step_tokens` and no end; others go on, and whoever reads the sequence cuts it there. `seed` alone decides the
-    draws of each of the n sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or
-    MIN_TEMPERATURE and more.
+    `max_new_tokens`, or at its `max_steps`-th step's end when that is given. `seed` alone decides the draws of each of the n
+    sequences: they don't depend on what else is in the batch. `temperature` is 0 (greedy) or MIN_TEMPERATURE and more.
     `top_k` > 0 returns that many log-probabilities for each step.
 
     `without` are sequences that were drawn after the prompt, with their log-probabilities (nats) at the request's
@@ -52,7 +50,6 @@ class GenerateRequest:
     seed: int = 0
     stop_ids: frozenset[int] = frozenset()
     max_steps: int | None = None
-    max_step_tokens: int | None = None
     top_k: int = 0
     without: Drawn = ()
     tempered: float | None = None

@@ -31,14 +31,12 @@ class Call:
 class Rider:
     """One of a request's samples; `draws` are its uniform numbers, one for each token that it may take.
 
-    With `limit` tokens it is at the latest looked at whether it ends: with its last one, or with its step's last one.
     `taken` are the request's `without` that go on from its tokens, None where there are none.
     """
 
     call: Call
     index: int
     draws: array[float]
-    limit: int
     taken: Taken | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

@@ -221,7 +221,7 @@ class Schedule:
                     if at in drawn.tops:
                         rider.top.append(drawn.tops[at])
                     at += 1
-                    if token in call.ends or len(tokens) == rider.limit:
+                    if token in call.ends or len(tokens) == len(rider.draws):
                         finish = self._finish(rider, token)
                         if finish is not None:
                             self._emit(rider, finish)
@@ -269,7 +269,7 @@ class Schedule:
                 rider.logprobs += logprobs
                 if call.request.top_k:
                     rider.top += self.likeliest(passed, call.request.top_k)
-                if token in call.ends or len(rider.tokens) == rider.limit:
+                if token in call.ends or len(rider.tokens) == len(rider.draws):
                     finish = self._finish(rider, token)
                     if finish is not None:
                         self._emit(rider, finish)
@@ -386,14 +386,9 @@ class Schedule:
             return "eos"
         if token in request.stop_ids:
             return "stop"
-        count, most = len(rider.tokens), request.max_step_tokens
-        ends = [] if request.max_steps is None and most is None else self.step_ends.cut(rider.tokens)
-        if request.max_steps is not None and len(ends) == request.max_steps:
+        if request.max_steps is not None and len(self.step_ends.cut(rider.tokens)) == request.max_steps:
             return "stop"
-        if most is not None:
-            begun = ends[-1] if ends else 0
-            rider.limit = min(begun + most, len(rider.draws))
-        return "length" if count == rider.limit else None
+        return "length" if len(rider.tokens) == len(rider.draws) else None
 
     def _emit(self, rider: Rider, finish: str) -> None:
         call = rider.call

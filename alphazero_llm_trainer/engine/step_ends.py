@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
-
 LINE = r"\n\s*\Z"  # some tokens hold a line end and the next line's indentation
 SENTENCE = r"(\n\s*|[.!?]['\")\]]*\s*)\Z"
 
@@ -25,12 +23,9 @@ class StepEnds:
     blanks: frozenset[int] = frozenset()
     points: frozenset[int] = frozenset()
     digits: frozenset[int] = frozenset()
-    every: int | None = None  # a step has this many tokens, whatever they are
 
     def cut(self, token_ids: Sequence[int]) -> list[int]:
         """How many tokens lie before the end of each step, in order; what follows the last is a step that goes on."""
-        if self.every is not None:
-            return list(range(self.every, len(token_ids) + 1, self.every))
         found: list[int] = []
         blank, before = True, -1
         for count, token in enumerate(token_ids, 1):
@@ -52,20 +47,10 @@ class StepEnds:
 
 
 def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:
-    """The step ends of a tokenizer under `search.step`: "line", "sentence", "tokens:N", or a pattern as "regex:PATTERN".
-
-    A pattern is searched for in the text of each token by itself.
-    """
+    """The step ends of a tokenizer under `search.step`: "line" or "sentence", looked for in each token's text."""
     ids = range(len(tokenizer))
-    if rule.startswith("tokens:"):
-        return StepEnds(frozenset(ids), every=int(rule.removeprefix("tokens:")))
     texts = tokenizer.batch_decode([[i] for i in ids])
-    try:
-        pattern = re.compile({"line": LINE, "sentence": SENTENCE}.get(rule) or rule.removeprefix("regex:"))
-    except re.error as error:
-        raise ConfigError(
-            f"search.step is {rule!r}, and that is no pattern ({error}): write one as Python does"
-        ) from error
+    pattern = re.compile(SENTENCE if rule == "sentence" else LINE)
     points, digits = [], []
     if rule == "sentence":
         points = [i for i, text in zip(ids, texts, strict=True) if text == "."]

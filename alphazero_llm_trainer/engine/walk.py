@@ -42,7 +42,7 @@ class Walk:
         tree, count = self.tree, len(riders)
         if len(self._masks) > MASKS_KEPT:
             self._masks.clear()
-        rooms = array("q", [rider.limit - len(rider.tokens) for rider in riders])
+        rooms = array("q", [len(rider.draws) - len(rider.tokens) for rider in riders])
         most = sum(rooms)
         if most > len(self._tokens):
             self._tokens, self._nodes = array("i", bytes(4 * most)), array("i", bytes(4 * most))

@@ -84,7 +84,7 @@ class MethodContext:
     def __init__(self, student: Student, verifier: Verifier, config: Config) -> None:
         self.student, self.verifier, self.config = student, verifier, config
         self.settings = config.search
-        self.policy = EngineSteps(student, config.search.temperature, config.search.max_step_tokens)
+        self.policy = EngineSteps(student, config.search.temperature)
         self._equals: frozenset[int] | None = None
 
     @property

@@ -277,7 +277,7 @@ def answer_search(
     if policy is None and settings.mode == "token":
         policy = EngineTokens(student, settings.temperature, settings.beam)
     elif policy is None:
-        policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
+        policy = EngineSteps(student, settings.temperature)
     evaluate: Evaluate | None = finished_earns_one
     grading = None
     if value is not None:

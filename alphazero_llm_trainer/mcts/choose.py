@@ -167,42 +167,6 @@ def ballot(
     return votes
 
 
-def settled(tree: Tree, rule: str, visits_left: int, text: Text | None = None, reading: Reading = answer_of) -> bool:
-    """True when `visits_left` more visits, each worth at most 1, can't change the choice by `rule`.
-
-    "vote": no other answer, known or new, can catch up with the leader. "visits": no sibling along the most visited
-    path can. "value" and "mass": never, since one visit can always bring a better or a likelier response.
-    """
-    if rule == "vote":
-        earned = sorted(ballot(list(responses(tree, text)), reading).values(), reverse=True)
-        return bool(earned) and earned[0] - (earned[1] if len(earned) > 1 else 0.0) > visits_left
-    if rule == "visits":
-        node = ROOT
-        while children := tree.children[node]:
-            ordered = sorted((tree.N[child] for child in children), reverse=True)
-            if ordered[0] - (ordered[1] if len(ordered) > 1 else 0) <= visits_left:
-                return False
-            node = most_visited_child(tree, node)
-        return tree.verdict[node] is not None
-    return False
-
-
-def most_visited_child(tree: Tree, node: int) -> int:
-    return max(tree.children[node], key=lambda child: (tree.N[child], tree.W[child], -child))
-
-
-def agreed(tree: Tree, least: int, text: Text | None = None, reading: Reading = answer_of) -> bool:
-    """True when at least `least` samples were finished and all of them give one answer."""
-    samples, answers = 0, set()
-    for leaf in tree.leaves():
-        samples += tree.samples[leaf]
-        answers.add(reading(read(tree, leaf, (), "", text)))
-    for rollout in tree.rollouts:
-        samples += rollout.samples
-        answers.add(reading(read(tree, rollout.node, rollout.token_ids, rollout.text, text)))
-    return samples >= least and len(answers) == 1 and None not in answers
-
-
 def accepted(tree: Tree, least: float) -> bool:
     """True when a finished response that was judged earned `least` or more, and anything at all."""
     earned = ((leaf, tree.reward[leaf] or 0.0) for leaf in tree.leaves())

@@ -12,9 +12,9 @@ from ..config.sections import SearchConfig
 from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError
 from ..types import Cost, Problem
-from .choose import Choice, Reading, accepted, agreed, answer_of, choose, most_visited, settled, voting
+from .choose import Choice, Reading, accepted, answer_of, choose, most_visited, voting
 from .gumbel import GumbelRoot
-from .mcts import Evaluation, Leaf, Mcts, Widening
+from .mcts import Evaluation, Leaf, Mcts
 from .seeds import derive_seed
 from .select import OPEN_RULES, RULES, constant
 from .steps import Advisor, Evaluate, Finished, Grading, StepExpansion, StepPolicy
@@ -41,9 +41,8 @@ __all__ = [
 class SearchResult:
     """A finished search: the tree, the best response and why it was chosen, what it cost, and what ended it.
 
-    `ended_by` is "iterations", "tokens", "seconds", "stopped", "settled" (nothing to come could change the choice),
-    "agreed" (all responses say the same), "accepted" (a response passed the verifier), "enough" (right responses, data
-    generation) or "solved" (by the first rollout, data generation). `saved` counts the simulations that were not needed.
+    `ended_by` is "iterations", "tokens", "seconds", "stopped", "accepted" (a response passed the verifier) or "enough" (right
+    responses, data generation). `saved` counts the simulations that were not needed.
     """
 
     problem: Problem
@@ -72,7 +71,7 @@ class Expansion(Protocol):
         """Sampled and scored tokens that the evaluation of this leaf takes at least."""
         ...
 
-    async def open(self, left: int | None) -> str | None: ...
+    async def open(self, left: int | None) -> None: ...
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation: ...
 
@@ -96,7 +95,7 @@ class Search:
             searches alone then.
         reading: for a problem, what a response answers; without it answers are numbers.
 
-    Raises ConfigError where the settings contradict each other, or need a value network and there is none.
+    Raises ConfigError where the settings need a value network and there is none.
     """
 
     def __init__(
@@ -143,13 +142,12 @@ class Search:
                 return SearchResult(problem, tree, None, cost, "tokens", seed)
             cost.add(opening)
         try:
-            ended_by = await self.simulate(mcts, expansion, cost, began, self.reading(problem))
+            ended_by = await self.simulate(mcts, expansion, cost, began)
         finally:
             mcts.cancel()
         node = await expansion.close(most_visited(tree), self.left(cost))
         cost.seconds = time.perf_counter() - began
-        early = ("settled", "agreed", "accepted", "enough", "solved")
-        saved = mcts.iterations - mcts.iteration if ended_by in early else 0
+        saved = mcts.iterations - mcts.iteration if ended_by in ("accepted", "enough") else 0
         rule = "value" if ended_by == "accepted" else self.choosing  # what was accepted is the answer
         choice = choose(tree, rule, node, self.text, self.reading(problem))
         return SearchResult(problem, tree, choice, cost, ended_by, seed, saved)
@@ -169,7 +167,7 @@ class Search:
         budget = self.settings.budget_tokens
         return None if budget is None else max(budget - kept - cost.sampled_tokens - cost.scored_tokens, 0)
 
-    async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float, reading: Reading) -> str:
+    async def simulate(self, mcts: Mcts, expansion: Expansion, cost: Cost, began: float) -> str:
         """Run simulations until something ends the tree; returns what did."""
         settings = self.settings
         kept = 0
@@ -179,8 +177,9 @@ class Search:
         elif self.verifier is not None and settings.budget_tokens is not None and not self.generating:
             # For the chain that answers where none passed.
             kept = min(settings.verify.reserve, settings.budget_tokens // 2)
-        ended_by = await expansion.open(self.left(cost, kept))
+        await expansion.open(self.left(cost, kept))
         whole = self.left(cost, kept)
+        ended_by: str | None = None
         while ended_by is None:
             left = self.left(cost, kept)
             if left is not None and whole is not None and left < whole:
@@ -198,13 +197,13 @@ class Search:
                 ended_by = "seconds"
             elif len(leaves) == 1:
                 mcts.tell(leaves[0], await expansion(leaves[0], left))
-                ended_by = self.decided(mcts, reading)
+                ended_by = self.decided(mcts)
             else:
                 share = None if left is None else left // len(leaves)
                 evaluations = await together(*(expansion(leaf, share) for leaf in leaves))
                 for leaf, evaluation in zip(leaves, evaluations, strict=True):
                     mcts.tell(leaf, evaluation)
-                ended_by = self.decided(mcts, reading)
+                ended_by = self.decided(mcts)
         return ended_by
 
     def mcts(self, tree: Tree, seed: int) -> Mcts:
@@ -212,10 +211,6 @@ class Search:
         settings = self.settings
         rule = settings.rule
         exploration = constant(rule, settings.exploration)
-        widening = None
-        if settings.widening is not None:
-            grow = settings.mode == "step"
-            widening = Widening(settings.widening.coefficient, settings.widening.exponent, grow)
         root = None
         if rule == "gumbel":
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or under a verifier singly.
@@ -233,7 +228,6 @@ class Search:
             exploration,
             settings.iterations,
             virtual_loss=settings.virtual_loss,
-            widening=widening,
             patience=None if self.verifier is None else settings.verify.patience,
             open_select=OPEN_RULES[settings.select or "puct"],
             root=root,
@@ -273,8 +267,8 @@ class Search:
             reading=self.reading(problem),
         )
 
-    def decided(self, mcts: Mcts, reading: Reading) -> str | None:
-        """Why the tree needs no further simulation: the adaptive budget."""
+    def decided(self, mcts: Mcts) -> str | None:
+        """Why the tree needs no further simulation, or None."""
         settings, tree, left = self.settings, mcts.tree, mcts.iterations - mcts.iteration
         if self.verifier is not None and not self.generating and accepted(tree, settings.verify.accept_above):
             return "accepted"
@@ -283,15 +277,6 @@ class Search:
         enough = settings.data.enough_correct
         if self.generating and enough and right_responses(tree, self.verifier is not None) >= enough:
             return "enough"
-        if settings.stop_agreed and agreed(tree, settings.stop_agreed, self.text, reading):
-            return "agreed"
-        if settings.stop_settled and self.advisor is None:
-            # A step-level simulation backs up at most one visit a sample.
-            visits = 1 if settings.mode == "token" else settings.samples
-            # Without rollouts the most visited path decides.
-            rule = "visits" if settings.rollout == "none" else self.voting
-            if settled(tree, rule, left * visits, self.text, reading):
-                return "settled"
         return None
 
     async def run_many(
@@ -315,9 +300,7 @@ class Search:
 
 
 def check_settings(settings: SearchConfig, valued: bool) -> None:
-    """Raise ConfigError for settings that contradict each other, or that need a value network where none is there."""
-    if settings.rule == "gumbel" and settings.widening is not None:
-        raise ConfigError("search.select is gumbel and search.widening is set: the candidates are fixed; leave out one")
+    """Raise ConfigError for settings that need a value network where none is there."""
     weight = 1.0 if settings.rollout_weight is None else settings.rollout_weight
     if not valued and (settings.rollout == "none" or weight < 1):
         raise ConfigError(

@@ -17,7 +17,6 @@ SILENT = "no answer"
 SHORT = {
     "length": "search.max_tokens",
     "depth": "search.max_depth",
-    "step length": "search.max_step_tokens",
     SILENT: "problems.shots",
 }
 MUCH = 0.2  # of all responses

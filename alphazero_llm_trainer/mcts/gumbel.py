@@ -152,10 +152,10 @@ def node_logits(tree: Tree, node: int, children: Sequence[int], scale: float) ->
     return improved_logits(prior_logits(tree, node, children), visits, values, raw_value(tree, node), scale)
 
 
-def gumbel(tree: Tree, node: int, scale: float, width: int | None = None) -> int:
+def gumbel(tree: Tree, node: int, scale: float) -> int:
     """The child that the improved policy visits next: the largest `pi'(a) - N(a) / (1 + sum N)`, the earliest on ties.
 
-    Danihelka et al. 2022, equation 14. Simulations in flight are visits. `width` is not read: all children are weighed.
+    Danihelka et al. 2022, equation 14. Simulations in flight are visits.
     """
     children = tree.children[node]
     policy = softmax(node_logits(tree, node, children, scale))

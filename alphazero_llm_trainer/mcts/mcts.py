@@ -18,7 +18,6 @@ that the search goes one step back.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -83,23 +82,6 @@ def mix(value: float, rollout: float, rollout_weight: float) -> float:
     return (1.0 - rollout_weight) * value + rollout_weight * rollout
 
 
-@dataclass(frozen=True, slots=True)
-class Widening:
-    """Progressive widening (Coulom 2007; Couetoux et al. 2011): after n visits a node has `ceil(coefficient * n^exponent)`
-    children that selection may look at, at least one.
-
-    grow: a node with fewer children than that is evaluated again for more (steps are drawn); otherwise all its children
-    are there from the start and the likeliest ones are looked at first (tokens are ranked).
-    """
-
-    coefficient: float
-    exponent: float
-    grow: bool
-
-    def width(self, visits: int) -> int:
-        return max(1, math.ceil(self.coefficient * visits**self.exponent))
-
-
 @dataclass(slots=True)
 class _Flight:
     """Leaves that were asked for and not yet backed up, in ask order, with what was told of them so far."""
@@ -118,7 +100,6 @@ class Mcts:
         iterations: how many simulations `ask` hands out or does by itself.
         virtual_loss: visits of value 0 that a simulation in flight counts as along its path (Chaslot et al. 2008,
             "Parallel Monte-Carlo tree search"), so that the next descent goes elsewhere.
-        widening: progressive widening, or None.
         patience: rejected draws below a node without a good one after which the node is rejected too; None without a
             verifier. With it `open_select` is asked and not `select`.
         open_select: a rule of `search.select.OPEN_RULES`.
@@ -136,7 +117,6 @@ class Mcts:
         iterations: int,
         *,
         virtual_loss: int = 1,
-        widening: Widening | None = None,
         patience: int | None = None,
         open_select: OpenSelect = open_puct,
         root: GumbelRoot | None = None,
@@ -144,7 +124,7 @@ class Mcts:
         self.tree, self.select, self.exploration = tree, select, exploration
         self.open_select, self.root = open_select, root
         self.iterations, self.iteration, self.expected = iterations, 0, iterations
-        self.virtual_loss, self.widening, self.patience = virtual_loss, widening, patience
+        self.virtual_loss, self.patience = virtual_loss, patience
         self.dead: set[int] = set()
         for node in range(len(tree) - 1, ROOT, -1) if patience is not None else ():
             self._bury(node)
@@ -175,7 +155,7 @@ class Mcts:
 
     def _descend(self) -> int | None:
         """The node that the next simulation ends in; None where the root waits for values in flight."""
-        tree, node, widening, root = self.tree, ROOT, self.widening, self.root
+        tree, node, root = self.tree, ROOT, self.root
         if root is not None and root.draws_more(tree, self.expected):
             return ROOT
         chosen = False  # whether there was a choice above the node
@@ -198,10 +178,7 @@ class Mcts:
                     break
                 node = best
                 continue
-            width = None if widening is None else widening.width(tree.N[node])
-            if width is not None and widening is not None and widening.grow and width > len(children):
-                break
-            node = children[0] if len(children) == 1 else self.select(tree, node, self.exploration, width)
+            node = children[0] if len(children) == 1 else self.select(tree, node, self.exploration)
         return node
 
     def _rejected(self, node: int) -> bool:

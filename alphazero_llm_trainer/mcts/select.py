@@ -1,8 +1,7 @@
 """The selection rules: which child a simulation descends to.
 
-A simulation in flight counts as `tree.virtual` visits of value 0 (virtual loss). With a `width` only the first `width`
-children are looked at (progressive widening). `OPEN_RULES` are for searches under a verifier. `gumbel` is the rule below
-the root; the root's is `gumbel.GumbelRoot`.
+A simulation in flight counts as `tree.virtual` visits of value 0 (virtual loss). `OPEN_RULES` are for searches under a
+verifier. `gumbel` is the rule below the root; the root's is `gumbel.GumbelRoot`.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Callable, Sequence
 from .gumbel import SCALE, furthest_short, gumbel, improved_logits, raw_value, softmax
 from .tree import Tree
 
-Select = Callable[[Tree, int, float, int | None], int]
+Select = Callable[[Tree, int, float], int]
 OpenSelect = Callable[[Tree, int, float, Sequence[int]], int]
 
 
-def ucb1(tree: Tree, node: int, exploration: float, width: int | None = None) -> int:
+def ucb1(tree: Tree, node: int, exploration: float) -> int:
     """The child with the largest `W/N + c*sqrt(ln(N_parent)/N)`; an unvisited one first, the earliest on ties.
 
     Auer et al. 2002, "Finite-time Analysis of the Multiarmed Bandit Problem"; Kocsis & Szepesvari 2006 for trees.
@@ -26,7 +25,7 @@ def ucb1(tree: Tree, node: int, exploration: float, width: int | None = None) ->
     parent = N[node] + virtual[node]
     log_parent = math.log(parent) if parent > 0 else 0.0
     best, best_score = -1, -math.inf
-    for child in tree.children[node][:width]:
+    for child in tree.children[node]:
         visits = N[child] + virtual[child]
         score = math.inf if visits == 0 else W[child] / visits + exploration * math.sqrt(log_parent / visits)
         if score > best_score:
@@ -34,7 +33,7 @@ def ucb1(tree: Tree, node: int, exploration: float, width: int | None = None) ->
     return best
 
 
-def puct(tree: Tree, node: int, exploration: float, width: int | None = None) -> int:
+def puct(tree: Tree, node: int, exploration: float) -> int:
     """The child with the largest `Q + c_puct * P * sqrt(N_parent)/(1 + N)`; Q of an unvisited child is 0.
 
     Silver et al. 2017, "Mastering the game of Go without human knowledge". Priors that the tree holds sum to 1 over the
@@ -45,7 +44,7 @@ def puct(tree: Tree, node: int, exploration: float, width: int | None = None) ->
     priors = None if prior[children[0]] is not None else step_priors(tree, children)
     root_visits = math.sqrt(N[node] + virtual[node])
     best, best_score = -1, -math.inf
-    for i, child in enumerate(children if width is None else children[:width]):
+    for i, child in enumerate(children):
         visits = N[child] + virtual[child]
         share = prior[child] if priors is None else priors[i]
         score = exploration * share * root_visits / (1 + visits)  # type: ignore[operator]

@@ -115,9 +115,8 @@ class StepExpansion:
     def _ids(self, steps: Sequence[Step]) -> tuple[int, ...]:
         return tuple(token for step in steps for token in step.token_ids)
 
-    async def open(self, left: int | None) -> str | None:
+    async def open(self, left: int | None) -> None:
         """Nothing to do before the first simulation."""
-        return None
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """The leaf's playouts: the student's continuations, then each teacher's step with the student's rollout."""
@@ -252,7 +251,6 @@ class StepExpansion:
                     steps=step.steps + rollout.steps,
                     ended=rollout.ended,
                     cut=rollout.cut,
-                    rambled=rollout.rambled,
                 )
             taught.append((proposal, step))
         return taught
@@ -299,14 +297,11 @@ class StepExpansion:
 
 
 def verdict(continuation: Continuation, limits: Limits) -> str:
-    """Why a response ended, by rule: its final-answer line, the checker, its end token, a step's length, its depth or its
-    length."""
+    """Why a response ended, by rule: its final-answer line, the checker, its end token, its depth or its length."""
     if continuation.steps and is_final(continuation.steps[-1].text):
         return "answer"
     if continuation.checked:
         return "checked"
     if continuation.ended:
         return "ended"
-    if continuation.rambled:
-        return "step length"
     return "depth" if len(continuation.steps) >= limits.steps else "length"

@@ -74,7 +74,7 @@ class TokenExpansion:
         paid: what a budget pays for beside drawn tokens.
         value: the value network, or None.
         rollout_weight: lambda of `mix`.
-        generating: `search.data` applies: the root may be moved, solved questions skipped.
+        generating: `search.data` applies: the root may be moved.
     """
 
     def __init__(
@@ -108,20 +108,14 @@ class TokenExpansion:
         least = self.paid.least(len(ids), self.beams)
         return least if self.value is None else least + self.value.price(self.prompt + ids)
 
-    async def open(self, left: int | None) -> str | None:
-        """For data generation: the first rollout, whether it solves the question, and how deep the search begins.
-
-        A random prefix of that rollout moves the root deeper, so that states of the middle are searched as well.
-        Returns "solved" when the search can be skipped.
-        """
+    async def open(self, left: int | None) -> None:
+        """For data generation: a random prefix of a first rollout moves the root deeper, so that states of the middle are
+        searched as well."""
         data = self.settings.data
-        if not self.generating or len(self.tree) > 1 or not (data.skip_solved or data.prefix_probability > 0):
-            return None
+        if not self.generating or len(self.tree) > 1 or not data.prefix_probability:
+            return
         limit = max(min(self.longest, self._affordable(self.longest, left, 0)), 1)
         rolled = await self._roll((), (), limit, derive_seed(self.seed, "first"))
-        if data.skip_solved and rolled.reward.grade == 1.0:
-            self.tree.rollouts.append(self._rollout(ROOT, rolled, 0, 1))
-            return "solved"
         rng = Random(derive_seed(self.seed, "prefix"))
         moves, length = rng.random() < data.prefix_probability, rng.randint(0, data.prefix_tokens)
         length = min(length, len(rolled.generated.token_ids) - 1)
@@ -132,7 +126,6 @@ class TokenExpansion:
             self.tree.expanded[ROOT] = True
             node = ROOT + 1
         self._known[self._key(node)] = rolled, len(self.tree.sequence(node)[0]), True
-        return None
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """Children and the value of one leaf, or its reward where the response ends there."""

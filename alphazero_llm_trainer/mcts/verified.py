@@ -95,9 +95,8 @@ class VerifiedExpansion:
         """See `driver.Expansion`: one token of the next step; what judging takes shows as it is drawn."""
         return 1
 
-    async def open(self, left: int | None) -> str | None:
+    async def open(self, left: int | None) -> None:
         """Nothing to do before the first simulation."""
-        return None
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""
@@ -126,9 +125,9 @@ class VerifiedExpansion:
                 why = verdict(found, limits)
             elif not found.steps or found.cut:
                 # The tokens ran out inside a step, and half a step can't be judged.
-                if allowed < room + spent and not found.rambled:
+                if allowed < room + spent:
                     return self.unfinished(steps[start:], scores)
-                why = "step length" if found.rambled else "length"
+                why = "length"
                 break
             steps += found.steps
             if not found.steps:

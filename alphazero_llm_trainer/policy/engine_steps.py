@@ -19,12 +19,11 @@ class EngineSteps(Prompts):
 
     Args:
         temperature: of the samples.
-        step_tokens: a response is cut in a step that has so many tokens and no end (`search.max_step_tokens`).
     """
 
-    def __init__(self, student: Student, temperature: float, step_tokens: int | None = None) -> None:
+    def __init__(self, student: Student, temperature: float) -> None:
         super().__init__(student)
-        self.student, self.temperature, self.step_tokens = student, temperature, step_tokens
+        self.student, self.temperature = student, temperature
 
     async def continuations(
         self,
@@ -49,7 +48,6 @@ class EngineSteps(Prompts):
             temperature=self.temperature if temperature is None else temperature,
             seed=seed,
             max_steps=limits.steps,
-            max_step_tokens=self.step_tokens,
             without=without or (),
             tempered=self.temperature if without is not None and self.temperature not in (0.0, 1.0) else None,
         )
@@ -65,21 +63,19 @@ class EngineSteps(Prompts):
 
     def cut(self, generated: Generated) -> Continuation:
         """A sampled sequence as steps. Whatever follows the final-answer line is not part of the response."""
-        ids, steps, start, rambled = generated.token_ids, [], 0, False
+        ids, steps, start = generated.token_ids, [], 0
         ends = self.student.engine.step_ends
         goes_on = generated.finish != "eos" and not ends.whole(ids)  # the last step
-        for whole in ends.parts(ids):
-            end = whole if self.step_tokens is None else min(whole, start + self.step_tokens)
-            rambled = end < whole or (goes_on and whole == len(ids) and end - start == self.step_tokens)
+        for end in ends.parts(ids):
             text = self.student.decode(ids[start:end])
             steps.append(Step(ids[start:end], generated.logprobs[start:end], text))
             start = end
-            if rambled or is_final(text):
+            if is_final(text):
                 break
         read = start == len(ids)
         ended = generated.finish == "eos" and read
         told = None if generated.tempered is None else generated.tempered[:start]
-        return Continuation(tuple(steps), ended, cut=rambled or (read and goes_on), rambled=rambled, tempered=told)
+        return Continuation(tuple(steps), ended, cut=read and goes_on, tempered=told)
 
     async def adopt(
         self, problem: Problem, steps: Sequence[Step], text: str, source: str, direction: Direction

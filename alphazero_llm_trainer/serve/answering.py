@@ -141,9 +141,9 @@ class Answerer:
         if method.name != MCTS:
             # One simulation of the root: that many whole responses at once, sharing their prompt.
             changes |= steps | {"iterations": 1, "samples": method.samples, "budget_tokens": wanted.budget_tokens}
-            changes |= {"choose": "value" if method.name == "best-of" else "vote", "stop_agreed": 0}
+            changes |= {"choose": "value" if method.name == "best-of" else "vote"}
             settings = settings.model_copy(update=changes)
-            policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
+            policy = EngineSteps(student, settings.temperature)
             if method.name == "majority":
                 return Search(policy, finished_earns_one, settings)
             if verifier is None:
@@ -155,7 +155,7 @@ class Answerer:
         if verifier is not None:
             changes |= steps | {"iterations": wanted.simulations or self.config.serve.max_simulations}
             settings = settings.model_copy(update=changes)
-            policy = EngineSteps(student, settings.temperature, settings.max_step_tokens)
+            policy = EngineSteps(student, settings.temperature)
             return Search(policy, finished_earns_one, settings, verifier=verifier)
         changes["iterations"] = wanted.simulations or settings.iterations
         config = self.config.model_copy(update={"search": settings.model_copy(update=changes)})
