@@ -1,4 +1,4 @@
-"""The real student's shape on a GPU: load, generate, search, train; speed and memory against the planner's forecast.
+"""The real student's shape on a GPU: load, generate, search, train; speed and memory against the forecast.
 
     uv run --extra gpu python benchmarks/gpu.py            # a CUDA device of 12 GiB or more, some minutes
     uv run python benchmarks/gpu.py --tiny                 # the same code on any machine; its figures mean nothing
@@ -34,7 +34,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.cli.plan import read_shape  # noqa: E402
 from alphazero_llm_trainer.collect import Collector  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import ModelShape  # noqa: E402
@@ -46,10 +45,11 @@ from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.training.grpo import make_grpo_trainer  # noqa: E402
 from alphazero_llm_trainer.training.loop import Run  # noqa: E402
-from alphazero_llm_trainer.training.memory import Counts, Forecast, nf4_bytes  # noqa: E402
+from alphazero_llm_trainer.training.memory import Counts, Forecast  # noqa: E402
 from alphazero_llm_trainer.training.models import Economy, make_trainable  # noqa: E402
 from alphazero_llm_trainer.training.rows import TrainRow  # noqa: E402
 from alphazero_llm_trainer.training.run import RunFolder  # noqa: E402
+from alphazero_llm_trainer.training.start import read_shape  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 QUIET = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # libraries' notices about themselves
@@ -129,7 +129,7 @@ def configuration(folder: Path, tiny: bool, backend: str = "inprocess") -> Confi
 
 
 class Stage:
-    """Seconds and peak bytes of what runs inside; the peaks are None without CUDA (`benchmarks/memory.py` has those)."""
+    """Seconds and peak bytes of what runs inside; the peaks are None without CUDA."""
 
     def __enter__(self) -> Stage:
         if CUDA:
@@ -151,6 +151,11 @@ class Stage:
         return {"stage": name, "seconds": self.seconds, **more, **memory}
 
 
+def allocated(plan: Forecast, phase: str) -> float:
+    """Bytes that torch itself is forecast to allocate."""
+    return sum(part.size for part in plan.parts() if phase in part.phases and part.name != "CUDA itself")
+
+
 def copy_bandwidth() -> float:
     """Bytes/s read and written by a copy on the device."""
     count = (1 << 30) if CUDA else (64 << 20)
@@ -170,7 +175,7 @@ def generation(student: Student, shape: ModelShape, tiny: bool, bandwidth: float
     generator = torch.Generator().manual_seed(1)
     counts = Counts.of(shape, student.spec.lora)
     # The output layer is bf16; of the embedding a step reads its rows alone.
-    weights = nf4_bytes(counts) + shape.vocabulary * shape.hidden * 2
+    weights = counts.nf4_bytes + shape.vocabulary * shape.hidden * 2
     states = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2
     rows = []
     for batch in BATCHES:
@@ -299,15 +304,14 @@ def inprocess(folder: Path, tiny: bool) -> list[dict[str, Any]]:
     shape = read_shape(folder / "config.json")
     assert shape is not None
     prompt = SIZES[tiny][0]
-    device, free, total = device_memory()
-    plan = Forecast(config, config.models["random"], shape, device, prompt, total).plan(free, total)
+    plan = Forecast(config, config.models["random"], shape, CUDA, prompt=prompt, memory=device_memory()[2])
     with Stage() as stage:
         student = load_student(config)
-    rows = [stage.row("load", plan.allocated("load"), bandwidth=bandwidth)]
+    rows = [stage.row("load", bandwidth=bandwidth)]
     rows += generation(student, shape, tiny, bandwidth)
     model = make_trainable(student.model, student.spec, "lora")
-    rows += [updates(student, model, config, shape, tiny, pack, plan.allocated("train")) for pack in ("off", "on")]
-    rows += [search(student, config, mode, plan.allocated("search")) for mode in ("step", "token")]
+    rows += [updates(student, model, config, shape, tiny, pack, allocated(plan, "train")) for pack in ("off", "on")]
+    rows += [search(student, config, mode, allocated(plan, "search")) for mode in ("step", "token")]
     return rows
 
 

@@ -45,7 +45,6 @@ LEARNING = {page.__name__: page for page in (*learning.PAGES, *answers.PAGES, *r
 MACHINERY = {page.__name__: page for page in (*engines.PAGES, *robustness.PAGES)}
 # Page -> other JSON files that it is made of.
 PARTS = {
-    "memory": ("shared_base",),
     "from_rules": ("from_rules_large_rounds",),
     "real_ladder": ("real_ladder_first", "real_judges", "real_structures"),
     "vllm_cpu": ("step_search_vllm",),

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 
 from cut_runs import command
 
-from alphazero_llm_trainer.cli import plan as cli_plan
 from alphazero_llm_trainer.files import check_space
 from alphazero_llm_trainer.scale import sample_folder
-from alphazero_llm_trainer.training import loop
+from alphazero_llm_trainer.training import loop, start
 
-CHECKED = (cli_plan, sample_folder, loop)
+CHECKED = (start, sample_folder, loop)
 
 
 def main(words: str, place: str, kept: str, full: str, large: str) -> None:

@@ -24,13 +24,13 @@ from faults import a_job, forked, trees_in, wait_for, what_counts
 from alphazero_llm_trainer import files
 from alphazero_llm_trainer.cli.base import Parser, run_command
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.cli.plan import space
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
 from alphazero_llm_trainer.files import FolderLock, check_space, storage_failure
 from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.training.checkpoint import sealed
 from alphazero_llm_trainer.training.run import find_run
+from alphazero_llm_trainer.training.start import space
 
 TRAIN = ("-q", "train", "--use-grpo", *SMALL, "--checkpoint-dir")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{Path(__file__).parents[1]}"}

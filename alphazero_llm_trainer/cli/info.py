@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import platform
 import shutil
@@ -14,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, load_config, load_training, resolve_name
+from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, load_config
 from ..engine.kernel_build import kernel_status
 from ..engine.precision import kernel_threads, product_unit, unit_name
-from ..errors import ConfigError
 from ..policy.folders import SMALL
 from ..problems.load import opening
 from .base import add_config_arguments, add_json, add_model, add_source, print_json, resolve
@@ -36,52 +34,15 @@ def add_info(commands: Any) -> None:
     parser = commands.add_parser("info", help="what a run would use: versions, device, student, keys, places")
     add_model(parser, key="train.student")
     add_source(parser)
-    parser.add_argument("--plan", action="store_true", help="the memory that training takes instead, part by part")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="with --plan: for a CUDA device of so much memory")
-    parser.add_argument(
-        "--machine",
-        metavar="NxCARD",
-        help="with --plan: for 8xh100-80, 1x4090, or 2x24 (GiB): placement, memory, tokens a second, hours, dollars",
-    )
-    parser.add_argument("--dollars", type=float, metavar="X", help="with --machine: what a card costs an hour")
-    parser.add_argument(
-        "--command",
-        choices=("train", "value", "prm", "loop"),
-        help="with --plan: whose memory (default: train); loop: each of its stages",
-    )
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="with --plan: tokens of the longest prompt")
     add_json(parser)
     add_config_arguments(parser, bare="also print the whole configuration, with FILE's keys in it")
     parser.set_defaults(run=run_info)
 
 
 def run_info(args: argparse.Namespace) -> int:
-    """Print the facts, or the memory plan of a training run. Keys are reported as set or not set, never shown."""
+    """Print the facts. Keys are reported as set or not set, never shown."""
     whole, args.config = args.config is not None, None if args.config is True else args.config
-    config = resolve(args, load=load_training if args.plan else load_config)
-    numbers = {"--memory": args.memory, "--prompt-tokens": args.prompt_tokens, "--dollars": args.dollars}
-    for flag, value in (numbers | {"--machine": args.machine, "--command": args.command}).items():
-        if value is not None and not args.plan:
-            raise ConfigError(f"{flag} is {value}, and only --plan reads it: add --plan or leave it out")
-        if value is not None and flag in numbers and not 0 < value < math.inf:
-            raise ConfigError(f"{flag} is {value}: give a number above 0")
-    if args.machine is not None and args.memory is not None:
-        raise ConfigError("--memory and --machine both say what a card has: leave one out")
-    if args.dollars is not None and args.machine is None:
-        raise ConfigError("--dollars is the price of --machine's cards: name a machine, or leave it out")
-    if args.machine is not None and args.command not in (None, "train"):
-        raise ConfigError(f"--machine plans train and --command is {args.command}: use --memory with it")
-    if args.machine is not None:
-        from .machine import print_machine
-
-        print_machine(config, args.machine, args.dollars, args.prompt_tokens, args.json)
-        return 0
-    if args.plan:
-        from .plan import print_memory
-
-        command = args.command or "train"
-        print_memory(config, resolve_name(config), args.memory, args.prompt_tokens, args.json, command)
-        return 0
+    config = resolve(args, load=load_config)
     facts = gather(config)
     shown = config.model_dump(mode="json", exclude={"models", "teacher_tiers"}) if whole else None
     if args.json:
@@ -91,7 +52,7 @@ def run_info(args: argparse.Namespace) -> int:
     if shown is not None:
         print(yaml.safe_dump({"configuration": shown}, sort_keys=False, allow_unicode=True).rstrip())
     else:
-        print("the whole configuration: info --config; the memory of a training run: info --plan")
+        print("the whole configuration: info --config; what a training run takes: train --dry-run")
     return 0
 
 
@@ -139,14 +100,14 @@ def products(config: Config, parameters: int, cores: int) -> str:
 def student_facts(config: Config, name: str) -> dict[str, Any]:
     """The student's name, where its weights come from, how many they are and in what numbers."""
     from ..training.memory import Counts
-    from .plan import find_shape
+    from ..training.start import find_shape
 
     spec = config.models[name]
-    found = find_shape(config, spec)
+    shape = find_shape(config, spec)
     return {
         "name": name,
         "path": config.train.student or spec.path,
-        "parameters": None if found is None else Counts.of(found[0], spec.lora).whole,
+        "parameters": None if shape is None else Counts.of(shape, spec.lora).whole,
         "numbers": spec.dtype if spec.quantization == "none" else f"{spec.quantization}, computed in {spec.dtype}",
         "trained": config.train.adapter or spec.adapter,
         "template": spec.path not in SMALL,

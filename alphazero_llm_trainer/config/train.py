@@ -119,7 +119,7 @@ class CollectConfig(Section):
 class JudgeConfig(RateConfig):
     """What a value function and a process reward model are trained by alike; `section` is below `train`."""
 
-    section: ClassVar[str]
+    section: ClassVar[Literal["value", "prm"]]
     large_rate = 2e-5
     collect: CollectConfig = CollectConfig()
     validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1

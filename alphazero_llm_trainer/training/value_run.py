@@ -34,7 +34,7 @@ from ..problems.load import check_train_split
 from ..types import Task
 from .checkpoint import fingerprint
 from .judge import longest, questions_at_once
-from .judge_memory import EXTRA_LAYERS
+from .memory import EXTRA_LAYERS
 from .models import Economy, bare, checkpoint_layers, make_trainable, save_adapter
 from .progress import StepProgress, tell_tree
 from .rows import ValueRow, pack_values

@@ -15,11 +15,9 @@ from .page import (
     judged,
     listed,
     load,
-    note_of,
     seeds_of,
     share,
     table,
-    version_of,
 )
 
 
@@ -314,165 +312,6 @@ def tree_training(data: Row) -> Page:
     )
 
 
-def memory(data: Row) -> Page:
-    over = max(abs(one - 1) for row in data["rows"] for one in row["ratio_over_load"].values())
-    shared = load("shared_base")
-    rows = (
-        {
-            "model": row["size"],
-            "arm": row["arm"].replace("again", "activations computed again"),
-            "phase": phase,
-            "forecast": row["forecast"][phase] / 2**20,
-            "peak": row["allocated"][phase] / 2**20,
-            "ratio": row["ratio"][phase],
-        }
-        for row in data["rows"]
-        for phase in ("load", "search", "train")
-    )
-    columns = {
-        "model": "{model}",
-        "arm": "{arm}",
-        "phase": "{phase}",
-        "forecast, MiB": "{forecast:,.0f}",
-        "peak, MiB": "{peak:,.0f}",
-        "forecast / peak": "{ratio:.3f}",
-    }
-    return Page(
-        "The memory plan against real peaks",
-        f"within {data['worst']:.0%} of the peak of every phase",
-        "`info --plan` and `train --dry-run` forecast memory before anything is loaded. Here it stands beside the most that"
-        " PyTorch's allocator had handed out at once.",
-        {
-            "Problems": f"random Llamas ({listed(dict.fromkeys(row['size'] for row in data['rows']))} parameters), whole and as"
-            " NF4 with LoRA",
-            "Seeds": FIXED,
-            "Tokens": f"prompts of {data['rows'][0]['prompt']}, rows of {data['rows'][0]['length']}; a judge's trees of"
-            f" {max(row['length'] for row in data['rows'])}",
-            "Command": command(data),
-        },
-        [
-            "`value` and `prm` train a value network and a process reward model on the search's trees; the other arms train the"
-            " policy.",
-            "",
-            *table(rows, columns),
-            f"Of what a phase adds to the loaded weights the forecast is off by at most {over:.0%}.",
-            "",
-            "## One base, many adapters",
-            "",
-            f"A random Llama of {shared['parameters'] / 1e6:.0f} million parameters in 4 bits takes {shared['base_mb']:.0f} MB."
-            f" With {shared['adapters']} adapters over it (policy, value, PRM, critic) and a reference that is the base itself"
-            f" it takes {shared['shared_mb']:.0f} MB; copies would take {shared['copies_mb']:.0f} MB"
-            " (`uv run python benchmarks/shared_base.py`).",
-        ],
-        [
-            "Random weights on a CPU. The plan for CUDA uses the same sums and was not checked on a GPU.",
-            *(
-                ["Arms that the command doesn't name were measured before it, by the same script."]
-                * ("--add" in data["command"])
-            ),
-            *note_of(data),
-        ],
-    )
-
-
-def plan_rates(data: Row) -> Page:
-    rows = (
-        {"model": row["size"] + (" (fitted)" if row["fitted"] else ""), "phase": phase}
-        | {name: row[name][phase] for name in ("forecast", "real", "ratio")}
-        for row in data["rows"]
-        for phase in row["ratio"]
-    )
-    columns = {
-        "model": "{model}",
-        "phase": "{phase}",
-        "forecast, tokens a CPU second": "{forecast:,.0f}",
-        "real": "{real:,.0f}",
-        "forecast / real": "{ratio:.2f}",
-    }
-    shares = ", ".join(f"{name} {value:.2f}" for name, value in data["shares"].items())
-    return Page(
-        "The plan's rates against real ones",
-        f"fitted on one size, the others' tokens a second are forecast within {data['worst']:.0%}, on a CPU",
-        "`info --plan --machine` reckons tokens a second from a device's peak, its memory's bandwidth and the share of them"
-        " that a phase reaches. Here the shares are fitted on one model and the same formulas forecast larger ones.",
-        {
-            "Problems": "random Llamas in fp32; 64 new tokens after prompts of 48, rows of 96 tokens",
-            "Seeds": FIXED,
-            "Tokens": "those of the table, the best of three repeats",
-            "Command": command(data),
-        },
-        [
-            *table(rows, columns),
-            f"One thread: {data['gflops']:.0f} GFLOP/s in a matrix product, {data['gb_s']:.1f} GB/s read. Shares reached:"
-            f" {shares}.",
-        ],
-        [
-            "It holds the formulas over sizes of model on one CPU thread, beside other work. The shares of a GPU in"
-            " `config/machines.yaml` are assumptions that nobody measured here.",
-            "Phases that wait for each other's stragglers, loading, and pushing weights take time that no forecast has.",
-        ],
-    )
-
-
-def scaling(data: Row) -> Page:
-    rows = [
-        row
-        | {"waiting": row["parts"]["waiting for the last trees"] / row["parts"]["search"]}
-        | {name: row["parts"][name] for name in ("search", "training", "journal")}
-        for row in data["rounds"]
-    ]
-    columns = {
-        "cards": "{cards}",
-        "questions a round": "{questions:,}",
-        "way": "{way}",
-        "search, s": "{search:,.1f}",
-        "of it waiting": "{waiting:.0%}",
-        "journal, s": "{journal:,.2f}",
-        "training, s": "{training:,.1f}",
-        "a round, s": "{seconds:,.1f}",
-        "questions an hour": "{questions_an_hour:,.0f}",
-        "efficiency": "{efficiency:.2f}",
-    }
-    best = max(data["rounds"], key=lambda row: row["questions_an_hour"])
-    usual = next(row for row in data["rounds"] if row["cards"] == 8 and row["way"] == "together")
-    facts, decoded = data["measured"], data["decode_tokens_a_second"]
-    slow = [row for row in data["rounds"] if row["parts"]["journal"] > row["parts"]["search"]]
-    bound = listed(dict.fromkeys(f"at {row['cards']} cards and {row['questions']:,} questions" for row in slow))
-    bound = bound if slow else "nowhere here"
-    return Page(
-        "Scaling, on paper",
-        f"a simulation: {usual['questions']} questions a round use {usual['efficiency']:.0%} of 8 cards;"
-        f" {best['cards']} cards at {best['questions']:,} a round {best['efficiency']:.0%}",
-        "Where search and training stop scaling, by a simulation of rounds. Together: all cards search, then train. Apart: an"
-        " eighth of the cards trains the round before while the others search, with a lag of one round (`train.lag`).",
-        {
-            "Problems": f"{data['model']} on {data['card']}; trees of {data['iterations']} expansions of {data['samples']}"
-            f" samples, {data['tokens']} tokens each in the mean (assumed)",
-            "Seeds": str(data["seed"]),
-            "Tokens": f"spread of samples' lengths as measured on {facts['trees']} trees of the embedded student",
-            "Command": command(data),
-        },
-        [
-            *table(rows, columns),
-            f"Reckoned: {decoded[str(data['rows'])]:,.0f} tokens a second a card with {data['rows']} rows,"
-            f" {decoded['1']:,.0f} with one; {data['trained_tokens_a_second']:,.0f} trained. Measured: the journal's"
-            f" writer takes {facts['bytes_a_second'] / 1e6:.0f} MB a CPU second, a tree here is"
-            f" {data['record_bytes'] / 1e3:.0f} kB. Assumed: {data['adapter_seconds']:g} s for a version's adapter, on all"
-            " engines at once.",
-            "",
-            "With few questions a round a card has few rows to decode, and a step of few rows takes about as long as one of"
-            " many: more cards want more questions a round. The one journal writer takes longer than the search"
-            f" {bound}. No more than {data['batch_size']} cards can train, a row of a minibatch each. Waiting is what the mean"
-            " card does after its last tree.",
-        ],
-        [
-            "Nothing of this was run on a GPU or on two machines. Rates are those of `config/machines.yaml`.",
-            "No network, no failures, no loading, no evaluation; prompts are free, and every engine reads the same queue.",
-            *version_of(data),
-        ],
-    )
-
-
 def startup(data: Row) -> Page:
     rows = [{**row, "name": f"`{row['command']}`"} for row in data["rows"]]
     last = rows[-1]
@@ -553,9 +392,6 @@ PAGES = (
     vllm_cpu,
     vllm_contract,
     tree_training,
-    memory,
-    plan_rates,
-    scaling,
     lag,
     startup,
 )

@@ -1,4 +1,4 @@
-"""`info --plan` and `train --dry-run`: what a run would do and take, and why it can't start."""
+"""`train --dry-run`: what a run would do and take, and why it can't start."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from alphazero_llm_trainer.cli import plan as plan_command
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.machines import parse_machine, read_machines
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
-from alphazero_llm_trainer.policy.folders import PACKAGED
+from alphazero_llm_trainer.training import start
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.memory import Counts
 from alphazero_llm_trainer.training.preflight import Preflight
@@ -84,12 +82,12 @@ def test_a_mirror_and_a_token_open_the_gate(monkeypatch: pytest.MonkeyPatch) -> 
         (["models.llama-3.2-3b.path=unsloth/Llama-3.2-3B-Instruct"], None),
         ([], "hf_" + "x" * 30),
     ]
-    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cuda", 80 << 30, 80 << 30))
+    monkeypatch.setattr(start, "device_memory", lambda: ("cuda", 80 << 30, 80 << 30))
     for overrides, token in open_ways:
         if token is not None:
             monkeypatch.setenv("HF_TOKEN", token)
         config = load_config(overrides=["student=llama-3.2-3b", "models.llama-3.2-3b.cpu=true", *overrides])
-        plan_command.check_start(config)
+        start.check_start(config)
 
 
 def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Path, capsys: Any) -> None:
@@ -140,10 +138,8 @@ def test_a_dry_run_misses_what_the_run_would_miss(
 
 @NO_CUDA
 def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> None:
-    for arguments in (["train", "--dry-run", "--path", "typo"], ["info", "--plan", "--set", "train.student=typo"]):
-        assert main([*arguments, "--student", "embedded"]) == 2
-        said = capsys.readouterr()
-        assert said.out == "" and "student folder typo has no config.json" in one_sentence(said.err)
+    assert main(["train", "--dry-run", "--path", "typo", "--student", "embedded"]) == 2
+    assert "student folder typo has no config.json" in one_sentence(capsys.readouterr().err)
     # An adapter's base is fetched like any other, and asks for the same device and token.
     adapter = nowhere / "adapter"
     adapter.mkdir()
@@ -155,67 +151,17 @@ def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> No
         assert "6.4 GB" in said.out and word in one_sentence(said.err)
 
 
-def test_info_plans_for_another_device(capsys: Any) -> None:
-    assert main(["info", "--plan", *REAL, "--memory", "6"]) == 0
-    said = capsys.readouterr().out
-    assert "of 6.00 free: does NOT fit" in said and "saves" in said and said.rstrip().endswith(("fits", "too much"))
-    assert main(["info", "--plan", *REAL, "--memory", "80"]) == 0
-    assert "of 80.00 free: fits" in capsys.readouterr().out
-    assert main(["info", "--plan", "--memory", "0"]) == 2
-    assert "--memory" in one_sentence(capsys.readouterr().err)
-
-
-def test_the_small_real_model_fits_a_laptop_of_8_gib(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cpu", 6 << 30, 8 << 30))
-    assert main(["info", "--plan", "--json", "--student", "smollm2-135m"]) == 0
-    planned = json.loads(capsys.readouterr().out)
-    assert planned["fits"] and planned["peak"] < 5 << 30
-
-
-def test_info_plans_the_training_of_judges_and_each_stage_of_a_loop(capsys: Any) -> None:
-    short = ("--set", "search.max_tokens=160")
-
-    def planned(command: str, *flags: str) -> Any:
-        assert main(["info", "--plan", "--json", "--command", command, *REAL, *short, "--memory", "24", *flags]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    value, prm, loop = planned("value"), planned("prm"), planned("loop", "--set", "loop.value=network")
-    assert value["fits"] and prm["fits"] and loop["stages"]["train"] == planned("train")
-    assert list(loop["stages"]) == ["train", "value", "prm"]
-    # A loop's judges search nothing: they learn from the trees of training.
-    assert all(part["phases"] != ["search"] for part in loop["stages"]["value"]["parts"])
-    trees = ["--set", "loop.value=network", "--set", "train.groups=tree"]
-    more = planned("loop", *trees, "--set", "train.samples=16")["stages"]["prm"]["peak"]
-    assert more > planned("loop", *trees)["stages"]["prm"]["peak"]
-    credit = planned("prm", "--set", "train.method=grpo", "--set", "train.grpo.credit=process")
-    assert credit["peak"] == prm["peak"]
-    assert value["phases"]["load"] < value["phases"]["train"] < prm["phases"]["train"]  # a PRM has logits at each token
-    assert list(planned("loop", "--set", "loop.value=none", "--set", "loop.prm=false")["stages"]) == ["train"]
-    tight = ["info", "--plan", "--command", "prm", *REAL, "--memory", "8"]
-    assert main(tight) == 0
-    assert "train.prm.collect.samples=4: saves" in capsys.readouterr().out
-    for flags in (["--command", "value"], ["--plan", "--command", "value", "--machine", "1x4090"]):
-        assert main(["info", *flags]) == 2
-        assert "--command is value" in one_sentence(capsys.readouterr().err)
-
-
-def test_a_student_without_a_shape_is_one_sentence(capsys: Any) -> None:
-    student = ["--set", "models.other={path: some/model}", "--student", "other"]
-    assert main(["info", "--plan", *student, "--memory", "8"]) == 2
-    assert "models.other.shape" in one_sentence(capsys.readouterr().err)
-
-
 def test_weights_beyond_memory_are_refused_and_less_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     config = load_config(overrides=["student=embedded"])
-    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cpu", 1 << 20, 1 << 20))
+    monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 20, 1 << 20))
     with pytest.raises(ConfigError, match="weights"):
-        plan_command.check_start(config)
-    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cpu", 64 << 20, 64 << 20))
-    plan_command.check_start(config)
+        start.check_start(config)
+    monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 64 << 20, 64 << 20))
+    start.check_start(config)
     assert "warning: this run may need" in caplog.text
     caplog.clear()
-    monkeypatch.setattr(plan_command, "device_memory", lambda: ("cpu", 1 << 40, 1 << 40))
-    plan_command.check_start(config)
+    monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 40, 1 << 40))
+    start.check_start(config)
     assert caplog.text == ""
 
 
@@ -264,111 +210,6 @@ def test_no_more_is_sampled_than_was_said(tmp_path: Path) -> None:
     # The frozen student's greedy baselines are PRE's, a response a question.
     baselines = 8 * config.search.max_tokens
     assert sum(line["cost"]["sampled_tokens"] for line in lines) <= size.sampled_tokens + baselines
-
-
-def test_a_student_s_name_may_hold_dots() -> None:
-    config = load_config(
-        overrides=["models.llama-3.2-3b.lora.rank=8", "models.v1.5={path: here}", "models.embedded.cpu=true"]
-    )
-    assert config.models["llama-3.2-3b"].lora.rank == 8 and config.models["v1.5"].path == "here"
-    assert config.models["embedded"].cpu
-
-
-# -- machines ----------------------------------------------------------------------------------------------------------
-
-
-def planned(capsys: Any, *flags: str) -> dict[str, Any]:
-    assert main(["info", "--plan", "--json", *flags]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_a_machine_gets_placements_hours_and_dollars(capsys: Any) -> None:
-    facts = planned(capsys, *REAL, "--machine", "8xH100-80", "--set", "train.grpo.batch_size=32")
-    assert "nothing of this was measured" in facts["note"] and facts["card"]["source"]
-    found = {one["name"]: one for one in facts["placements"]}
-    assert set(found) == {"one card", "ranks", "apart"} and facts["placements"][0]["fits"]
-    assert found["one card"]["needs_gib"] == pytest.approx(facts["memory"]["peak"] / 2**30)
-    search = facts["tokens"]["sampled"] / facts["tokens_a_second"]["inprocess"]["decode"]
-    search += facts["tokens"]["scored"] / facts["tokens_a_second"]["inprocess"]["score"]
-    assert found["one card"]["hours"]["search"] == pytest.approx(search / 3600)
-    for name, one in found.items():
-        total = sum(one["hours"].values())
-        assert one["dollars"] == pytest.approx(8 * facts["card"]["dollars"] * total), name
-    # Eight ranks do an eighth of everything each; the server's cards search, and one card trains.
-    assert found["ranks"]["hours"]["search"] == pytest.approx(found["one card"]["hours"]["search"] / 8)
-    assert found["ranks"]["hours"]["training"] == pytest.approx(found["one card"]["hours"]["training"] / 8)
-    assert found["apart"]["hours"]["training"] == pytest.approx(found["one card"]["hours"]["training"])
-    assert found["apart"]["engines"] == 7
-
-
-def test_rates_follow_the_card_the_model_and_the_method(capsys: Any) -> None:
-    def rates(*flags: str) -> dict[str, float]:
-        return planned(capsys, *flags)["tokens_a_second"]["inprocess"]
-
-    large, small = (rates("--student", name, "--machine", "1xa100-80") for name in ("llama-3.1-8b", "llama-3.2-1b"))
-    assert large["train"] < small["train"] / 4 and large["decode"] < small["decode"]
-    assert rates(*REAL, "--machine", "1xh100-80")["train"] > 3 * rates(*REAL, "--machine", "1xa100-80")["train"]
-    # By hand: forward, backward, and the forward again of gradient checkpointing; LoRA's backward is half of a whole one's.
-    whole = planned(capsys, "--student", "smollm2-135m", "--machine", "1x4090")
-    parameters = 134_515_008
-    assert whole["tokens_a_second"]["inprocess"]["train"] == pytest.approx(0.35 * 165e12 / (8 * parameters), rel=0.01)
-    assert rates(*REAL, "--machine", "1x4090")["train"] == pytest.approx(0.35 * 165e12 / (6 * 3.213e9), rel=0.01)
-    # PPO trains a critic beside the policy.
-    ppo = planned(capsys, "--student", "smollm2-135m", "--machine", "1x4090", "--set", "train.method=ppo")
-    names = {part["name"] for part in ppo["memory"]["parts"]}
-    assert "critic" in names and "critic" not in {part["name"] for part in whole["memory"]["parts"]}
-
-
-def test_sharded_training_is_planned_where_whole_weights_are_trained(capsys: Any) -> None:
-    full = ["--set", "train.adapter=full", "--set", "models.llama-3.2-3b.quantization=none"]
-    full += ["--set", "search.max_tokens=160"]
-    found = {one["name"]: one for one in planned(capsys, *REAL, *full, "--machine", "8x30")["placements"]}
-    assert set(found) == {"one card", "ranks", "sharded"}
-    assert found["sharded"]["fits"] and not found["one card"]["fits"] and not found["ranks"]["fits"]
-    more = {one["name"]: one for one in planned(capsys, *REAL, *full, "--machine", "4x30")["placements"]}
-    assert more["sharded"]["needs_gib"] > found["sharded"]["needs_gib"]
-    assert "sharded" not in {one["name"] for one in planned(capsys, *REAL, "--machine", "8x30")["placements"]}
-
-
-def test_a_machine_of_memory_alone_has_no_hours(capsys: Any) -> None:
-    facts = planned(capsys, *REAL, "--machine", "2x24")
-    assert facts["tokens_a_second"] == {} and all(one["hours"] is one["dollars"] is None for one in facts["placements"])
-    small = planned(capsys, *REAL, "--machine", "1x6")["placements"]
-    assert [one["fits"] for one in small] == [False] and small[0]["needs_gib"] > 6
-    assert main(["info", "--plan", *REAL, "--machine", "2x24"]) == 0
-    said = capsys.readouterr().out
-    assert "name a card" in said and "of 24 GiB on the fullest card" in said
-    assert main(["info", "--plan", *REAL, "--machine", "1x4090", "--dollars", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "$" in said and "trained (rft)" in said  # the plan is of what `train` does where nothing is named
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--machine", "8h100"],
-        ["--machine", "3xfoo"],
-        ["--machine", "0x24"],
-        ["--machine", "99999x24"],
-        ["--machine", "2xnan"],
-        ["--machine", "2x0.1"],
-        ["--machine", "1x4090", "--memory", "24"],
-        ["--machine", "1x4090", "--dollars", "-1"],
-        ["--dollars", "1"],
-    ],
-)
-def test_a_machine_that_is_none_is_one_sentence(flags: list[str], capsys: Any) -> None:
-    assert main(["info", "--plan", *flags]) == 2
-    said = one_sentence(capsys.readouterr().err)
-    assert flags[0] in said or "--memory" in said or "--dollars" in said
-    assert main(["info", "--machine", "1x4090"]) == 2 and "--plan" in capsys.readouterr().err
-
-
-def test_every_card_of_the_table_says_where_its_figures_are_from() -> None:
-    table = read_machines()
-    for name, card in table.cards.items():
-        assert len(card.source) > 10 and parse_machine(f"3x{name}", table).card == card
-    assert all(0 < share < 1 for share in table.shares.model_dump().values())
 
 
 # -- what a run begins with --------------------------------------------------------------------------------------------
@@ -446,20 +287,6 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: 
     (nowhere / "own.yaml").write_text("train: {num_examples: 60}")
     assert main(["train", "--dry-run", "--source", "60.jsonl", "--config", "own.yaml"]) == 2
     assert f"--num {few} or fewer" in one_sentence(capsys.readouterr().err)
-
-
-def test_a_dry_run_says_what_to_expect_or_that_it_knows_limits_alone(nowhere: Path, capsys: Any) -> None:
-    assert main(["train", "--dry-run", "--student", "embedded"]) == 0
-    said = capsys.readouterr().out
-    assert "to expect: about 270,000 tokens sampled in search" in said and "27 tokens" in said
-    student = nowhere / "student"
-    student.mkdir()
-    (student / "config.json").write_text((PACKAGED / "config.json").read_text())
-    assert main(["train", "--dry-run", "--student", "embedded", "--path", "student"]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "limits, which a run stays far below: 22,118,400 tokens" in said and "`train` answers 8 questions first" in said
-    )
 
 
 @pytest.mark.parametrize(
