@@ -35,13 +35,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx  # noqa: E402
 import torch  # noqa: E402
-from answers_fuzz import fuzz as fuzz_answers  # noqa: E402
 from cut_runs import SMALL, TREES, CutSample, CutTrain, product, refused, train_on, trees_of  # noqa: E402
 from cut_runs import command as command_line  # noqa: E402
 from faults import a_job, forked, keys_of, trees_in, wait_for, what_counts  # noqa: E402
 from fuzz import LONGEST_SECONDS, TARGETS, tried  # noqa: E402
 from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
-from kill_commands import COMMANDS  # noqa: E402
+from kill_test import COMMANDS  # noqa: E402
 from serve import BAD  # noqa: E402
 from test_bad_input import LINES  # noqa: E402
 from test_teacher_faults import KINDS, ONE, QUESTION, always, play  # noqa: E402
@@ -109,16 +108,6 @@ def fuzzers(rng: Random, folder: Path) -> Tries:
             wrong.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
         yield from [None] * (tries - len(wrong))
         yield from wrong
-
-
-def answers(rng: Random, folder: Path) -> Tries:
-    """Responses and gold answers: see answers_fuzz.py."""
-    num = 1000
-    found = fuzz_answers(num, rng.getrandbits(16))
-    broken = found["broken_laws"]
-    count = sum(broken.values()) if isinstance(broken, dict) else len(broken)
-    yield from [None] * (num - count)
-    yield from [f"a law of answers is broken: {str(broken)[:200]}"] * count
 
 
 # -- disks -------------------------------------------------------------------------------------------------------------
@@ -296,11 +285,11 @@ def kills(rng: Random, folder: Path) -> Tries:
 
 
 def killed_commands(rng: Random, folder: Path) -> Tries:
-    """SIGKILL at random moments of `train`, `ppo`, `eval`, `value`, `prm` or `loop`, as kill_commands.py does: what comes of it
+    """SIGKILL at random moments of `train`, `ppo`, `eval`, `value`, `prm` or `loop`, as kill_test.py does: what comes of it
     is an undisturbed run's, to the byte."""
     name, out = rng.choice(list(COMMANDS)), folder / "kills.json"
-    words = ("--kills", str(KILLS), "--seed", str(rng.getrandbits(16)), "--only", name, "--out", str(out))
-    done = script("kill_commands.py", *words)
+    words = ("--kills", str(KILLS), "--seed", str(rng.getrandbits(16)), "--commands", name, "--out", str(out))
+    done = script("kill_test.py", *words)
     if not out.is_file():
         yield f"{name}: {done.stderr[-300:]!r}"
         return
@@ -458,7 +447,6 @@ def crowds(rng: Random, folder: Path) -> Tries:
 PARTS: dict[str, Callable[[Random, Path], Tries]] = {
     "command lines that can't be": command_lines,
     "drawn by hypothesis": fuzzers,
-    "answers": answers,
     "flipped bits": flips,
     "flipped bits of weights": weights,
     "power cuts of sample": sample_cuts,

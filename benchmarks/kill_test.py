@@ -1,18 +1,24 @@
-"""Kill -9 of the driver, of search actors and of engine actors at random moments, until every question has its tree.
+"""SIGKILL at random moments, and what comes of it beside an undisturbed run's.
 
-    python benchmarks/kill_test.py --kills 20 --out benchmarks/results/kill_test.json
+    uv run python benchmarks/kill_test.py --kills 20                        # `sample` under Ray; results/kill_test.json
+    uv run python benchmarks/kill_test.py --kills 12 --commands train eval  # of each command; results/kill_commands.json
 
-It runs `alphazero-llm-trainer sample --workers 2` (Ray on this machine), kills one process after another, resumes the run
-whenever its driver was killed, and at the end compares the trees with those of an undisturbed run in one process. It
-reads /proc, so it runs on Linux alone, and kills nothing but processes below the driver that it started.
+The first runs `sample --workers 2` (Ray on this machine), kills its driver, search actors and engine actors
+one after another, resumes the run whenever its driver was killed, and compares the trees with those of a run in one process.
+It reads /proc, so it runs on Linux alone, and kills nothing but processes below the driver that it started.
+
+The second runs each command with the embedded student and tiny sizes: once undisturbed, then in a process that is killed again
+and again, loading included, and started again as its user would. Weights are compared by the byte, tables but for seconds and
+for what was cached.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
-import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,8 +34,31 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import provenance  # noqa: E402
 
+os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order
+
+RESULTS = ROOT / "benchmarks" / "results"
 KINDS = ("driver", "search actor", "engine actor")
 TITLES = {"search actor": "ray::SearchHost", "engine actor": "ray::EngineHost"}
+TRAIN = (
+    "--num-examples", "24", "--save-every", "8", "--eval-size", "8", "--student", "embedded",
+    "--set", "train.questions_per_round=8", "--set", "train.validation_size=8", "--set", "train.rows_per_round=8",
+    "--set", "train.demonstrations=20", "--set", "train.ppo.samples=2", "--set", "train.ppo.batch_size=5",
+    "--set", "train.ppo.epochs=1", "--set", "train.ppo.rows_per_round=8", "--set", "train.ppo.critic_rounds=1",
+    "--set", "train.grpo.batch_size=5", "--set", "train.grpo.epochs=1", "--set", "train.rft.batch_size=5",
+    "--set", "train.rft.updates_per_round=3",
+)  # fmt: skip
+EVAL = ("--num", "8", "--student", "embedded", "--budget-tokens", "60", "--samples", "2")
+AGAIN = ("train", "--resume", "--checkpoint-dir")
+# Each command's words, and those that it is started again with.
+COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "train": (("train", "--use-grpo", *TRAIN, "--checkpoint-dir"), AGAIN),
+    "rft": (("train", "--set", "train.groups=verified", *TRAIN, "--checkpoint-dir"), AGAIN),
+    "ppo": (("train", "--use-ppo", *TRAIN, "--checkpoint-dir"), AGAIN),
+    "eval": (("eval", *EVAL, "--out"), ("eval", *EVAL, "--resume", "--out")),
+}
+
+
+# -- processes of Ray --------------------------------------------------------------------------------------------------
 
 
 def processes() -> dict[int, tuple[int, str]]:
@@ -95,7 +125,7 @@ class Victim:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
 
-    def kill(self, kind: str, rng: random.Random) -> bool:
+    def kill(self, kind: str, rng: Random) -> bool:
         """SIGKILL one process of this kind; False where there is none now."""
         root = self.process.pid
         pids = [root] if kind == "driver" else actors(root, kind)
@@ -110,7 +140,7 @@ class Victim:
         return True
 
 
-def attack(victim: Victim, kills: int, rng: random.Random, limit: float) -> list[dict[str, Any]]:
+def attack(victim: Victim, kills: int, rng: Random, limit: float) -> list[dict[str, Any]]:
     """Kill until there were enough, then let the run end. Returns every kill: kind, seconds, trees on the disk."""
     began, done = time.monotonic(), []
     # Every kind in turn, in random order, so that each gets its share.
@@ -136,17 +166,8 @@ def attack(victim: Victim, kills: int, rng: random.Random, limit: float) -> list
     return done
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--questions", type=int, default=600)
-    parser.add_argument("--iterations", type=int, default=30, help="expansions a tree: how long one takes")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--mode", choices=("step", "token"), default="step")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds for the whole attack")
-    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
-    args = parser.parse_args()
+def under_ray(args: argparse.Namespace) -> int:
+    """The attack on `sample`; the exit code."""
     from alphazero_llm_trainer.mcts.journal import read_shards
 
     arguments = [
@@ -160,7 +181,7 @@ def main() -> int:
         folder.mkdir()
         victim = Victim(folder, arguments, args.workers, Path(scratch) / "log.txt")
         began = time.monotonic()
-        kills = attack(victim, args.kills, random.Random(args.seed), args.limit)
+        kills = attack(victim, args.kills, Random(args.seed), args.limit)
         seconds = time.monotonic() - began
         if victim.process.returncode != 0:
             print((Path(scratch) / "log.txt").read_text()[-3000:])
@@ -189,22 +210,144 @@ def main() -> int:
         "exit_code": victim.process.returncode,
         "sessions": victim.starts,
         "seconds": round(seconds, 1),
-        "command": f"python benchmarks/kill_test.py --kills {args.kills} --questions {args.questions} --seed {args.seed}"
-        f" --iterations {args.iterations} --workers {args.workers} --mode {args.mode}",
         "mode": args.mode,
         "seed": args.seed,
         "each": kills,
     }
-    rows = [("kill -9 of", "times"), *((kind, str(counts[kind])) for kind in KINDS)]
-    rows += [("all", str(len(kills))), ("", "")]
-    names = ("questions", "trees", "lost", "duplicate", "half_written", "set_aside", "same_as_undisturbed", "sessions")
-    rows += [(name.replace("_", " "), str(figures[name])) for name in names]
-    rows += [("seconds", str(figures["seconds"]))]
-    print("\n".join(f"{name:<22}{value:>7}" for name, value in rows))
-    if args.out is not None:
-        provenance.write(args.out, "kill_test", figures)
+    print("\n".join(f"{name:<22}{value!s:>7}" for name, value in figures.items() if name not in ("each", "command")))
+    provenance.write(args.out or RESULTS / "kill_test.json", "kill_test", figures)
     good = status == "complete" and not (figures["lost"] or figures["duplicate"] or figures["half_written"] or aside)
     return 0 if good and same == len(expected) else 1
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+def started(words: tuple[str, ...], out: Path, log: Path) -> int:
+    """The process id of a command in a process of its own, where the libraries are loaded already."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    where = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(where, 1)
+    os.dup2(where, 2)
+    code = 1
+    try:
+        from alphazero_llm_trainer.cli.main import main as command
+
+        code = command([*words, str(out)])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def ended(pid: int, seconds: float) -> int | None:
+    """The exit code of a process, or None where it still runs after so many seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.005)
+
+
+def products(folder: Path) -> dict[str, str]:
+    """A hash of each file that the run is for: weights as they are, tables without what differs between any two runs."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if any(part.startswith("checkpoint-") for part in path.relative_to(folder).parts):
+            continue
+        name = re.sub(
+            r"^run-\d+", "run", str(path.relative_to(folder))
+        )  # a run that was killed at once has a number too
+        if path.suffix == ".safetensors":
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.name == "results.json":
+            found[name] = hashlib.sha256(json.dumps(timeless(json.loads(path.read_text()))).encode()).hexdigest()
+    return found
+
+
+def timeless(value: Any) -> Any:
+    """A table without seconds, hashes of those, and how much was cached."""
+    if isinstance(value, dict):
+        left = {
+            key: one for key, one in value.items() if "seconds" not in key and "cached" not in key and key != "sha256"
+        }
+        return {key: timeless(one) for key, one in left.items()}
+    return [timeless(one) for one in value] if isinstance(value, list) else value
+
+
+def attacked(name: str, kills: int, rng: Random, scratch: Path) -> dict[str, Any]:
+    """Run a command undisturbed, then under `kills` kills, and compare."""
+    first, again = COMMANDS[name]
+    log, began = scratch / f"{name}.log", time.monotonic()
+    code = ended(started(first, scratch / f"{name}-whole", log), 3600)
+    seconds = time.monotonic() - began
+    if code != 0:
+        raise SystemExit(f"{name} undisturbed ended with {code}: {log.read_text()[-2000:]}")
+    out, killed, failures = scratch / f"{name}-killed", 0, 0
+    while True:
+        # `--resume` finds a run once there is one; before, the command is started anew.
+        there = any(out.rglob("run.json"))
+        pid = started(again if there else first, out, log)
+        code = ended(pid, rng.uniform(0.0, 0.2 * seconds * (1 + killed / 6)) if killed < kills else 3600)
+        if code is None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            killed += 1
+            continue
+        if code == 0:
+            break
+        failures += 1
+        print(log.read_text()[-1500:])
+        if failures > 3:
+            break
+    whole, found = products(scratch / f"{name}-whole"), products(out)
+    differ = sorted(file for file in whole.keys() | found.keys() if whole.get(file) != found.get(file))
+    spent = {"seconds": time.monotonic() - began, "undisturbed_seconds": seconds}
+    return {"kills": killed, "failures": failures, "files": len(whole), "differ": differ, **spent}
+
+
+def of_commands(args: argparse.Namespace) -> int:
+    """The attack on commands; the exit code."""
+    import torch
+
+    import alphazero_llm_trainer.cli.main
+    import alphazero_llm_trainer.eval.cells
+    import alphazero_llm_trainer.policy.student  # noqa: F401 - loaded once, for all processes
+
+    torch.set_num_threads(1)
+    rng, rows = Random(args.seed), {}
+    with tempfile.TemporaryDirectory(prefix="kill-commands-") as scratch:
+        for name in args.commands:
+            rows[name] = found = attacked(name, args.kills, rng, Path(scratch))
+            print(
+                f"{name:18}{found['kills']:4} kills {found['failures']:3} failures {found['files']:3} files"
+                f" {len(found['differ']):3} differ {found['seconds']:6.0f} s",
+                flush=True,
+            )
+            figures = {"seed": args.seed, "commands": rows}
+            provenance.write(args.out or RESULTS / "kill_commands.json", "kill_commands", figures)
+    return int(any(row["failures"] or row["differ"] for row in rows.values()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="in all under Ray, of each command with --commands")
+    parser.add_argument("--commands", nargs="+", choices=COMMANDS, help="kill these instead")
+    parser.add_argument("--questions", type=int, default=600)
+    parser.add_argument("--iterations", type=int, default=30, help="expansions a tree: how long one takes")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--mode", choices=("step", "token"), default="step")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds for the whole attack under Ray")
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON (default: benchmarks/results)")
+    args = parser.parse_args()
+    return of_commands(args) if args.commands else under_ray(args)
 
 
 if __name__ == "__main__":

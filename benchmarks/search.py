@@ -4,12 +4,11 @@
     uv run python benchmarks/search.py --quick    # a smoke test of the same code, its figures mean nothing
 
 Feasibility setting: a random 3 M-parameter Llama, prompts of 160 random tokens, 24 simulations, k = 5, c = 2, rollouts to
-a horizon of 96 tokens, a reward that is a hash of the response. Arms: (a) the plain way of `plain_search.py`, a baseline
+a horizon of 96 tokens, a reward that is a hash of the response. Arms: (a) the plain way of `PlainSearch`, a baseline
 (every logits call and every rollout computes its prefix again, beam 3, one tree at a time); (b) the same with greedy
 rollouts; (c) ours with greedy rollouts and 1 to 256 trees at once. How far a tree branches decides what it costs, so ours
 is also measured under other rewards and a sharper policy ((a) costs the same under all of them but for a node's depth),
-and with (a)'s own beam rollouts. Then the embedded student on real problems, graded by the training verifier, where
-rollouts are sampled and less can be remembered; then cost against work.
+and with (a)'s own beam rollouts.
 
 Every arm runs in a process of its own, one thread, after a warm-up. The plain arms are slow: they search fewer trees (the
 first of the same ones) and are compared by the simulation. "Unique" tokens are the distinct prefixes of a tree's prompt
@@ -22,14 +21,14 @@ import argparse
 import asyncio
 import gc
 import hashlib
+import math
 import multiprocessing
 import platform
-import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ import torch
 ROOT_FOLDER = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT_FOLDER))
 
-from alphazero_llm_trainer.collect import make_evaluate  # noqa: E402
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine import native  # noqa: E402
@@ -47,17 +45,131 @@ from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.mcts.driver import Search, derive_seed  # noqa: E402
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree  # noqa: E402
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens  # noqa: E402
-from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 from benchmarks.engine import random_llama  # noqa: E402
-from benchmarks.plain_search import Nested, PlainSearch, PlainSettings  # noqa: E402
 
 SEED = 7
-FIRST_TASK = 5000  # embedded training problems from this number on
 TOP_K, EXPLORATION, BEAMS = 5, 2.0, 3
 Evaluate = Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]
+
+
+# -- the plain way: a baseline, not part of the product ----------------------------------------------------------------
+
+# {token: (visits, sum of rewards, children)}: what a search is compared by.
+Nested = dict[int, tuple[int, float, "Nested"]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSettings:
+    """`rollout` is "beam" or "greedy"; `horizon` counts a response's tokens from the prompt."""
+
+    simulations: int = 24
+    top_k: int = 5
+    exploration: float = 2.0
+    horizon: int = 96
+    rollout: str = "beam"
+    beams: int = 3
+
+
+@dataclass(eq=False)
+class Node:
+    """A token of the tree; the root's is -1."""
+
+    token: int
+    prior: float
+    visits: int = 0
+    total: float = 0.0
+    reward: float | None = None  # a terminal node's
+    children: list[Node] = field(default_factory=list)
+
+    def nested(self) -> Nested:
+        return {child.token: (child.visits, child.total, child.nested()) for child in self.children}
+
+    def select(self, exploration: float) -> Node:
+        """PUCT (Silver et al. 2017); `max` keeps the earliest on ties."""
+
+        def score(child: Node) -> float:
+            value = child.total / child.visits if child.visits else 0.0
+            return value + exploration * child.prior * math.sqrt(self.visits) / (1 + child.visits)
+
+        return max(self.children, key=score)
+
+
+class PlainSearch:
+    """The searches of one model.
+
+    Args:
+        model: a causal language model of transformers; its generation config says what ends a response.
+        settings: see `PlainSettings`.
+        finished: whether a response is complete after its last token.
+        verify: the reward in [0, 1] of a complete response (or of one cut at the horizon).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: PlainSettings,
+        finished: Callable[[tuple[int, ...]], bool],
+        verify: Callable[[tuple[int, ...]], float],
+    ) -> None:
+        self.model, self.settings, self.finished, self.verify = model, settings, finished, verify
+
+    @torch.inference_mode()
+    def run(self, prompt: tuple[int, ...], seed: int = 0) -> Node:
+        """The root of a finished tree. `seed` decides sampled rollouts."""
+        torch.manual_seed(seed)
+        root = Node(-1, 1.0)
+        for _ in range(self.settings.simulations):
+            path = [root]
+            while path[-1].children:
+                path.append(path[-1].select(self.settings.exploration))
+            reward = self.evaluate(prompt, path)
+            for node in path:
+                node.visits += 1
+                node.total += reward
+        return root
+
+    def evaluate(self, prompt: tuple[int, ...], path: list[Node]) -> float:
+        """The reward of the leaf at the end of `path`: its own where the response ends there, else a rollout's."""
+        leaf, response = path[-1], tuple(node.token for node in path[1:])
+        if leaf.reward is not None:
+            return leaf.reward
+        if len(response) >= self.settings.horizon or (response and self.finished(response)):
+            leaf.reward = self.verify(response)
+            return leaf.reward
+        leaf.children = self.expand(prompt + response)
+        return self.verify(self.rollout(prompt, response))
+
+    def expand(self, prefix: tuple[int, ...]) -> list[Node]:
+        """The likeliest next tokens, priors normalised over them: one forward over the whole prefix."""
+        logits = self.model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0, -1]
+        best, tokens = logits.float().topk(self.settings.top_k)
+        return [Node(*pair) for pair in zip(tokens.tolist(), best.softmax(-1).tolist(), strict=True)]
+
+    def rollout(self, prompt: tuple[int, ...], response: tuple[int, ...]) -> tuple[int, ...]:
+        """The whole response after one `generate`, cut where it is complete."""
+        settings, prefix = self.settings, prompt + response
+        how: dict[str, Any] = {"do_sample": False}
+        if settings.rollout == "beam":
+            # The best total log-probability, so no normalisation by length.
+            how |= {"num_beams": settings.beams, "length_penalty": 0.0}
+        ids = torch.tensor([prefix])
+        made = self.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=settings.horizon - len(response),
+            pad_token_id=0,
+            **how,
+        )
+        whole = tuple(made[0, len(prompt) :].tolist())
+        for end in range(len(response) + 1, len(whole)):
+            if self.finished(whole[:end]):
+                return whole[:end]
+        return whole
+
+
+# -- arms --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +178,14 @@ class Arm:
     returned to be compared."""
 
     label: str
-    model: str  # "random" or "embedded"
     method: str  # "plain" or "ours"
-    rollout: str  # "beam", "greedy" or "sample"
+    rollout: str  # "beam" or "greedy"
     trees: int
     at_once: int = 0
     simulations: int = 24
     prompt: int = 160
     horizon: int = 96
-    reward: str = "levels"  # of the random model, see `REWARDS`; the embedded student's is the training verifier's
+    reward: str = "levels"  # of the random model, see `REWARDS`
     sharpness: float = 1.0  # of the random model: its logits are multiplied by this
     keep: int = 0
 
@@ -125,23 +236,15 @@ class Setting:
     """
 
     def __init__(self, arm: Arm) -> None:
-        self.student: Any
-        if arm.model == "random":
-            model = random_llama()
-            model.generation_config.eos_token_id = None
-            with torch.no_grad():
-                model.model.norm.weight.mul_(arm.sharpness)
-            self.student = TokenIds(model)
-            generator = torch.Generator().manual_seed(1)
-            drawn = torch.randint(2, model.config.vocab_size, (arm.trees, arm.prompt), generator=generator).tolist()
-            self.problems = [Problem(f"random/{i}", self.student.decode(ids), "random") for i, ids in enumerate(drawn)]
-            self.grade = evaluate_by(arm.reward)
-        else:
-            config = load_config(overrides=["student=embedded", "rewards.use_student_model=false"])
-            self.student = load_student(config)
-            tasks = load_tasks("embedded", "train", arm.trees, start=FIRST_TASK)
-            self.problems = [task.problem for task in tasks]
-            self.grade = make_evaluate(config.rewards, None, {task.problem.id: task for task in tasks})
+        model = random_llama()
+        model.generation_config.eos_token_id = None
+        with torch.no_grad():
+            model.model.norm.weight.mul_(arm.sharpness)
+        self.student = TokenIds(model)
+        generator = torch.Generator().manual_seed(1)
+        drawn = torch.randint(2, model.config.vocab_size, (arm.trees, arm.prompt), generator=generator).tolist()
+        self.problems = [Problem(f"random/{i}", self.student.decode(ids), "random") for i, ids in enumerate(drawn)]
+        self.grade = evaluate_by(arm.reward)
         self.policy = EngineTokens(self.student, 1.0, BEAMS)
         search = {
             "mode": "token",
@@ -217,7 +320,7 @@ class Watched:
 
 
 def nested(tree: Tree, node: int = ROOT) -> Nested:
-    """A tree of one token a node in the form of `plain_search.Nested`."""
+    """A tree of one token a node in the form of `Nested`."""
     return {
         tree.token_ids[child][0]: (tree.N[child], tree.W[child], nested(tree, child)) for child in tree.children[node]
     }
@@ -257,12 +360,6 @@ def grow_ours(setting: Setting, arm: Arm) -> tuple[list[Nested], Work]:
     return [nested(trees[i]) for i in range(arm.keep)], work
 
 
-def peak_mib() -> float:
-    """The most memory that this process has held."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
-
-
 def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
     """Measure one arm in this process: figures, and the first `arm.keep` trees."""
     torch.set_num_threads(1)
@@ -271,7 +368,6 @@ def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
     grow(Setting(warm), warm)
     setting = Setting(arm)
     gc.freeze()  # as `sample` does once it has loaded: collections leave the libraries' objects alone
-    loaded = peak_mib()
     began, cpu_began = time.perf_counter(), time.process_time()
     trees, work = grow(setting, arm)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu_began
@@ -287,8 +383,6 @@ def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
         "tokens_per_unique_token": work.tokens / setting.unique_tokens(),
         "rows_per_forward": work.rows / work.forwards,
         "forward_share": work.forward_seconds / wall,
-        "peak_mib": peak_mib(),
-        "peak_over_loaded_mib": peak_mib() - loaded,
     }
     return figures, trees[: arm.keep]
 
@@ -303,44 +397,14 @@ def measure(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
         return pool.submit(run_arm, arm).result()
 
 
-def print_row(row: dict[str, Any], base: dict[str, Any] | None) -> None:
+def print_row(row: dict[str, Any], base: dict[str, Any]) -> None:
     """One line of a table; `base` is what CPU time is compared with."""
-    gain = "" if base is None else f"{base['cpu_ms_per_simulation'] / row['cpu_ms_per_simulation']:.1f}x"
-    cells = [
-        f"{row['label']:28}",
-        f"{row['trees']:5}",
-        f"{row['at_once'] or row['trees']:5}",
-        f"{row['simulations_per_second']:8,.1f}",
-        f"{row['cpu_ms_per_simulation']:8.2f}",
-        f"{gain:>8}",
-        f"{row['tokens_per_simulation']:8,.1f}",
-        f"{row['tokens_per_unique_token']:8.2f}",
-        f"{row['rows_per_forward']:7.1f}",
-        f"{row['forward_share']:7.0%}",
-        f"{row['peak_mib']:7,.0f}",
-        f"{row['peak_over_loaded_mib']:7,.0f}",
-    ]
-    print(*cells, flush=True)
-
-
-def print_head(title: str, gain: str = "") -> None:
-    heads = [
-        ("", "", 28),
-        ("", "trees", 5),
-        ("at", "once", 5),
-        ("", "sims/s", 8),
-        ("CPU ms", "a sim", 8),
-        (gain, "", 8),
-        ("tokens", "a sim", 8),
-        ("tokens", "a unique", 8),
-        ("rows a", "forward", 7),
-        ("time in", "forward", 7),
-        ("peak", "MiB", 7),
-        ("above", "loaded", 7),
-    ]
-    print(f"\n{title}")
-    for line in (0, 1):
-        print(*(f"{head[line]:>{head[2]}}" for head in heads))
+    print(
+        f"{row['label']:28} {row['trees']:5} {row['at_once'] or row['trees']:5} {row['simulations_per_second']:10,.1f} sims/s"
+        f" {row['cpu_ms_per_simulation']:8.2f} CPU ms {base['cpu_ms_per_simulation'] / row['cpu_ms_per_simulation']:7.1f}x"
+        f" {row['tokens_per_simulation']:8,.1f} tokens a sim {row['tokens_per_unique_token']:6.2f} a unique token",
+        flush=True,
+    )
 
 
 def same(ours: list[Nested], plain: list[Nested]) -> tuple[int, int]:
@@ -351,12 +415,12 @@ def same(ours: list[Nested], plain: list[Nested]) -> tuple[int, int]:
 
 def compare(title: str, arms: list[Arm]) -> dict[str, Any]:
     """Run the arms of one setting and print the table. The first is what CPU time is compared with."""
-    print_head(title, "CPU gain")
+    print(title)
     rows: list[dict[str, Any]] = []
     plain: dict[str, list[Nested]] = {}
     for arm in arms:
         row, trees = measure(arm)
-        print_row(row, rows[0] if rows else None)
+        print_row(row, rows[0] if rows else row)
         rows.append(row)
         if arm.method == "plain":
             plain[arm.rollout] = trees
@@ -370,76 +434,26 @@ def compare(title: str, arms: list[Arm]) -> dict[str, Any]:
     return {"setting": title, "rows": rows}
 
 
-def sweep(base: Arm) -> list[dict[str, Any]]:
-    """Cost against work: the base, then more trees, more simulations, longer prompts and responses."""
-    print_head("cost against work, ours, greedy rollouts, random Llama 3 M")
-    arms = [
-        base,
-        replace(base, label="10x the trees", trees=10 * base.trees),
-        replace(base, label="10x the simulations", simulations=10 * base.simulations),
-        replace(base, label="4x the length", prompt=4 * base.prompt, horizon=4 * base.horizon),
-    ]
-    rows: list[dict[str, Any]] = []
-    for arm in arms:
-        row, _ = measure(arm)
-        rows.append(row)
-        row["cpu_growth"] = row["cpu_seconds"] / rows[0]["cpu_seconds"]
-        row["token_growth"] = row["computed_tokens"] / rows[0]["computed_tokens"]
-        print_row(row, None)
-        print(
-            f"    CPU time {row['cpu_seconds']:.1f} s, {row['cpu_growth']:.1f}x the base's;"
-            f" computed tokens {row['computed_tokens']:,}, {row['token_growth']:.1f}x"
-        )
-    return rows
-
-
 def feasibility_arms(args: argparse.Namespace) -> list[Arm]:
     size: dict[str, Any] = {"prompt": 40, "horizon": 16, "simulations": 8} if args.quick else {}
     few, some = (1, 2) if args.quick else (args.beam_trees, args.greedy_trees)
     counts = (1, 4) if args.quick else (1, 16, 64, 256)
     plain = [
-        Arm("(a) plain, beam 3", "random", "plain", "beam", few, 1, keep=few),
-        Arm("(b) plain, greedy", "random", "plain", "greedy", some, 1, keep=some),
+        Arm("(a) plain, beam 3", "plain", "beam", few, 1, keep=few),
+        Arm("(b) plain, greedy", "plain", "greedy", some, 1, keep=some),
     ]
-    ours = [Arm("(c) ours, greedy", "random", "ours", "greedy", max(n, some), n, keep=some) for n in counts]
+    ours = [Arm("(c) ours, greedy", "ours", "greedy", max(n, some), n, keep=some) for n in counts]
     # The very trees of (a): what is gained where a rollout says nothing about its nodes' own.
-    beam = Arm("ours, beam 3", "random", "ours", "beam", counts[0] if args.quick else 8, keep=few)
+    beam = Arm("ours, beam 3", "ours", "beam", counts[0] if args.quick else 8, keep=few)
     rewards = [
-        Arm(f"ours, greedy, {name}", "random", "ours", "greedy", counts[-2], reward=reward)
+        Arm(f"ours, greedy, {name}", "ours", "greedy", counts[-2], reward=reward)
         for name, reward in (("reward 0/1", "coin"), ("all right", "right"), ("all wrong", "wrong"))
     ]
     # Random weights are nearly indifferent between tokens (the likeliest has 0.008). With their logits times 8 it has
     # 0.79 on average, as a trained model's: the same greedy rollouts, a tree that branches less.
-    sharp = Arm("ours, greedy, sharp policy", "random", "ours", "greedy", counts[-2], sharpness=8.0)
+    sharp = Arm("ours, greedy, sharp policy", "ours", "greedy", counts[-2], sharpness=8.0)
     again = replace(plain[0], label="(a) again: the noise", keep=0)
     return [replace(arm, **size) for arm in (*plain, *ours, *rewards, sharp, beam, again)]
-
-
-def student_arms(args: argparse.Namespace) -> list[Arm]:
-    # The product's default length; the end token usually comes long before.
-    size: dict[str, Any] = {"horizon": 160} | ({"simulations": 8} if args.quick else {})
-    some = 2 if args.quick else args.student_trees
-    counts = (1, 4) if args.quick else (1, 16, 64, 256)
-    plain = [
-        Arm("(a) plain, beam 3", "embedded", "plain", "beam", some, 1, keep=some),
-        Arm("(b) plain, sampled", "embedded", "plain", "sample", some, 1),
-        Arm("(b) plain, greedy", "embedded", "plain", "greedy", some, 1, keep=some),
-    ]
-    # So little work a tree that one alone can't be timed.
-    least = 4 if args.quick else 64
-    ours = [Arm("(c) ours, sampled", "embedded", "ours", "sample", max(n, least), n) for n in counts]
-    greedy = Arm("ours, greedy", "embedded", "ours", "greedy", least, counts[-2], keep=some)
-    return [replace(arm, **size) for arm in (*plain, *ours, greedy)]
-
-
-def device() -> str:
-    """What it ran on, in words."""
-    name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            name = line.partition(":")[2].strip()
-            break
-    return f"{name}, 1 thread"
 
 
 def main() -> None:
@@ -447,7 +461,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
     parser.add_argument("--beam-trees", type=int, default=2, help="trees of (a), feasibility setting")
     parser.add_argument("--greedy-trees", type=int, default=4, help="trees of (b), feasibility setting")
-    parser.add_argument("--student-trees", type=int, default=8, help="trees of each plain arm, embedded student")
     parser.add_argument("--out", type=Path, default=ROOT_FOLDER / "benchmarks" / "results" / "search.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -456,33 +469,16 @@ def main() -> None:
     feasibility = compare(
         "feasibility setting, random Llama 3 M; CPU gain over (a), per simulation", feasibility_arms(args)
     )
-    student = compare(
-        "embedded student 0.66 M, real problems and verifier; CPU gain over (a), per simulation", student_arms(args)
-    )
-    base = Arm("base", "random", "ours", "greedy", 8)
-    if args.quick:
-        base = replace(base, trees=2, simulations=4, prompt=20, horizon=12)
-    work = sweep(base)
     result = {
-        "command": " ".join(["python benchmarks/search.py", *quoted(args)]),
-        "device": device(),
+        "device": f"{platform.machine()}, 1 thread",
         "torch": torch.__version__,
-        "seeds": {"weights": 0, "prompts": 1, "search": SEED, "tasks_from": FIRST_TASK},
+        "seeds": {"weights": 0, "prompts": 1, "search": SEED},
         "top_k": TOP_K,
         "exploration": EXPLORATION,
         "seconds": time.perf_counter() - began,
         "feasibility": feasibility,
-        "student": student,
-        "work": work,
     }
     provenance.write(args.out, "search", result)
-
-
-def quoted(args: argparse.Namespace) -> list[str]:
-    """The arguments that decide the figures; where the file went is nobody's business."""
-    sizes = ("beam_trees", "greedy_trees", "student_trees")
-    words = [f"--{name.replace('_', '-')} {getattr(args, name)}" for name in sizes]
-    return ["--quick"] if args.quick else words
 
 
 if __name__ == "__main__":

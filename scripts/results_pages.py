@@ -4,98 +4,301 @@
     uv run python scripts/results_pages.py --check      # exit 1 where a page and its JSON differ
     uv run python scripts/results_pages.py --release    # and where a figure of README's is older than the code it speaks of
 
-A page is one function of `pages/`, with the name of its JSON file. Every figure is read from the JSON or computed from it,
-and so is every "better" or "no difference shown" beside one, so that no sentence outlives a new measurement. README's
-differences are computed again from results by problem, where the JSON has them.
+What stands on a page is declared in `results_pages.yaml`: headings, sentences, and tables with the place of their rows in a
+JSON and a template a column. Every figure in them, and every "better" or "no difference shown" beside one, is a template that
+this script fills, so that no sentence outlives a new measurement. A template is `{path}` or `{path:format}`:
 
-A page says at which commit its JSON was measured and which of the modules it depends on have changed since. The working tree
-counts: a change of such a module and the page that tells it belong into one commit. Where git has no whole history (a
-shallow clone, a source archive) ages are left as the pages have them.
+    {summary[arm=search].greedy:ci}     keys from the JSON's root or the table's row; a list's entry by its number or a key
+    {@ladder.problems:,}                from another JSON
+    {first over second:.1f}             a ratio
+    {after.accuracy|test_greedy:ci}     the first that is there
+    {$0}, {$1}                          in a table: the keys that stood at a `*` of `rows`
+
+Formats are Python's, and `ci`, `gain`, `judged`, `verdict` of a value with its interval, `list` and `count` of a list.
+
+A part of a page names the commit its JSON was measured at, and which of the modules it depends on differ from it in the
+working tree: a change of such a module and the page that tells it belong into one commit. Where git has no whole history (a
+shallow clone, a source archive) these lines stay as the pages have them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pages import age, answers, engines, learning, negative, readme, real, robustness, trl
-from pages.learning import learning_curves
-from pages.page import (
-    DATA,
-    FROM_RULES_CHART,
-    IMPROVEMENT_CHART,
-    PAGES,
-    README,
-    REPOSITORY,
-    ROOT,
-    STUDENT,
-    Page,
-    Row,
-    listed,
-    load,
-    load_if_there,
-    recorded,
-    splits,
-)
+import yaml
 
-# Stem of the JSON file, which is the function's name -> its page.
-LEARNING = {page.__name__: page for page in (*learning.PAGES, *answers.PAGES, *real.PAGES, *trl.PAGES)}
-MACHINERY = {page.__name__: page for page in (*engines.PAGES, *robustness.PAGES)}
-# Page -> other JSON files that it is made of.
-PARTS = {
-    "from_rules": ("from_rules_large_rounds",),
-    "real_ladder": ("real_ladder_first", "real_judges", "real_structures"),
-    "vllm_cpu": ("step_search_vllm",),
-    "search_budgets": ("search_budgets_embedded",),
-}
-NEGATIVE = "what_did_not_help"  # the page that is made of many
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.provenance import git  # noqa: E402
+
+DATA, PAGES, README = ROOT / "benchmarks" / "results", ROOT / "docs" / "results", ROOT / "README.md"
+STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student" / "manifest.json"
+DECLARED = Path(__file__).with_suffix(".yaml")
+REPOSITORY = "https://github.com/alphazero-llm-trainer/alphazero-llm-trainer"
+PACKAGE = "alphazero_llm_trainer/"
+MEASURED = "- **Measured"  # how the line on a JSON's age begins
+OLDER = "Older than the code it speaks of:"  # how README's line on ages begins
+# Rooms by the names that older JSON has for them.
+NOW = {"train": "training", "search": "mcts", "train/": "training/", "search/": "mcts/"}
+TEMPLATE = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")
+DOT = re.compile(r"\.(?![^\[]*\])")  # between two steps of a path; not inside of a condition
+STEP = re.compile(r"([^\[\]]*)((?:\[[^\]]*\])*)$")
 
 
-def file_of(stem: str) -> Path:
-    return STUDENT if stem == "student" else DATA / f"{stem}.json"
+class PageError(Exception):
+    """A declaration that asks for what no JSON has, or a JSON without an age."""
 
 
-def parts(stem: str) -> dict[str, Row]:
-    """The JSON files of a page that are there, its own first."""
-    found = {one: load_if_there(one) for one in (stem, *PARTS.get(stem, ()))}
-    return {one: data for one, data in found.items() if data is not None}
+class MissingError(Exception):
+    """A figure that isn't there."""
 
 
-def ages(stem: str, path: Path) -> list[str]:
-    """The lines on how old a page's figures are; as the page in `path` has them where there is no history."""
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+READ: dict[str, dict[str, Any]] = {}  # the JSON files that were asked for
+
+
+def load(stem: str) -> dict[str, Any]:
+    if stem not in READ:
+        path = STUDENT if stem == "student" else DATA / f"{stem}.json"
+        READ[stem] = json.loads(path.read_text(encoding="utf-8"))
+    return READ[stem]
+
+
+def entries(value: Any, path: Sequence[str], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What lies at a path below `value`, with the keys that `*` stood for; nothing where a key is missing.
+
+    A step is a key, a number, or `*`, and then conditions `[key=pattern]` on the entries of the list that it leads to.
+    """
+    if not path:
+        yield keys, value
+        return
+    step = STEP.match(path[0])
+    assert step is not None, path
+    name, conditions = step.groups()
+    if name == "*":
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+        found = [((*keys, str(key)), one) for key, one in pairs]
+    elif isinstance(value, Mapping):
+        found = [(keys, value[name])] if name in value else []
+    else:
+        found = [(keys, value[int(name)])] if isinstance(value, list) and name.lstrip("-").isdigit() else []
+    if conditions:
+        wanted = [condition.split("=", 1) for condition in conditions[1:-1].split("][")]
+        found = [(keys, one) for keys, many in found for one in many if fits(one, wanted)]
+    for more, one in found:
+        yield from entries(one, path[1:], more)
+
+
+def fits(entry: Mapping[str, Any], wanted: Sequence[Sequence[str]]) -> bool:
+    """Whether a list's entry has all values that are wanted, which are regular expressions."""
+    return all(re.fullmatch(pattern, str(entry.get(key))) for key, pattern in wanted)
+
+
+def lookup(path: str, row: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
+    """The figure at a path of the row, else of the JSON; None where neither has it."""
+    for choice in path.split("|"):
+        if choice.isdigit() and choice not in row:
+            return int(choice)
+        stem, _, rest = choice.removeprefix("@").partition(".")
+        places = [load(stem)] if choice.startswith("@") else [row, data]
+        steps = DOT.split(rest if choice.startswith("@") else choice)
+        for place in places:
+            for _, value in entries(place, steps):
+                return value
+    return None
+
+
+def triple(found: Any) -> tuple[float, float, float]:
+    """A value with its 95% interval, however a JSON holds it."""
+    if isinstance(found, Mapping):
+        return found["value"], found["low"], found["high"]
+    value, low, high = found
+    return value, low, high
+
+
+def verdict(found: Any) -> str:
+    """What a paired difference says: its interval lies above zero, below it, or holds it."""
+    _, low, high = triple(found)
+    return "better" if low > 0 else "worse" if high < 0 else "no difference shown"
+
+
+def listed(values: Sequence[Any]) -> str:
+    *first, last = [f"{value:.3f}" if isinstance(value, float) else str(value) for value in values] or ["none"]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def shown(value: Any, how: str) -> str:
+    """A figure in one of the script's formats, or in Python's."""
+    if how == "ci":
+        return "{:.3f} [{:.3f}, {:.3f}]".format(*triple(value))
+    if how == "gain":
+        return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*triple(value))
+    if how == "judged":
+        return f"{shown(value, 'gain')}, {verdict(value)}"
+    if how == "verdict":
+        return verdict(value)
+    if how == "list":
+        return listed(value)
+    return f"{len(value):,}" if how == "count" else format(value, how)
+
+
+def row_key(row: Mapping[str, Any], name: str) -> str:
+    """What `$name` inside of a path stands for: a key that `*` stood for, or a figure of the row."""
+    return str(row[f"${name}"] if name.isdigit() else row[name])
+
+
+def filled(text: str, row: Mapping[str, Any], data: Mapping[str, Any], strict: bool = True) -> str:
+    """A text with its figures. One that isn't there is an error in a sentence, and empties a cell (not `strict`)."""
+
+    def figure(match: re.Match[str]) -> str:
+        path, how = match[1], match[2] or ""
+        path = re.sub(r"(?<=.)\$(\d|\w+)", lambda key: row_key(row, key[1]), path)
+        parts = [lookup(part, row, data) for part in path.split(" over ")]
+        if any(part is None for part in parts):
+            raise MissingError(path)
+        return shown(parts[0] if len(parts) == 1 else parts[0] / parts[1], how)
+
     try:
-        return [age.line(data, "" if one == stem else one) for one, data in parts(stem).items()]
-    except age.NoHistoryError:
-        old = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [line for line in old if line.startswith(age.LINE)]
+        return TEMPLATE.sub(figure, text)
+    except MissingError as error:
+        if strict:
+            raise PageError(f"no JSON has {error}, which {text!r} asks for") from None
+        return ""
 
 
-def unrecorded(stem: str) -> list[str]:
-    """The limit of a page of accuracies whose JSON has no results by problem."""
-    if stem not in {*LEARNING, "lag"} - {"overlap", "student"}:
-        return []
-    bare = [f"`{one}.json`" for one, data in parts(stem).items() if not recorded(data)]
-    return [f"Intervals of {listed(bare)} can't be computed again: no results by problem were kept."] if bare else []
+def table(declared: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    """A Markdown table. `names` renames the first key that `*` stood for, and leaves out what it doesn't name."""
+    columns: dict[str, str] = declared["columns"]
+    lines = []
+    names = declared.get("names")
+    for keys, found in entries(data, DOT.split(declared["rows"])):
+        if names is not None and keys[0] not in names:
+            continue
+        row = dict(found) if isinstance(found, Mapping) else {"value": found}
+        row |= {f"${at}": key for at, key in enumerate(keys)}
+        row |= {"$0": names[keys[0]]} if names is not None else {}
+        lines.append(" | ".join(filled(template, row, data, strict=False) for template in columns.values()))
+    if not lines:
+        raise PageError(f"no JSON has rows at {declared['rows']!r}")
+    head = [
+        f"| {' | '.join(filled(name, {}, data) for name in columns)} |",
+        "|".join(["", "---", *["---:"] * (len(columns) - 1), ""]),
+    ]
+    caption = [filled(declared["caption"], {}, data), ""] if "caption" in declared else []
+    return ["", *caption, *head, *(f"| {line} |" for line in lines), ""]
 
 
-def text_of(stem: str, page: Page) -> str:
-    """A page as Markdown. Its tables get the room of the table of contents."""
-    source = file_of(stem).relative_to(ROOT).as_posix()
-    facts = {**page.facts, "Data": f"[`{source}`]({REPOSITORY}/blob/main/{source})"}
-    return squeezed(
-        [
-            *("---", "hide: [toc]", "---", "", f"# {page.title}", ""),
-            f"<!-- Written by scripts/results_pages.py from {source}: change those. -->",
-            *("", page.intro, ""),
-            *(f"- **{name}**: {text}" for name, text in facts.items()),
-            *ages(stem, PAGES / f"{stem}.md"),
-            *page.body,
-            *("", "## What this does not show", ""),
-            *(f"- {limit}" for limit in (*page.limits, *unrecorded(stem))),
-        ]
-    )
+# -- ages --------------------------------------------------------------------------------------------------------------
+
+
+class NoHistoryError(Exception):
+    """The commit is not here, and can't be: no git, no repository of this project, or a shallow clone."""
+
+
+@cache
+def files_changed(commit: str) -> frozenset[str]:
+    """The files that differ between a commit and the working tree, new ones among them."""
+    if git("rev-parse", "--show-toplevel") != str(ROOT) or git("rev-parse", "--is-shallow-repository") != "false":
+        raise NoHistoryError
+    since = git("diff", "--name-only", "--no-renames", commit, "--")
+    if since is None:
+        raise PageError(f"commit {commit} is not in this repository's history: measure again")
+    return frozenset([*since.splitlines(), *(git("ls-files", "--others", "--exclude-standard") or "").splitlines()])
+
+
+def changed(data: Mapping[str, Any]) -> list[str]:
+    """The modules that a JSON's figures depend on and that are not what they were, by today's names."""
+    if not {"commit", "clean", "date", "depends"} <= data.keys():
+        raise PageError(f"a JSON of {data.get('command')} doesn't say how old it is: see benchmarks/provenance.py")
+    files = files_changed(data["commit"])
+    found = []
+    for path in data["depends"]:
+        if any(f"{file}/".startswith(f"{path}/") for file in files):
+            room, slash, rest = path.removeprefix(PACKAGE).partition("/")
+            found.append(f"`{NOW.get(room, room)}{slash}{rest}`")
+    return found
+
+
+def stale(data: Mapping[str, Any]) -> bool:
+    """Whether a figure is older than the code it speaks of, or of code that nobody has."""
+    return data.get("clean") is False or bool(changed(data))
+
+
+def provenance(stem: str) -> list[str]:
+    """The lines of a part on its command, its JSON, and its age."""
+    data = load(stem)
+    file = (STUDENT if stem == "student" else DATA / f"{stem}.json").relative_to(ROOT).as_posix()
+    words = " ".join(data["command"].split())
+    words = words if words.startswith("uv run ") else f"uv run {words}"
+    script = re.search(r"benchmarks/\w+\.py", words)
+    gone = " (at that commit: the script has gone since)" if script and not (ROOT / script[0]).exists() else ""
+    since = changed(data)
+    commit = f"[`{data['commit'][:7]}`]({REPOSITORY}/commit/{data['commit']}) ({data['date']})"
+    how = {True: "at", False: "with uncommitted changes to", None: "at or before"}[data["clean"]]
+    told = f"changed since: {listed(since)}" if since else "nothing that it depends on has changed since"
+    return [
+        f"{MEASURED}** [{stem}]({REPOSITORY}/blob/main/{file}): {how} {commit}; {told}",
+        f"- **Command**: `{words}`{gone}",
+    ]
+
+
+# -- pages -------------------------------------------------------------------------------------------------------------
+
+
+def part(declared: Mapping[str, Any], old: str) -> list[str]:
+    """One part of a page; `old` is the page as it stands, whose lines on age are kept where there is no history."""
+    stem = declared["from"]
+    data = load(stem)
+    lines = ["", f"## {declared['heading']}", "", filled(declared.get("text", ""), {}, data), ""]
+    for one in declared.get("tables", ()):
+        lines += table(one, data)
+    if "after" in declared:
+        lines += ["", filled(declared["after"], {}, data), ""]
+    for one in (stem, *declared.get("also", ())):
+        try:
+            lines += provenance(one)
+        except NoHistoryError:
+            begin = f"{MEASURED}** [{one}]"
+            kept = old.partition(begin)
+            lines += [begin + line for line in [kept[2].partition("\n- **Command**")[0]] if kept[1]]
+            lines += ["- **Command**" + kept[2].partition("- **Command**")[2].partition("\n")[0]] if kept[1] else []
+    return lines
+
+
+def negative(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of what did not help. A row whose `gain` turns out better than nothing leaves it."""
+    lines = ["| tried | against | found (95%) | page |", "|---|---|---|---|"]
+    for row in rows:
+        if "gain" in row and verdict(lookup(row["gain"], {}, {})) == "better":
+            continue
+        found = filled(row.get("found", f"{{{row.get('gain')}:judged}}"), {}, {})
+        link = f"[{row['page']}]({row['page']}.md)" if "page" in row else ""
+        lines.append(f"| {row['what']} | {row['against']} | {found} | {link} |")
+    return ["", *lines, ""]
+
+
+def text_of(name: str, declared: Mapping[str, Any]) -> str:
+    """A page as Markdown; its tables get the room of the table of contents."""
+    path = PAGES / f"{name}.md"
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = ["---", "hide: [toc]", "---", "", f"# {declared['title']}", ""]
+    lines += ["<!-- Written by scripts/results_pages.py from results_pages.yaml and JSON: change those. -->", ""]
+    lines += [filled(declared["intro"], {}, {})]
+    for one in declared.get("parts", ()):
+        lines += part(one, old)
+    lines += negative(declared["rows"]) if "rows" in declared else []
+    lines += ["", "## What this does not show", "", *(f"- {filled(limit, {}, {})}" for limit in declared["limits"])]
+    return squeezed(lines)
 
 
 def squeezed(lines: Sequence[str]) -> str:
@@ -104,86 +307,53 @@ def squeezed(lines: Sequence[str]) -> str:
     return "\n".join(kept).rstrip() + "\n"
 
 
-def repeats() -> str:
-    """How much embedded test problems repeat training problems, over all figures."""
-    shares = [row["share"][0] for row in load("overlap")["rows"]]
-    default = splits("default")["of the default run"]["share"][0]
-    return (
-        f"Embedded test problems repeat training problems but for names, things and numbers: {default:.0%} do after the default"
-        f" run, {min(shares):.0%} to {max(shares):.0%} in the figures here, each of which says its own ([overlap](overlap.md))."
-    )
+def index(declared: Mapping[str, Any], pages: Mapping[str, Any]) -> str:
+    rows = [f"| [{page['title']}]({name}.md) | {filled(page['line'], {}, {})} |" for name, page in pages.items()]
+    lines = ["# Results", "", "<!-- Written by scripts/results_pages.py: change results_pages.yaml. -->", ""]
+    lines += [filled(declared["intro"], {}, {}), "", "| Page | In one line |", "|---|---|", *rows]
+    return squeezed([*lines, "", *(f"- {filled(one, {}, {})}" for one in declared["limits"])])
 
 
-def index(pages: Mapping[str, Page]) -> str:
-    def rows(stems: Iterable[str]) -> list[str]:
-        listing = (f"| [{pages[stem].title}]({stem}.md) | {pages[stem].headline} |" for stem in stems)
-        return ["", "| Result | In one line |", "|---|---|", *listing, ""]
-
-    return squeezed(
-        [
-            "# Results",
-            "",
-            "<!-- Written by scripts/results_pages.py: change it there. -->",
-            "",
-            "Every page here is written by `scripts/results_pages.py` from a JSON file that a benchmark wrote. Each names its"
-            " problems, seeds, token cost and command. Intervals are 95%; differences are paired by problem.",
-            "",
-            f"[What did not help]({NEGATIVE}.md) has the negative results in one table.",
-            "",
-            "Each names the commit that it was measured at, and the modules it depends on that have changed since. Where the"
-            ' JSON knows no commit it is "at or before" the one that last changed the file.',
-            "",
-            "Read three things with all of them.",
-            "",
-            "- The student is tiny and the problems are generated, except where a page names a real language model.",
-            f"- {repeats()}",
-            "- Nothing was measured on a GPU.",
-            "",
-            "## Learning and answering",
-            *rows(stem for stem in LEARNING if stem in pages),
-            "## Machinery",
-            *rows(stem for stem in MACHINERY if stem in pages),
-            "## Not measured yet",
-            "",
-            "This command exists and has not been run: `benchmarks/gpu.py` (speed and memory on CUDA).",
-        ]
-    )
+def readme(declared: Mapping[str, Any], kept: str) -> str:
+    """README with what was found in one sentence, and the table."""
+    begin, end = "<!-- results: begin (scripts/results_pages.py) -->\n", "\n<!-- results: end -->"
+    head, there, rest = kept.partition(begin)
+    old, there_too, tail = rest.partition(end)
+    if not there or not there_too:
+        raise PageError(f"README.md has no place for results: write {begin.strip()} and {end.strip()} where it goes")
+    columns = ("what", "without", "with", "difference (95%)", "problems, seeds, tokens", "what it doesn't show")
+    lines = [filled(declared["found"], {}, {}), "", f"| {' | '.join(columns)} |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {' | '.join(filled(cell, {}, load(row['from'])) for cell in row['cells'])} |" for row in declared["rows"]
+    ]
+    lines += ["", declared["below"]]
+    try:
+        pages = dict.fromkeys(row["page"] for row in declared["rows"] if stale(load(row["from"])))
+        links = [f"[{page.replace('_', ' ')}](docs/results/{page}.md)" for page in pages]
+        lines += [f"{OLDER} {listed(links)}; the pages name the commit and what changed."] if links else []
+    except NoHistoryError:
+        lines += [line for line in old.splitlines() if line.startswith(OLDER)]
+    return head + begin + "\n".join(lines) + end + tail
 
 
-def files() -> dict[Path, str]:
-    """Every file that this script owns, with the text that it should have."""
-    there = {stem: make for stem, make in {**LEARNING, **MACHINERY}.items() if file_of(stem).exists()}
-    pages = {stem: make(load(stem)) for stem, make in there.items()}
-    found = {PAGES / f"{stem}.md": text_of(stem, page) for stem, page in pages.items()}
-    found[PAGES / "index.md"] = index(pages)
-    found[FROM_RULES_CHART] = learning_curves(load("from_rules"))
-    found[IMPROVEMENT_CHART] = learning_curves(load("improvement"))
-    found[PAGES / f"{NEGATIVE}.md"] = squeezed(negative.page())
-    found[README] = readme.filled(README.read_text(encoding="utf-8"))
-    return found
+def files() -> tuple[dict[Path, str], set[str]]:
+    """Every file that this script owns with the text that it should have, and the JSON files that none of them reads."""
+    declared = yaml.safe_load(DECLARED.read_text(encoding="utf-8"))
+    pages = declared["pages"]
+    found = {PAGES / f"{name}.md": text_of(name, page) for name, page in pages.items()}
+    found[PAGES / "index.md"] = index(declared["index"], pages)
+    found[README] = readme(declared["readme"], README.read_text(encoding="utf-8"))
+    return found, {path.stem for path in DATA.glob("*.json")} - READ.keys()
 
 
 def not_releasable() -> list[str]:
     """Why README's table is not to be published: figures that are older than the code they speak of, or of no known age."""
+    rows = yaml.safe_load(DECLARED.read_text(encoding="utf-8"))["readme"]["rows"]
     try:
-        old = [stem for stem in readme.STEMS if age.stale(load(stem))]
-    except age.NoHistoryError:
+        old = [stem for stem in dict.fromkeys(row["from"] for row in rows) if stale(load(stem))]
+    except NoHistoryError:
         return ["README's table is of unknown age: clone with the whole history"]
-    return [
-        f"README's table: benchmarks/results/{stem}.json is older than its code, so measure it again" for stem in old
-    ]
-
-
-def no_age(stem: str) -> str | None:
-    """Why the age of a JSON can't be known, by its own fault; None where it can, and for a file that isn't there."""
-    try:
-        if (data := load_if_there(stem)) is not None:
-            age.changed(data)
-    except age.NoHistoryError:
-        pass
-    except age.AgeError as error:
-        return str(error)
-    return None
+    return [f"README's table: {stem}.json is older than its code, so measure it again" for stem in old]
 
 
 def main() -> None:
@@ -191,32 +361,25 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file differs")
     parser.add_argument("--release", action="store_true", help="--check, and exit 1 where README has an old figure")
     args = parser.parse_args()
-    check = args.check or args.release
-    others = {"demo", *(one for stems in PARTS.values() for one in stems)}
-    unknown = {path.stem for path in DATA.glob("*.json")} - {*LEARNING, *MACHINERY, *others}
-    wrong = [f"benchmarks/results/{stem}.json has no page" for stem in sorted(unknown)]
-    ageless = {stem: why for stem in (*LEARNING, *MACHINERY, *others) if (why := no_age(stem))}
-    if ageless:
-        sys.exit(
-            "\n".join([*wrong, *(f"{file_of(stem).relative_to(ROOT)} {why}" for stem, why in sorted(ageless.items()))])
-        )
-    if not age.whole_history():
-        print("ages were not checked: git has no whole history of this project here")
-    wanted = files()
-    wrong += [f"{path.relative_to(ROOT)} has no JSON file" for path in sorted(set(PAGES.glob("*.md")) - set(wanted))]
+    try:
+        wanted, unread = files()
+        wrong = not_releasable() if args.release else []
+    except PageError as error:
+        sys.exit(str(error))
+    old, differing = len(wrong), [f"benchmarks/results/{stem}.json is on no page" for stem in sorted(unread)]
+    differing += [f"{path.relative_to(ROOT)} is no page of results" for path in sorted({*PAGES.iterdir()} - {*wanted})]
     for path, text in wanted.items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
-        if check:
-            wrong.append(f"{path.relative_to(ROOT)} differs from its JSON file")
+        if args.check or args.release:
+            differing.append(f"{path.relative_to(ROOT)} differs from what its JSON says")
         else:
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path.relative_to(ROOT)}")
-    old = not_releasable() if args.release else []
-    if wrong:
-        sys.exit("\n".join([*old, *wrong, "run `uv run python scripts/results_pages.py` and commit what it writes"]))
-    if old:
-        sys.exit("\n".join(old))
+    if differing:
+        differing.append("run `uv run python scripts/results_pages.py` and commit what it writes")
+    if wrong[:old] or differing:
+        sys.exit("\n".join([*wrong, *differing]))
 
 
 if __name__ == "__main__":

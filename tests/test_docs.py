@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,7 +32,7 @@ CONTRACT = (
 
 
 def script(name: str) -> ModuleType:
-    sys.path[:0] = [folder] if (folder := str(ROOT / "scripts")) not in sys.path else []
+    sys.path[:0] = [folder] if (folder := str(ROOT)) not in sys.path else []
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -90,20 +91,15 @@ def test_every_command_line_of_the_documentation_parses(path, parser):
 
 
 def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differs(tmp_path):
-    pages = script("results_pages")
+    """In a copy without git, where the lines on ages stay as the pages have them."""
     for folder in ("benchmarks/results", "docs/results"):
-        (tmp_path / folder).mkdir(parents=True)
-        for file in (ROOT / folder).iterdir():
-            if file.suffix in (".json", ".md", ".svg"):
-                (tmp_path / folder / file.name).write_bytes(file.read_bytes())
-    parts = [str(file.relative_to(ROOT)) for file in (ROOT / "scripts" / "pages").glob("*.py")]
-    parts += ["CHANGELOG.md", "benchmarks/arms.py", "benchmarks/provenance.py"]
-    for name in ("README.md", "pyproject.toml", "scripts/results_pages.py", *parts):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    parts = ("README.md", "scripts/results_pages.py", "scripts/results_pages.yaml", "benchmarks/provenance.py")
+    for name in (*parts, "alphazero_llm_trainer/assets/student/manifest.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    manifest = tmp_path / pages.STUDENT.relative_to(ROOT)
-    manifest.parent.mkdir(parents=True)
-    manifest.write_bytes(pages.STUDENT.read_bytes())
+        shutil.copy(ROOT / name, tmp_path / name)
+    for script in (ROOT / "benchmarks").glob("*.py"):
+        shutil.copy(script, tmp_path / "benchmarks")
 
     def check() -> tuple[int, str]:
         command = [sys.executable, str(tmp_path / "scripts" / "results_pages.py"), "--check"]
@@ -117,9 +113,26 @@ def test_result_pages_and_readme_equal_their_json_and_the_check_sees_what_differ
     (tmp_path / "benchmarks/results/new.json").write_text("{}")
     code, said = check()
     assert code == 1
-    assert "docs/results/kill_test.md differs" in said
-    assert "docs/results/gone.md has no JSON file" in said
-    assert "benchmarks/results/new.json has no page" in said
+    assert "docs/results/reliability.md differs" in said
+    assert "docs/results/gone.md is no page" in said
+    assert "benchmarks/results/new.json is on no page" in said
+
+
+def test_figures_are_found_by_their_paths_and_what_is_missing_is_an_error():
+    pages = script("results_pages")
+    data = {"arms": [{"arm": "a, b", "gain": [0.1, -0.02, 0.22]}, {"arm": "c", "n": 1200}], "of": {"a/1": 4, "b": 3}}
+
+    def said(text: str, row: dict | None = None, strict: bool = True) -> str:
+        return pages.filled(text, row or {}, data, strict)
+
+    assert said("{arms[arm=a, b].gain:judged}") == "+0.100 [-0.020, +0.220], no difference shown"
+    assert said("{arms.-1.n:,} of {arms:count}, {of.b over arms.1.n:.4f}, {none|of.b}") == "1,200 of 2, 0.0025, 3"
+    assert said("{$0}: {of.$0}", {"$0": "a/1"}) == "a/1: 4"
+    assert said("{none} and {of.b}", strict=False) == ""
+    with pytest.raises(pages.PageError, match="no JSON has none"):
+        said("{none}")
+    lines = pages.table({"rows": "of.*", "names": {"b": "B"}, "columns": {"x": "{$0}", "n": "{value}"}}, data)
+    assert lines[1:4] == ["| x | n |", "|---|---:|", "| B | 3 |"]
 
 
 def repository(folder: Path) -> Callable[..., str]:
@@ -139,18 +152,15 @@ def repository(folder: Path) -> Callable[..., str]:
 
 
 def test_a_page_names_the_modules_that_differ_from_the_commit_of_its_figures(tmp_path, monkeypatch):
-    script("results_pages")
-    from pages import age
-
+    pages = script("results_pages")
     from benchmarks import provenance
 
-    def said() -> str:
-        for cached in (age.whole_history, age.files_changed, age.untracked):
-            cached.cache_clear()
-        return age.line(data).partition("; ")[2]
+    def changed() -> list[str]:
+        pages.files_changed.cache_clear()
+        return pages.changed(data)
 
     def at(folder: Path) -> None:
-        for module in (provenance, age):
+        for module in (provenance, pages):
             monkeypatch.setattr(module, "ROOT", folder)
 
     home, shallow = tmp_path / "home", tmp_path / "shallow"
@@ -159,57 +169,36 @@ def test_a_page_names_the_modules_that_differ_from_the_commit_of_its_figures(tmp
     at(home)
     depends = ["alphazero_llm_trainer/engine", "alphazero_llm_trainer/answers.py"]
     data = {"commit": git("rev-parse", "HEAD").strip(), "clean": True, "date": "2026-11-24", "depends": depends}
-    nothing = "nothing that it depends on has changed since"
-    assert said() == nothing
+    assert changed() == []
     (home / "README.md").write_text("pages\n")  # a commit with pages alone changes no page
     git("add", ".")
     git("commit", "-qm", "pages")
-    assert said() == nothing
+    assert changed() == []
     (home / "alphazero_llm_trainer/engine/new.py").write_text("")
-    assert said() == "changed since: `engine`"
-    git("add", ".")
-    git("commit", "-qm", "engine")
-    assert said() == "changed since: `engine`"
+    assert changed() == ["`engine`"]
     (home / "alphazero_llm_trainer/answers.py").unlink()
-    assert said() == "changed since: `engine` and `answers.py`"
+    assert changed() == ["`engine`", "`answers.py`"]
 
     data["commit"] = "0" * 40
-    with pytest.raises(age.AgeError, match="is not in this repository's history"):
-        said()
+    with pytest.raises(pages.PageError, match="is not in this repository's history"):
+        changed()
     git("clone", "-q", "--depth", "1", f"file://{home}", str(shallow))
     for folder in (shallow, tmp_path, home / "alphazero_llm_trainer"):  # no whole history, no repository, and another's
         at(folder)
-        with pytest.raises(age.NoHistoryError):
-            said()
-    for cached in (age.whole_history, age.files_changed, age.untracked):
-        cached.cache_clear()
+        with pytest.raises(pages.NoHistoryError):
+            changed()
 
 
 def test_readme_is_not_released_with_a_figure_older_than_its_code(monkeypatch):
     pages = script("results_pages")
-    from pages import age
-
     for changed, named in ((set(), []), ({"alphazero_llm_trainer/engine/schedule.py"}, ["engine", "real_structures"])):
-        monkeypatch.setattr(age, "files_changed", lambda commit, changed=changed: frozenset(changed))
+        monkeypatch.setattr(pages, "files_changed", lambda commit, changed=changed: frozenset(changed))
         old = " ".join(pages.not_releasable())
         assert all(f"{name}.json is older than its code" in old for name in named)
         assert bool(old) == bool(named)
 
 
-def test_readmes_figures_are_those_of_the_results_by_problem():
-    script("results_pages")
-    from pages import readme, records
-    from pages.page import load
-
-    for row in load("improvement")["summary"]:
-        assert records.accuracy("improvement", row["arm"]) == pytest.approx(row["greedy"][0])
-    chain = next(row for row in load("improvement")["summary"] if row["arm"] == readme.CHAIN)
-    assert records.search_less(readme.CHAIN, 4) == pytest.approx(chain["primary"])
-    assert records.accuracy("improvement", "start") == pytest.approx(load("improvement")["start"]["greedy"][0])
-
-
 def test_every_figure_names_its_commit_and_modules_that_are_there():
-    script("results_pages")
     from benchmarks import provenance
 
     for name in provenance.DEPENDS:
@@ -221,7 +210,6 @@ def test_every_figure_names_its_commit_and_modules_that_are_there():
 
 
 def test_a_benchmark_writes_its_commit_and_keeps_that_of_rows_it_took_over(tmp_path):
-    script("results_pages")
     from benchmarks import provenance
 
     provenance.write(tmp_path / "new" / "a.json", "engine", {"command": "uv run a", "rows": [1]})
