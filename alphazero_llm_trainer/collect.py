@@ -27,7 +27,7 @@ from .problems.step_checks import Calculator
 from .rewards.combined import combined, steps_of
 from .rewards.custom import CustomReward, open_reward
 from .rewards.pre import pre
-from .teachers.build import Remote, build_teachers, build_terminal_checker, is_remote
+from .teachers.build import BOOKS, build_teachers, build_terminal_checker, is_remote, open_remote
 from .types import Cost, Direction, Problem, RewardParts, Step, Task
 
 if TYPE_CHECKING:
@@ -241,25 +241,23 @@ class Collector:
         self.custom = open_reward(config.rewards)
         # Rewards of the user's own are what a run is for, unless it is told otherwise.
         self.combined = config.train.reward == "combined" or (config.train.reward is None and config.rewards.own)
-        self.remote = Remote(config) if is_remote(config) else None
+        self.remote = open_remote(config) if is_remote(config) else None
         self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote)
         self.checker = build_terminal_checker(config, self.remote)
         check_collecting(config, self.value is not None)
         self._search(finished_earns_one, 1)  # a configuration that can't be searched with is refused now
 
     def keep_books(self, folder: Path) -> None:
-        """Keep the teachers' books and answers in a run's folder; what earlier processes spent and learned counts on."""
+        """Keep the teachers' books in a run's folder; what earlier processes spent counts on."""
         if self.remote is not None:
-            notes = self.remote.keep(folder)
-            if self.checker is not None:
-                self.checker.restore(notes)
+            self.remote.books.open(folder / BOOKS)
 
     def ledgers(self) -> dict[str, Any]:
         """What the teachers and the terminal checker did and spent so far, for run.json."""
         teachers = {} if self.teachers is None else self.teachers.ledgers
         return {
             "teachers": {name: ledger.as_dict() for name, ledger in teachers.items()},
-            "terminal_checker": None if self.checker is None else self.checker.as_dict(),
+            "terminal_checker": None if self.checker is None else self.checker.ledger.as_dict(),
             "teacher_budget": None if self.remote is None else self.remote.books.as_dict(),
         }
 

@@ -328,7 +328,7 @@ def teachers(rng: Random, folder: Path) -> Tries:
                 return None if error.kind is kind else f"{fault}: {error}"
             return f"{fault}: it counts as an answer"
 
-        yield play(always(fault), use)
+        yield play(always(fault), use, timeout_seconds=2.0)
 
 
 @contextlib.contextmanager

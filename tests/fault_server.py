@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import json
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ from typing import Any
 from aiohttp import web
 
 # What arrives as a whole answer with its usage, and can be read.
-GOOD = ("ok", "ok-think", "ok-reasoning-content", "ok-reasoning", "ok-plain-type", "ok-cached-tokens", "ok-gzip")
+GOOD = ("ok", "ok-think", "ok-reasoning-content", "ok-reasoning", "ok-plain-type", "ok-cached-tokens")
 # Answers that arrive and are charged, but say nothing usable.
-SILENT = ("refusal", "content-filter", "no-content", "empty-choices")
+SILENT = ("refusal", "content-filter", "no-content", "empty-choices", "thinks")
 # Charged by the server, although the client never gets to see the answer.
-LOST = ("hang", "drip", "cut", "huge", "bomb", "packed-otherwise", "truncated", "html", "deep")
+LOST = ("hang", "drip", "cut", "huge", "bomb", "truncated", "html", "deep")
 # Not charged.
 FREE = (
     "307",
@@ -40,7 +39,7 @@ FREE = (
     "403-moderation",
     "404",
 )
-FAULTS = (*GOOD, "ok-no-usage", "thinks", *SILENT, *LOST, *FREE)
+FAULTS = (*GOOD, "ok-no-usage", *SILENT, *LOST, *FREE)
 BOMB = gzip.compress(bytes(256 << 20), 6)  # a quarter of a megabyte that unpacks to 256
 STATUS = {"400", "401", "402", "403", "404", "429", "500", "502", "503"}
 
@@ -65,7 +64,6 @@ class FaultServer:
         write: the next step that a model would give.
         prices: dollars per million (prompt, completion) tokens by model.
         hang: seconds of a "hang" or "drip"; it ends when the client leaves.
-        latency: seconds before any other answer.
         echo: text that error pages repeat, as careless providers do with keys.
     """
 
@@ -76,14 +74,11 @@ class FaultServer:
         *,
         prices: dict[str, tuple[float, float]] | None = None,
         hang: float = 20.0,
-        latency: Callable[[], float] = lambda: 0.0,
         echo: str = "",
     ) -> None:
         self.choose, self.write, self.prices, self.hang, self.echo = choose, write, prices or {}, hang, echo
-        self.latency, self.count = latency, 0
         self.served: list[Served] = []
         self.requests: list[dict[str, Any]] = []
-        self.attempts: Counter[str] = Counter()  # of each distinct request, whatever room it gives thinking
         self.keys: set[str] = set()
         self.live = self.most_live = 0
 
@@ -115,10 +110,6 @@ class FaultServer:
             thread.join(10)
             loop.close()
 
-    @property
-    def faults(self) -> Counter[str]:
-        return Counter(one.fault for one in self.served)
-
     def charged(self, *, told: bool | None = None) -> tuple[int, float]:
         """Tokens and dollars that were charged, in all or for the answers whose usage was sent (or not)."""
         chosen = [one for one in self.served if told is None or one.told is told]
@@ -126,21 +117,14 @@ class FaultServer:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
-        number = self.count
-        self.count += 1
+        number = len(self.requests)
         self.requests.append(asked)
-        self.attempts[json.dumps({k: v for k, v in asked.items() if k != "max_tokens"}, sort_keys=True)] += 1
         self.keys.add(request.headers.get("Authorization", ""))
         self.live += 1
         self.most_live = max(self.most_live, self.live)
         fault = self.choose(number, asked)
         try:
-            if (pause := self.latency()) and fault not in LOST:
-                await asyncio.sleep(pause)
-            answer = await self._answered(request, asked, fault)
-            if fault == "ok-gzip":
-                answer.enable_compression(web.ContentCoding.gzip)  # though it was asked for identity
-            return answer
+            return await self._answered(request, asked, fault)
         finally:
             self.live -= 1
 
@@ -151,9 +135,7 @@ class FaultServer:
         written = text
         if fault in ("ok-think", "ok-reasoning-content", "ok-reasoning"):
             written += "so the numbers add up " * 4
-        # A model that thinks this long is cut by max_tokens, unless it is given more room than that.
-        thinking = fault == "thinks" and limit <= 512
-        sampled = limit if thinking else min(limit, len(written) // 4 + 2)
+        sampled = limit if fault == "thinks" else min(limit, len(written) // 4 + 2)
         told = fault not in (*LOST, *FREE, "ok-no-usage")
         if fault in FREE:
             self.served.append(Served(fault, asked["model"], 0, 0, 0.0, False))
@@ -175,7 +157,7 @@ class FaultServer:
             usage["prompt_tokens_details"] = {"cached_tokens": prompt // 2}
         elif fault == "ok-no-usage":
             del body["usage"]
-        elif thinking:
+        elif fault == "thinks":
             message.update(content=None, reasoning_content="and then " * 500)
             choice["finish_reason"] = "length"
         elif fault == "refusal":
@@ -186,7 +168,7 @@ class FaultServer:
             message["content"] = None
         elif fault == "empty-choices":
             body["choices"] = []
-        elif fault not in GOOD and fault != "thinks":
+        elif fault not in GOOD:
             return await self._broken(request, fault, body)
         return web.json_response(body, content_type="text/plain" if fault == "ok-plain-type" else "application/json")
 
@@ -208,8 +190,6 @@ class FaultServer:
             return web.Response(status=307, headers={"Location": str(request.url.with_host("localhost"))})
         if fault == "bomb":
             return web.Response(body=BOMB, headers={"Content-Encoding": "gzip"}, content_type="application/json")
-        if fault == "packed-otherwise":
-            return web.Response(body=BOMB, headers={"Content-Encoding": "br"}, content_type="application/json")
         if fault == "error-200":
             return web.json_response({"error": {"code": 502, "message": f"upstream: {self.echo}"}})
         if fault == "truncated":

@@ -303,7 +303,7 @@ def ask(given: bytes) -> None:
 
 def hear(given: bytes) -> None:
     with contextlib.suppress(CallError):
-        read_answer(given, "name", "http://localhost/v1")
+        read_answer(given, "name")
 
 
 def parse_line(given: list[str]) -> None:

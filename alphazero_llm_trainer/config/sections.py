@@ -192,27 +192,20 @@ class RewardConfig(Section):
         return self.custom is not None and self.custom_weight > 0
 
 
-class SpendLimits(Section):
+class BudgetConfig(Section):
     """None is no limit."""
 
-    dollars: NonNegativeFloat | None = None
+    dollars: NonNegativeFloat | None = 5.0
     tokens: NonNegative | None = None
     calls: NonNegative | None = None
 
-
-class BudgetConfig(Section):
-    run: SpendLimits = SpendLimits(dollars=5.0)
-    question: SpendLimits = SpendLimits()
-
     def share(self, parts: int) -> BudgetConfig:
         """The budget of one of `parts` processes that can't see each other's books."""
-        run = self.run
-        part = SpendLimits(
-            dollars=None if run.dollars is None else run.dollars / parts,
-            tokens=None if run.tokens is None else run.tokens // parts,
-            calls=None if run.calls is None else run.calls // parts,
+        return BudgetConfig(
+            dollars=None if self.dollars is None else self.dollars / parts,
+            tokens=None if self.tokens is None else self.tokens // parts,
+            calls=None if self.calls is None else self.calls // parts,
         )
-        return self.model_copy(update={"run": part})
 
 
 class TeachersConfig(Section):
@@ -220,17 +213,11 @@ class TeachersConfig(Section):
     right: NonNegative = 1
     wrong: NonNegative = 1
     ask: Literal["always", "uncertain", "failing"] = "always"
-    uncertain_below: Share = 0.75
-    failing_below: Share = 0.5
     embedded_error_rate: Share = 0.2
-    max_tokens: Positive = 512
-    timeout_seconds: PositiveFloat = 30.0
+    max_tokens: Positive = 2048
+    timeout_seconds: PositiveFloat = 60.0
     max_retries: NonNegative = 3
     max_concurrent: Positive = 8
-    failures_in_a_row: Positive = 3
-    cool_down_seconds: PositiveFloat = 30.0
-    longest_cool_down_seconds: PositiveFloat = 600.0
-    cache: Annotated[str, BeforeValidator(on_or_off)] = "run"
     budget: BudgetConfig = BudgetConfig()
     terminal_checker: bool = False
 

@@ -252,24 +252,20 @@ class TeacherProposal:
 class TeacherLedger:
     """What one teacher did.
 
-    `calls` are asks, of them `cached` answered from the cache at no cost; `failures` are by kind; `used` counts the
-    proposals that the search took in and graded, `value` adds up what they gained (each in [0, 1], 0.5 is as good as the
-    student's own); `cost` is the provider's, every attempt counted.
+    `calls` are asks; `failures` are by kind; `used` counts the proposals that the search took in and graded, `value` adds
+    up what they gained (each in [0, 1], 0.5 is as good as the student's own); `cost` is the provider's.
     """
 
     calls: int = 0
-    cached: int = 0
     used: int = 0
     value: float = 0.0
     failures: dict[str, int] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
     def count(self, what: str, kind: str = "", value: float = 0.0) -> None:
-        """Count one "call", "cached" answer, "failure" of a kind, or "used" proposal with its gain."""
+        """Count one "call", "failure" of a kind, or "used" proposal with its gain."""
         if what == "call":
             self.calls += 1
-        elif what == "cached":
-            self.cached += 1
         elif what == "used":
             self.used += 1
             self.value += value
@@ -280,7 +276,6 @@ class TeacherLedger:
         """For run.json."""
         return {
             "calls": self.calls,
-            "cached": self.cached,
             "failures": dict(self.failures),
             "proposals_used": self.used,
             "mean_value": self.value / self.used if self.used else None,

@@ -244,14 +244,14 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
     if total:
         head = ["search", *(key.replace("_", " ") for key in total)]
         parts.append(table([head, ["all rounds", *map(number, total.values())]]))
-    head = ["teacher", "calls", "from the cache", "failures", "prompt tokens", "tokens", "dollars", "seconds"]
+    head = ["teacher", "calls", "failures", "prompt tokens", "tokens", "dollars", "seconds"]
     rows = [head]
     for name, teacher in (card.get("teachers") or {}).items():
         spent = teacher.get("cost", {})
         failures = ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items()) or "none"
         rows.append(
             [
-                name, f"{teacher.get('calls', 0):,}", f"{teacher.get('cached', 0):,}", failures,
+                name, f"{teacher.get('calls', 0):,}", failures,
                 f"{spent.get('prompt_tokens', 0) + spent.get('cached_tokens', 0):,}", f"{spent.get('sampled_tokens', 0):,}",
                 f"${spent.get('dollars', 0.0):.4f}", f"{spent.get('seconds', 0.0):,.1f}",
             ]

@@ -1,4 +1,7 @@
-"""What a chat endpoint said, or why it said nothing: bodies and statuses as text, usage and failures. Pure."""
+"""What a chat endpoint said, or why it said nothing: bodies and statuses as text, usage and failures. Pure.
+
+A body comes from a network: whatever it holds becomes a `ChatAnswer` or a `CallError`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import Any
 from ..errors import TeacherError
 from ..files import parse_json
 
-RETRIED_STATUS = {408, 409, 429}  # and everything from 500 on
 MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake, and is estimated instead
 
 _THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
@@ -28,27 +30,27 @@ class Failure(StrEnum):
     REFUSED_KEY = "refused_key"
     NOT_FOUND = "not_found"
     BAD_REQUEST = "bad_request"
-    BAD_JSON = "bad_json"
-    TOO_LARGE = "too_large"
-    EMPTY_CHOICES = "empty_choices"
-    NO_CONTENT = "no_content"
+    UNREADABLE = "unreadable"  # no JSON object, or too many bytes
+    EMPTY = "empty"
     LENGTH = "length"  # thinking took all of max_tokens
     REFUSAL = "refusal"
     UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
     BUDGET = "budget"  # not sent: it could have gone over `teachers.budget`
-    OTHER = "other"
+
+
+PERMANENT = (Failure.REFUSED_KEY, Failure.NOT_FOUND)  # no later call will fare better
 
 
 class CallError(TeacherError):
-    """A call that failed for good, after its retries where they make sense. `kind` says why.
+    """A call that failed for good; `kind` says why.
 
-    `wait` is the seconds that the provider asked for, if it did; `unknown` tells that the provider may have answered and
-    charged although its answer never came.
+    `charged` tells that the provider may have charged for an answer that never came whole; `sent` is False where nothing
+    was asked at all, so that another model may be.
     """
 
-    def __init__(self, kind: Failure, message: str, wait: float | None = None, *, unknown: bool = False) -> None:
+    def __init__(self, kind: Failure, message: str, *, charged: bool = False, sent: bool = True) -> None:
         super().__init__(message)
-        self.kind, self.wait, self.unknown = kind, wait, unknown
+        self.kind, self.charged, self.sent = kind, charged, sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """A chat completion.
-
-    `text` is its content without thinking, `finish` the reason it ended, `characters` everything that was written,
-    thinking included; `failure` tells why `text` can't be used, or is None.
-    """
+    """A chat completion: `text` is its content without thinking, `characters` counts all that was written, thinking
+    included; `failure` tells why `text` can't be used, or is None."""
 
     text: str
-    finish: str
     characters: int
     usage: Usage | None
     failure: Failure | None = None
@@ -81,7 +79,7 @@ def without_thinking(text: str) -> str:
     return _OPEN_THINKING.sub("", _THINKING.sub("", text))
 
 
-def read_answer(body: bytes, name: str, base_url: str) -> ChatAnswer:
+def read_answer(body: bytes, name: str) -> ChatAnswer:
     """The body of a 200 response.
 
     Raises:
@@ -89,65 +87,57 @@ def read_answer(body: bytes, name: str, base_url: str) -> ChatAnswer:
     """
     try:
         answer = parse_json(body)
-    except ValueError as error:
-        raise CallError(Failure.BAD_JSON, f"{name} answered with something that is not JSON", unknown=True) from error
+    except ValueError:
+        answer = None
     if not isinstance(answer, dict):
-        raise CallError(Failure.BAD_JSON, f"{name} answered with JSON that is not a chat completion", unknown=True)
+        raise CallError(Failure.UNREADABLE, f"{name} answered with something that is no chat completion", charged=True)
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     # OpenRouter reports a provider's failure inside a 200 response.
     failure = answer.get("error") or choice.get("error")
     if failure:
         code = failure.get("code") if isinstance(failure, dict) else None
-        reported = status_error(code if isinstance(code, int) else 500, name, base_url, body=failure)
-        # What failed in the middle of an answer may have been charged.
-        reported.unknown = "error" in choice or answer.get("usage") is not None
-        raise reported
+        error = status_error(code if isinstance(code, int) else 500, name)
+        error.charged = "error" in choice or answer.get("usage") is not None  # in the middle of an answer
+        raise error
     found = choice.get("message")
     message: dict[str, Any] = found if isinstance(found, dict) else {}
     content = _text(message.get("content"))
     # DeepSeek and vLLM call it reasoning_content, OpenRouter reasoning.
     thought = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
-    text, finish = without_thinking(content), _text(choice.get("finish_reason"))
-    why = None
-    if not choice:
-        why = Failure.EMPTY_CHOICES
-    elif message.get("refusal") or finish == "content_filter":
+    text, finish, why = without_thinking(content), choice.get("finish_reason"), None
+    if message.get("refusal") or finish == "content_filter":
         why = Failure.REFUSAL
     elif not text.strip():
-        why = Failure.LENGTH if finish == "length" else Failure.NO_CONTENT
-    return ChatAnswer(text, finish, len(content) + len(thought), _usage(answer.get("usage")), why)
+        why = Failure.LENGTH if finish == "length" else Failure.EMPTY
+    return ChatAnswer(text, len(content) + len(thought), _usage(answer.get("usage")), why)
 
 
 def failed(why: Failure, name: str) -> CallError:
     """The error of a `ChatAnswer` that has a failure."""
     said = {
-        Failure.EMPTY_CHOICES: "answered with no choices",
         Failure.REFUSAL: "refused to answer",
         Failure.LENGTH: "spent all of its tokens on thinking: raise teachers.max_tokens",
     }
     return CallError(why, f"{name} {said.get(why, 'answered without content')}")
 
 
-def status_error(status: int, name: str, base_url: str, wait: float | None = None, *, body: object = None) -> CallError:
+def status_error(status: int, name: str, flagged: bool = False) -> CallError:
     """An HTTP status as an error. A provider's own words are left out: they may repeat a part of the key."""
-    if status == 429:
-        return CallError(Failure.RATE_LIMIT, f"{name} limits the rate (429): lower teachers.max_concurrent", wait)
-    if status in RETRIED_STATUS or status >= 500:
-        return CallError(Failure.SERVER, f"{name} failed with HTTP {status}: try again later", wait)
-    metadata = body.get("metadata") if isinstance(body, dict) else None
-    if status == 403 and isinstance(metadata, dict) and "flagged_input" in metadata:
+    if flagged:
         return CallError(Failure.REFUSAL, f"{name} refused to answer: its moderation flagged the question")
+    if status == 429:
+        return CallError(Failure.RATE_LIMIT, f"{name} limits the rate (429): lower teachers.max_concurrent")
     if status in (401, 402, 403):
         return CallError(
             Failure.REFUSED_KEY, f"{name} refused the key (HTTP {status}): check the key, its rights and its credit"
         )
-    if 300 <= status < 400:
-        return CallError(
-            Failure.BAD_REQUEST, f"{name} is sent elsewhere by {base_url} (HTTP {status}): set base_url to where it is"
-        )
     if status == 404:
-        return CallError(Failure.NOT_FOUND, f"{name} doesn't exist at {base_url} (404): name another")
+        return CallError(Failure.NOT_FOUND, f"{name} doesn't exist there (404): check base_url, or name another model")
+    if 300 <= status < 400:
+        return CallError(Failure.BAD_REQUEST, f"{name} is elsewhere (HTTP {status}): set base_url to where it is")
+    if status >= 500 or status in (408, 409):
+        return CallError(Failure.SERVER, f"{name} failed with HTTP {status}: try again later")
     return CallError(Failure.BAD_REQUEST, f"{name} refused the request (HTTP {status}): check its id and context")
 
 

@@ -1,57 +1,19 @@
-"""Builds a configuration's teachers and its terminal checker, and keeps what they share in a run's folder."""
+"""Builds a configuration's teachers and its terminal checker."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from ..config.load import Config
 from ..config.sections import TeacherModel, TeacherTier
 from ..engine.protocol import Teacher
 from ..errors import ConfigError
-from .budget import Books
-from .cache import AnswerCache
-from .client import ChatClient, open_endpoint
+from .client import ChatClient, Endpoint, open_endpoint
 from .ensemble import TeacherEnsemble
 from .openai_teacher import OpenAITeacher, TerminalChecker
 
 CHECKER = "terminal checker"  # its name in the books
-BOOKS, CACHE = "teacher_books.jsonl", "teacher_cache"  # in a run's folder
-
-
-class Remote:
-    """A tier's endpoint, and the books and the cache that its teachers and its terminal checker share.
-
-    Raises:
-        ConfigError: the tier is unknown, or its key is missing.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self.settings = config.teachers
-        self.endpoint = open_endpoint(config.teachers.tier, _tier(config), config.teachers)
-        self.books = Books(config.teachers.budget)
-        named = config.teachers.cache not in ("run", "off")
-        self.cache = AnswerCache(Path(config.teachers.cache) if named else None)
-        self._sessions = 0
-
-    def keep(self, folder: Path) -> list[dict[str, Any]]:
-        """Keep books and cache in a run's folder; returns the notes of its earlier processes."""
-        if self.settings.cache == "run":
-            self.cache.folder = folder / CACHE
-        return self.books.open(folder / BOOKS)
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[None]:
-        """The connections are closed when the last of those inside leaves."""
-        self._sessions += 1
-        try:
-            yield
-        finally:
-            self._sessions -= 1
-            if not self._sessions:
-                await self.endpoint.close()
+BOOKS = "teacher_books.jsonl"  # in a run's folder
 
 
 def is_remote(config: Config) -> bool:
@@ -59,15 +21,24 @@ def is_remote(config: Config) -> bool:
     return config.teachers.tier not in ("none", "embedded") or config.teachers.terminal_checker
 
 
+def open_remote(config: Config) -> Endpoint:
+    """The endpoint, and the books, that a tier's teachers and its terminal checker share.
+
+    Raises:
+        ConfigError: the tier is unknown, or its key is missing.
+    """
+    return open_endpoint(config.teachers.tier, _tier(config), config.teachers)
+
+
 def build_teachers(
-    config: Config, scripted: Callable[[], Teacher], remote: Remote | None = None
+    config: Config, scripted: Callable[[], Teacher], endpoint: Endpoint | None = None
 ) -> TeacherEnsemble | None:
     """The ensemble of `teachers.tier`, or None for tier "none".
 
     Args:
         config: the resolved configuration.
         scripted: makes the scripted teacher of tier "embedded".
-        remote: what the terminal checker shares; made anew where it is None.
+        endpoint: what the terminal checker shares; opened where it is None.
 
     Raises:
         ConfigError: the tier is unknown or empty, or its key is missing.
@@ -77,24 +48,16 @@ def build_teachers(
         return None
     if wanted.tier == "embedded":
         return TeacherEnsemble([scripted()], wanted, config.seed)
-    tier = _tier(config)
-    if not tier.teachers:
+    models = _tier(config).teachers
+    if not models:
         raise ConfigError(f"teacher_tiers.{wanted.tier}.teachers is empty: name a model there or choose another tier")
-    remote = Remote(config) if remote is None else remote
-    clients = [
-        ChatClient(remote.endpoint, model, config.seed, books=remote.books, cache=remote.cache)
-        for model in tier.teachers
-    ]
-    return TeacherEnsemble(
-        [OpenAITeacher(client, wanted.max_tokens) for client in clients],
-        wanted,
-        config.seed,
-        books=remote.books,
-        strengths={model.model: model.strengths for model in tier.teachers},
-    )
+    endpoint = open_remote(config) if endpoint is None else endpoint
+    teachers = [OpenAITeacher(ChatClient(endpoint, model)) for model in models]
+    strengths = {model.model: model.strengths for model in models}
+    return TeacherEnsemble(teachers, wanted, config.seed, endpoint.books, strengths)
 
 
-def build_terminal_checker(config: Config, remote: Remote | None = None) -> TerminalChecker | None:
+def build_terminal_checker(config: Config, endpoint: Endpoint | None = None) -> TerminalChecker | None:
     """The terminal checker, or None where `teachers.terminal_checker` is off.
 
     Raises:
@@ -103,9 +66,8 @@ def build_terminal_checker(config: Config, remote: Remote | None = None) -> Term
     if not config.teachers.terminal_checker:
         return None
     model = checker_model(config)
-    remote = Remote(config) if remote is None else remote
-    client = ChatClient(remote.endpoint, model, config.seed, books=remote.books, cache=remote.cache, name=CHECKER)
-    return TerminalChecker(client, config.teachers)
+    endpoint = open_remote(config) if endpoint is None else endpoint
+    return TerminalChecker(ChatClient(endpoint, model, CHECKER))
 
 
 def checker_model(config: Config) -> TeacherModel:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from ..config.sections import TeachersConfig
 from ..engine.protocol import TeacherProposal
 from ..types import Direction, Problem
 from .answer import CallError, Failure, without_thinking
-from .breaker import make_breaker
 from .client import ChatClient
 
 MAX_STEP_CHARACTERS = 300
@@ -57,14 +53,12 @@ def parse_step(text: str) -> str | None:
 
 
 class OpenAITeacher:
-    """A remote model as a teacher. `ledger` is its client's, so failed attempts are in its cost too."""
+    """A remote model as a teacher. `ledger` is the books' of its client, so failed calls are in its cost too."""
 
-    def __init__(self, client: ChatClient, max_tokens: int = 512, temperature: float = 1.0) -> None:
+    def __init__(self, client: ChatClient) -> None:
         self.name = client.name
         self.ledger = client.books.ledger(client.name)
         self._client = client
-        self._max_tokens = max_tokens
-        self._temperature = temperature
 
     async def propose(
         self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
@@ -74,31 +68,13 @@ class OpenAITeacher:
         Raises:
             CallError: the model can't be asked.
         """
-        books, written = self._client.books, "\n".join(steps) if steps else "(none)"
-        try:
-            completion = await self._client.complete(
-                [
-                    {"role": "system", "content": ROLE},
-                    {
-                        "role": "user",
-                        "content": f"Problem: {problem.question}\n\nSteps so far:\n{written}\n\n{ASKS[direction]}",
-                    },
-                ],
-                max_tokens=self._max_tokens,
-                temperature=self._temperature,
-                seed=seed % 2**31,  # some providers take 32 bits with a sign
-                question=problem.id,
-            )
-        except CallError as error:
-            if error.kind is not Failure.BUDGET:
-                books.note(self.name, "call", direction)
-            raise
-        books.note(self.name, "call", direction)
-        if completion.cached:
-            books.note(self.name, "cached")
-        text = parse_step(completion.text)
+        written = "\n".join(steps) if steps else "(none)"
+        asked = f"Problem: {problem.question}\n\nSteps so far:\n{written}\n\n{ASKS[direction]}"
+        messages = [{"role": "system", "content": ROLE}, {"role": "user", "content": asked}]
+        # Some providers take seeds of 32 bits with a sign.
+        text = parse_step(await self._client.complete(messages, seed=seed % 2**31))
         if text is None or (steps and text == steps[-1].strip()):
-            books.note(self.name, "failure", Failure.UNUSABLE)
+            self._client.books.note(self.name, "failure", Failure.UNUSABLE)
             return None
         return TeacherProposal(text, f"teacher:{self.name}", direction)
 
@@ -106,63 +82,25 @@ class OpenAITeacher:
 class TerminalChecker:
     """Asks a model whether a response is finished. The rule's verdict stands in for every failure."""
 
-    def __init__(
-        self,
-        client: ChatClient,
-        settings: TeachersConfig | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        settings = TeachersConfig() if settings is None else settings
+    def __init__(self, client: ChatClient) -> None:
         self.name, self.ledger = client.name, client.books.ledger(client.name)
-        self.disagreements = 0  # verdicts that were not the rule's
         self._client = client
-        self._max_tokens = settings.max_tokens
-        self._breaker = make_breaker(f"terminal checker {client.model.model}", settings, clock)
 
     async def finished(self, problem: Problem, response: str, rule: bool) -> bool:
         """Whether `response` is finished; `rule` is what the search's own rule says."""
-        ticket = self._breaker.enter()
-        if ticket is None:
-            return rule
-        prompt = (
+        asked = (
             f"Problem: {problem.question}\n\nSolution so far:\n{response}\n\nDoes the solution so far state its final"
             " answer? Reply with one word: FINISHED or UNFINISHED."
         )
-        books, error, told = self._client.books, None, False
+        books = self._client.books
         try:
-            completion = await self._client.complete(
-                [{"role": "user", "content": prompt}],
-                max_tokens=self._max_tokens,
-                temperature=0.0,
-                question=problem.id,
-            )
-            told = True
-        except CallError as caught:
-            error, told = caught, caught.kind is not Failure.BUDGET
-        finally:
-            self._breaker.leave(ticket, error, told=told)
-        if not told:
+            answer = await self._client.complete([{"role": "user", "content": asked}], temperature=0.0)
+        except CallError as error:
+            if error.sent:
+                books.failed(self.name, error)
             return rule
-        books.note(self.name, "call")
-        if error is not None:
-            books.note(self.name, "failure", error.kind)
-            return rule
-        if completion.cached:
-            books.note(self.name, "cached")
-        said = re.findall(r"\b(?:un)?finished\b", completion.text.lower())
+        said = re.findall(r"\b(?:un)?finished\b", answer.lower())
         if not said:
             books.note(self.name, "failure", Failure.UNUSABLE)
             return rule
-        verdict = bool(said[-1] == "finished")
-        if verdict is not rule:
-            self.disagreements += 1
-            books.note(self.name, "disagreement")
-        return verdict
-
-    def restore(self, notes: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what earlier processes of the run counted."""
-        self.disagreements += sum(n["teacher"] == self.name and n["what"] == "disagreement" for n in notes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For run.json."""
-        return {**self.ledger.as_dict(), "disagreements": self.disagreements}
+        return bool(said[-1] == "finished")
