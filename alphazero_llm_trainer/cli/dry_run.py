@@ -139,8 +139,5 @@ def teachers(config: Config, size: RunSize) -> list[str]:
     for teacher in tier.teachers:
         costs = f"${teacher.prompt_cost:g} / ${teacher.completion_cost:g} a million tokens"
         lines.append(f"  {teacher.model}: {costs}")
-    for what, limits in (("run", given.budget.run), ("question", given.budget.question)):
-        named = {key: value for key, value in limits.model_dump().items() if value is not None}
-        said = ", ".join(f"{value:g} {key}" for key, value in named.items()) or "no limit"
-        lines.append(f"  budget a {what}: {said}")
-    return lines
+    limits = {key: value for key, value in given.budget.model_dump().items() if value is not None}
+    return [*lines, "  budget: " + (", ".join(f"{value:g} {key}" for key, value in limits.items()) or "no limit")]
