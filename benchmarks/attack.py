@@ -256,7 +256,7 @@ def locks(rng: Random, folder: Path) -> Tries:
     except ConfigError as error:
         yield f"a dead process holds the lock: {error}"
     with FolderLock(folder):
-        for name in ("sft", "value", "prm", "loop", "ladder", "sample", "eval"):
+        for name in ("sft", "value", "prm", "sample", "eval"):
             size = ("-n", "10") if name in ("value", "prm", "sample", "eval") else ()
             code, said = command_line(("-q", name, *size, "--out", str(folder)))
             fine = code == 2 and f"process {os.getpid()}" in said
@@ -285,7 +285,7 @@ def kills(rng: Random, folder: Path) -> Tries:
 
 
 def killed_commands(rng: Random, folder: Path) -> Tries:
-    """SIGKILL at random moments of `train`, `ppo`, `eval`, `value`, `prm` or `loop`, as kill_test.py does: what comes of it
+    """SIGKILL at random moments of `train`, `ppo`, `eval`, `value` or `prm`, as kill_test.py does: what comes of it
     is an undisturbed run's, to the byte."""
     name, out = rng.choice(list(COMMANDS)), folder / "kills.json"
     words = ("--kills", str(KILLS), "--seed", str(rng.getrandbits(16)), "--commands", name, "--out", str(out))

@@ -32,7 +32,7 @@ DEPENDS: dict[str, tuple[str, ...]] = {
     "improvement": (*TRAINING, *EMBEDDED, "eval/greedy.py"),
     "kill_commands": ("cli", "training", "mcts/journal.py", "scale", "files.py"),
     "kill_test": ("scale", "mcts/journal.py", "files.py"),
-    "ladder": (*TRAINING, *EMBEDDED, "eval/methods.py", "config/ladder.yaml"),
+    "ladder": (*TRAINING, *EMBEDDED, "eval/methods.py", "benchmarks/ladder.yaml"),
     "prompts": ("policy/chat.py", "problems/prompts.py", "answers.py", "problems/grading.py"),
     "real_engine": ("engine", "policy/student.py"),
     "real_ladder": (*TRAINING, *EMBEDDED, "engine", "eval/methods.py"),
@@ -51,7 +51,9 @@ DEPENDS: dict[str, tuple[str, ...]] = {
 
 def paths(name: str) -> list[str]:
     """What the figures of a benchmark depend on, from the root of the repository."""
-    return [one if one.startswith("config/") else f"alphazero_llm_trainer/{one}" for one in DEPENDS[name]]
+    return [
+        one if one.startswith(("config/", "benchmarks/")) else f"alphazero_llm_trainer/{one}" for one in DEPENDS[name]
+    ]
 
 
 def git(*words: str) -> str | None:

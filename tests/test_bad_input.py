@@ -102,7 +102,7 @@ def test_a_configuration_that_never_ends(capsys: pytest.CaptureFixture[str], tmp
     assert "deep.yaml" in refused(capsys, "info", "--config", str(tmp_path / "deep.yaml"))
 
 
-@pytest.mark.parametrize("section", ["train", "search", "engine", "models", "teacher_tiers", "loop"])
+@pytest.mark.parametrize("section", ["train", "search", "engine", "models", "teacher_tiers"])
 @pytest.mark.parametrize("value", ["5", "null", "[]", "text"])
 def test_a_section_that_is_no_mapping(
     section: str, value: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -203,7 +203,7 @@ def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_pat
 
 def test_a_file_where_a_folder_goes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
-    for words in (["sft"], ["sample", "-n", "1"], ["value"], ["prm"], ["loop"], ["ladder"], ["eval"]):
+    for words in (["sft"], ["sample", "-n", "1"], ["value"], ["prm"], ["eval"]):
         assert "taken" in refused(capsys, *words, "--out", str(tmp_path / "taken"))
     assert (tmp_path / "taken").read_text() == "mine"
 

@@ -83,7 +83,7 @@ def test_completion_knows_commands_and_new_names_alone(shell: str, capsys: pytes
         main(["--print-completion", shell])
     script = capsys.readouterr().out
     assert stop.value.code == 0
-    assert "ladder" in script and "simulations" in script
+    assert "compare" in script and "simulations" in script
     assert "--iterations" not in script
 
 
@@ -97,7 +97,7 @@ def test_completion_knows_commands_and_new_names_alone(shell: str, capsys: pytes
         (["train", "-n", "5"], ["train", "--num-examples", "5"], "train.num_examples"),
         (["train", "--out", "x"], ["train", "--checkpoint-dir", "x"], "train.checkpoint_dir"),
         (["value", "--num", "50"], ["value", "--questions", "50"], "train.value.collect.questions"),
-        (["loop", "--model", "embedded"], ["loop", "--student", "embedded"], "student"),
+        (["train", "--model", "embedded"], ["train", "--student", "embedded"], "student"),
         (["sample", "--source", "gsm8k"], ["sample", "--set", "problems.source=gsm8k"], "problems.source"),
     ],
 )

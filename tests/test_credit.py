@@ -20,7 +20,6 @@ from alphazero_llm_trainer.training.credit import (
     policy_advantages,
     process_advantages,
     step_advantages,
-    tree_advantages,
     visit_distillation,
 )
 
@@ -152,28 +151,6 @@ def test_asymmetric() -> None:
 # -- inside a tree -----------------------------------------------------------------------------------------------------
 
 siblings = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 6)), min_size=1, max_size=4)
-
-
-@given(st.lists(siblings, min_size=1, max_size=4), st.data())
-def test_tree_advantages_equal_a_hand_loop(levels: list[list[tuple[float, int]]], data: st.DataObject) -> None:
-    chosen = [data.draw(st.integers(0, len(level) - 1)) for level in levels]
-    lengths = [data.draw(st.integers(1, 3)) for _ in levels]
-    found = tree_advantages(levels, chosen, lengths, clip=FAR)
-    at = 0
-    for level, index, length in zip(levels, chosen, lengths, strict=True):
-        written_out = [value for value, visits in level for _ in range(visits)]
-        mean, std = statistics.fmean(written_out), statistics.pstdev(written_out)
-        one = len(level) > 1 and max(written_out) - min(written_out) > 1e-9
-        expected = (level[index][0] - mean) / (std + EPSILON) if one else 0.0
-        assert found[at : at + length] == pytest.approx([expected] * length, abs=1e-5)
-        at += length
-    assert at == len(found)
-
-
-def test_tree_advantages_weigh_siblings_by_visits_and_are_clipped() -> None:
-    [best] = tree_advantages([[(1.0, 1), (0.0, 9)]], [0], [1], clip=FAR)
-    assert best == pytest.approx(0.9 / (0.3 + EPSILON))
-    assert tree_advantages([[(1.0, 1), (0.0, 9)]], [0], [2], clip=1.5) == [1.5, 1.5]
 
 
 groups_of_steps = st.lists(

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.student import (
@@ -36,12 +34,9 @@ from alphazero_llm_trainer.policy.student import (
     load_model,
     load_student,
 )
-from alphazero_llm_trainer.training.arena import Side, meet
-from alphazero_llm_trainer.training.generations import Loop
 from alphazero_llm_trainer.training.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
 from alphazero_llm_trainer.training.ppo import Critic
 from alphazero_llm_trainer.training.prm import new_scorer
-from alphazero_llm_trainer.training.stages import learn_policy, learn_value, trained
 from alphazero_llm_trainer.training.value import adapter_network
 from alphazero_llm_trainer.training.value_run import save_network
 
@@ -537,48 +532,6 @@ def test_merge_refuses_what_is_wrong(
     given = [flag.format(adapter=whole_run / "adapter", run=whole_run) for flag in flags]
     assert main(["merge", *FLAGS, *given]) == 2
     assert wanted in capsys.readouterr().err
-
-
-# -- generations -------------------------------------------------------------------------------------------------------
-
-
-def test_a_loop_goes_on_from_the_champions_adapter(tmp_path: Path) -> None:
-    """Two generations: the second trains, searches and is measured on top of what the first one's adapter became."""
-    small = {
-        "rewards": {"use_student_model": True},
-        "problems": {"levels": [2, 3]},
-        "loop": {
-            "generations": 2, "questions": 16, "arena_size": 8, "test_size": 4, "budget_tokens": 100, "margin": 1.0,
-            "value": "network", "prm": False,
-        },
-        "train": {
-            "questions_per_round": 8, "save_every": 8, "validation_size": 4, "rows_per_round": 8, "demonstrations": 20,
-            "keep_best": False, "grpo": {"batch_size": 5, "epochs": 2, "learning_rate": 2e-4},
-            "value": {"epochs": 1},
-        },
-    }  # fmt: skip
-    config = load_config(overrides=[*FOUR_BITS, small])
-    loop = Loop(config, tmp_path / "loop")
-    loop.load()
-    # The gate is not what is tested: the first candidate is taken.
-    first = loop.settings(1, 16, 0, loop.first)
-    facts = learn_policy(
-        first, tmp_path / "policy", loop.questions(1, 0, {})[0], loop.first, lambda: False, loop.progress
-    )
-    assert facts["weights"] is not None and facts["weights"] != loop.first.weights
-    champion = Side(1, trained(tmp_path / "policy", config), None, None, facts["weights"])
-    assert learn_value(first, tmp_path / "value", champion, lambda: False, Progress(quiet=True))["trained"]
-    champion = replace(champion, value=tmp_path / "value", own="value")
-    again = champion.load(config)  # checks the fingerprint
-    assert champion.verifier(config, again).name
-    second = loop.settings(2, 16, 16, champion)
-    later = learn_policy(
-        second, tmp_path / "second", loop.questions(2, 16, {})[0], champion, lambda: False, loop.progress
-    )
-    assert later["weights"] not in (None, facts["weights"], loop.first.weights)
-    cell = meet(Side(2, trained(tmp_path / "second", config), None, None, later["weights"]), config, loop.arena(1)[:4],
-                "greedy", lambda: False)  # fmt: skip
-    assert len(cell["outcomes"]) == 4
 
 
 def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:

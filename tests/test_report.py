@@ -149,31 +149,6 @@ def test_none_or_all_right_is_reported(
     assert f"{share:.3f} [" in Page(run / "report.html")
 
 
-def test_loop_page(tmp_path: Path) -> None:
-    shutil.copy(RESULTS / "loop.json", tmp_path / "loop.json")
-    assert cli.main(["report", str(tmp_path)]) == 0
-    page, card = Page(tmp_path / "report.html"), json.loads((RESULTS / "loop.json").read_text())
-    for one in card["generations"]:
-        gain = one["arena"]["gain greedy"]
-        assert f"{gain[0]:+.3f} [{gain[1]:+.3f}, {gain[2]:+.3f}]" in page
-        assert f"generation {one['generation']} {one['decision']}" in page and one["why"] in page
-    assert "0.591 → 0.679" in page and "3 of 3 generations promoted; the champion is generation 3" in page
-    assert page.counts["svg"] == 4
-
-
-def test_ladder_page(tmp_path: Path) -> None:
-    shutil.copy(RESULTS / "ladder.json", tmp_path / "ladder.json")
-    assert cli.main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
-    page, ladder = Page(tmp_path / "out" / "report.html"), json.loads((RESULTS / "ladder.json").read_text())
-    for one in ladder["rungs"]:
-        assert f"{one['accuracy'][0]:.3f} [{one['accuracy'][1]:.3f}, {one['accuracy'][2]:.3f}]" in page
-    for row in ladder["methods"]:
-        if "mcts_gain" in row:
-            assert f"{row['mcts_gain'][0]:+.3f} [" in page
-    assert "3 of 4 rungs are clearly above the one below; NOT +PPO" in page
-    assert page.counts["svg"] == 2 + 2 * len({row["verifier"] for row in ladder["methods"]})
-
-
 def test_compare_pairs_the_runs_by_problem(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["compare", *map(str, runs), "--out", str(tmp_path / "compare.html")]) == 0
     said = capsys.readouterr().out

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +22,7 @@ from alphazero_llm_trainer.engine import vllm_server
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.server_routes import BLOCK, SLACK, Routes
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.policy.value_function import policy_fingerprint
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
 
@@ -249,60 +246,6 @@ def test_training_loses_a_server_and_gets_it_back_and_versions_never_mix(
 
 
 @pytest.mark.slow
-def test_generations_sample_on_servers_and_their_adapters_go_on(
-    servers: list[CompletionServer], tmp_path: Path
-) -> None:
-    """Two generations, each with training, a value, a PRM and its arena; every policy is an adapter over what is served."""
-    overrides = [*CONFIG, *flags(*servers), "train.adapter=lora", "loop.generations=2", "loop.questions=24", "seed=2"]
-    overrides += ["loop.arena_size=12", "loop.test_size=12", "loop.budget_tokens=120", "loop.margin=1.0"]
-    overrides += ["train.questions_per_round=8", "train.save_every=24", "train.validation_size=0"]
-    overrides += ["train.rows_per_round=8", "train.demonstrations=20", "train.grpo.learning_rate=0.003"]
-    overrides += ["train.value.epochs=1", "train.prm.epochs=1"]
-    command = ["loop", "--out", str(tmp_path / "loop"), "-q"]
-    for override in overrides:
-        command += ["--set", override]
-    assert main(command) == 0
-    out = tmp_path / "loop"
-    card = json.loads((out / "loop.json").read_text())
-    first, second = card["generations"]
-    assert first["value"]["trained"] and second["value"]["trained"] and second["prm"]["trained"]
-    assert second["from"] == (1 if first["decision"] == "promoted" else 0)
-    # The servers drew with the adapters of both generations, and were left as they were.
-    for server in servers:
-        assert sum(name != "student" for name in server.answered) >= 3
-        assert set(server.students) == {"student"}
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "vllm-server"]
-    # A generation goes on from the adapter before it, so its weights are what the server was given.
-    champion = card["champion"]
-    assert champion
-    config = load_config(overrides=[*CONFIG, "train.adapter=lora"])
-    found = load_student(config, path=out / "champion" / "adapter")
-    assert policy_fingerprint(found.model) == card["generations"][champion - 1]["weights"]
-    for generation in (first, second):
-        cells = generation["arena"]
-        assert cells["candidate greedy"]["sampled_tokens"] > 0 and cells["candidate search"]["problems"] == 12
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (
-            ["--model", str(PACKAGED), "--set", "train.adapter=lora", *SERVED],
-            f"models.embedded.path={PACKAGED} instead",
-        ),
-        (["--set", "train.lag=1"], "train.lag is 1 and a loop searches by itself"),
-    ],
-)
-def test_what_generations_can_not_go_on_from_is_one_sentence(
-    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["loop", "--student", "embedded", *flags, "--out", str(tmp_path / "loop")]) == 2
-    [said] = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("loading ")]
-    assert said.startswith("error: ") and words in said
-    assert not (tmp_path / "loop" / "loop.json").exists()
-
-
-@pytest.mark.slow
 def test_a_command_that_ends_leaves_no_adapter_on_its_servers(servers: list[CompletionServer], tmp_path: Path) -> None:
     """In a process of its own, as a user runs it: `eval` doesn't close its engine."""
     spec = LoraConfig(rank=2, alpha=4, dropout=0.0, targets=("q_proj",))
@@ -318,60 +261,3 @@ def test_a_command_that_ends_leaves_no_adapter_on_its_servers(servers: list[Comp
     for server in servers:
         assert set(server.students) == {"student"}
     assert sum(count for server in servers for name, count in server.answered.items() if name != "student") >= 4
-
-
-@pytest.mark.slow
-def test_a_ladders_rungs_are_adapters_over_what_the_servers_have(
-    servers: list[CompletionServer], tmp_path: Path
-) -> None:
-    """Two seeds side by side, from the base to search with a PRM; each rung goes on from the adapter below it."""
-    overrides = [*CONFIG, *flags(*servers), "student=mine", "train.adapter=lora"]
-    overrides += [f"models.mine.path={PACKAGED}", "models.mine.lora.dropout=0.0", "models.mine.quantization=none"]
-    overrides += [
-        "train.demonstrations=16",
-        "train.sft.steps=2",
-        "train.sft.validation_size=8",
-        "train.validation_size=8",
-    ]
-    overrides += ["train.prm.collect.questions=48", "train.prm.epochs=1", "train.prm.evaluate_every=2"]
-    overrides += ["train.prm.validation_share=0.3", "train.prm.margin=0.1"]
-    overrides += ["ladder.questions=8", "train.questions_per_round=8", "train.rows_per_round=16", "train.grpo.epochs=1"]
-    overrides += ["train.keep_best=false", "train.grpo.learning_rate=0.01"]
-    overrides += [
-        "ladder.ppo_overrides=[train.questions_per_round=8, train.save_every=8]",
-        "train.ppo.rows_per_round=8",
-    ]
-    overrides += ["ladder.budgets=[60]", "ladder.budget_tokens=60", "ladder.verifiers=[calculator+prm]"]
-    overrides += ["ladder.methods=[greedy, mcts]"]
-    out = tmp_path / "ladder"
-    command = ["ladder", "--out", str(out), "--seeds", "1", "2", "-n", "8", "-q"]
-    for override in overrides:
-        command += ["--set", override]
-    assert main(command) == 0
-    ladder = json.loads((out / "ladder.json").read_text())
-    assert [len(rung["by_seed"]) for rung in ladder["rungs"]] == [2] * 5
-    for server in servers:
-        assert server.answered["student"] > 0 and len(server.answered) >= 5
-        assert set(server.students) == {"student"}
-    for seed in ("seed-1", "seed-2"):
-        assert not (out / seed / "base").exists()
-        sft, grpo = (
-            load_student(load_config(overrides=[*overrides, "engine.backend=inprocess"]), path=folder)
-            for folder in (out / seed / "sft" / "adapter", out / seed / "grpo" / "run-001" / "adapter")
-        )
-        assert policy_fingerprint(sft.model) != policy_fingerprint(grpo.model)
-        card = json.loads((out / seed / "grpo" / "run-001" / "run.json").read_text())
-        assert card["config"]["train"]["student"] == str(out / seed / "sft" / "adapter")
-
-
-@pytest.mark.parametrize(
-    "more", [["--student", "embedded"], ["--model", "smollm2-135m", "--set", "train.adapter=full"]]
-)
-def test_a_ladder_that_a_server_can_not_follow_is_one_sentence(
-    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    student = ["--set", "train.adapter=lora", *more]
-    assert main(["ladder", "--set", "engine.backend=vllm-server", *student, "--out", str(tmp_path / "ladder")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: engine.backend is vllm-server, whose servers keep") and said.count("\n") == 1
-    assert not (tmp_path / "ladder").exists()

@@ -263,7 +263,7 @@ def test_a_disk_without_locks_refuses_nobody(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     "words",
     [
-        ["sft"], ["value", "-n", "10"], ["prm", "-n", "10"], ["loop"], ["ladder"], ["sample", "-n", "1"], ["eval", "-n", "1"],
+        ["sft"], ["value", "-n", "10"], ["prm", "-n", "10"], ["sample", "-n", "1"], ["eval", "-n", "1"],
     ],
     ids=lambda words: words[0],
 )  # fmt: skip

@@ -192,7 +192,7 @@ def test_legacy_training_and_exports_take_them(tmp_path):
     assert {row.source for row in exported} == {STUDENT, "teacher:scripted"}
 
 
-@pytest.mark.parametrize("credit", ["tree", "visits", "gumbel", "step", "process"])
+@pytest.mark.parametrize("credit", ["visits", "step", "process"])
 def test_every_credit_is_of_the_students_own_responses_alone(tmp_path, credit):
     source = source_with_teachers(tmp_path, f"train.grpo.credit={credit}")
     source.verifier = Calculator()

@@ -318,9 +318,7 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
     "flags",
     [
         ["--set", "train.groups=chain"],
-        ["--set", "train.grpo.credit=tree"],
         ["--set", "train.grpo.credit=visits", "--set", "train.groups=tree"],
-        ["--set", "train.grpo.credit=gumbel", "--set", "train.groups=tree", "--set", "search.select=gumbel"],
         ["--use-ppo", "--set", "train.ppo.kl_coefficient=0.05"],
         ["--use-ppo", "--set", "train.adapter=lora", "--set", "train.ppo.critic_rounds=0"],
         ["--set", "train.grpo.pack=on", "--set", "train.grpo.loss_tokens=all"],  # a key of earlier versions

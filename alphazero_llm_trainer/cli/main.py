@@ -14,8 +14,6 @@ from .eval import add_eval
 from .export import add_export
 from .fetch import add_fetch
 from .info import add_info
-from .ladder import add_ladder
-from .loop import add_loop
 from .merge import add_merge
 from .prm import add_prm
 from .report import add_compare, add_report
@@ -30,7 +28,7 @@ from .view import add_view
 PROGRAM = "alphazero-llm-trainer"
 GROUPS = {
     "look around": (add_info, add_search),
-    "train": (add_train, add_methods, add_sft, add_value, add_prm, add_loop, add_ladder),
+    "train": (add_train, add_methods, add_sft, add_value, add_prm),
     "evaluate": (add_eval, add_compare),
     "look at results": (add_view, add_report),
     "data and models": (add_sample, add_export, add_fetch),

@@ -27,7 +27,7 @@ from .base import (
 )
 
 METHODS = {
-    "grpo": "GRPO on the trees' trajectories, with credit by group, tree, step, process, visits or gumbel",
+    "grpo": "GRPO on the trees' trajectories, with credit by group, step, process or visits",
     "rft": "rejection-sampling fine-tuning: supervised training on the student's own right responses",
     "ppo": "PPO on sampled chains, with a critic",
     "legacy": "supervised training on the trees' good responses, weighted by reward",

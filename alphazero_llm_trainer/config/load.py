@@ -21,8 +21,6 @@ from .sections import (
     DatasetConfig,
     EngineConfig,
     EvalConfig,
-    LadderConfig,
-    LoopConfig,
     ProblemsConfig,
     RewardConfig,
     SampleConfig,
@@ -56,8 +54,6 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     sample: SampleConfig = SampleConfig()
     eval: EvalConfig = EvalConfig()
-    ladder: LadderConfig = LadderConfig()
-    loop: LoopConfig = LoopConfig()
     serve: ServeConfig = ServeConfig()
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]

@@ -226,43 +226,6 @@ class EvalConfig(Section):
     beam_width: Positive = 2
 
 
-class LadderConfig(Section):
-    base_steps: Positive = 600
-    questions: Positive = 4800
-    ppo_overrides: tuple[str, ...] = ()
-    num: Positive = 1000
-    start: NonNegative = 5000
-    budget_tokens: Positive = 240
-    budgets: tuple[Positive, ...] = (240, 400)
-    verifiers: tuple[str, ...] = ("calculator+prm", "calculator")
-    methods: tuple[str, ...] = (
-        "greedy",
-        "majority",
-        "best-of-n",
-        "adaptive-best-of-n",
-        "weighted-majority",
-        "early-abort",
-        "step-rejection",
-        "mcts",
-        "calculator-tool",
-    )
-
-
-class LoopConfig(Section):
-    generations: Positive = 3
-    questions: Positive = 1920
-    revisit_share: Share = 0.2
-    value: Literal["head", "network", "none"] = "head"
-    prm: bool = True
-    guide: bool = False
-    arena_size: Positive = 500
-    budget_tokens: Positive = 160
-    search: Literal["adaptive-best-of-n", "best-of-n", "weighted-majority", "step-rejection", "beam", "mcts"] = "mcts"
-    verifier: Literal["none", "log-probability", "calculator"] = "calculator"
-    margin: Share = 0.02
-    test_size: NonNegative = 1000
-
-
 class SampleConfig(Section):
     shard_trees: Positive = 1000
     attempts: Positive = 3

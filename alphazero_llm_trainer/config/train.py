@@ -48,7 +48,7 @@ class GrpoConfig(RoundsConfig):
     kl_coefficient: NonNegativeFloat = 0.0
     kl_unbiased: bool = True
     advantage_clip: PositiveFloat = 3.0
-    credit: Literal["group", "tree", "step", "process", "visits", "gumbel"] = "group"
+    credit: Literal["group", "step", "process", "visits"] = "group"
     prm: str | None = None
     process_weight: NonNegativeFloat = 0.5
     negative_weight: Share = 0.3

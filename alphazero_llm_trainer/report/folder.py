@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from ..training.checkpoint import read_lines
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .evaluation import evaluation_parts
 from .judges import value_parts
-from .ladder import ladder_parts
-from .loop import loop_parts
-from .page import heading, link, page
+from .page import link, page
 from .training import training_parts
 from .trees import TreeReader, find_source
 
@@ -26,13 +23,9 @@ KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
     RUN: lambda card, folder: training_parts(
         card, read_lines(folder / METRICS), read_lines(folder / ANSWERS), folder / JOURNAL
     ),
-    "ladder.json": lambda card, folder: ladder_parts(card),
-    "loop.json": lambda card, folder: loop_parts(card),
     "results.json": lambda card, folder: evaluation_parts(card),
     "value.json": lambda card, folder: value_parts(card, read_lines(folder / METRICS)),
 }
-# Of a folder that holds more than one command's work.
-INSIDE = ("value/value.json", "champion/value/value.json")
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -45,8 +38,6 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     parts = parts_of(folder)
     if not parts:
         raise DataError(f"{folder} has none of {', '.join(KINDS)}: name a folder that a command wrote")
-    for path in sorted(chain.from_iterable(folder.glob(pattern) for pattern in INSIDE)):
-        parts += [heading(str(path.parent.relative_to(folder))), *parts_of(path.parent)]
     out.mkdir(parents=True, exist_ok=True)
     if (folder / JOURNAL).is_file():
         source = find_source(folder)

@@ -56,34 +56,6 @@ def step_advantages(
     return advantages
 
 
-def tree_advantages(
-    children: Sequence[Sequence[tuple[float, int]]], chosen: Sequence[int], lengths: Sequence[int], *, clip: float
-) -> list[float]:
-    """Each node against its siblings, level by level: `(Q - mean) / (std + EPSILON)` on every token of the step `[T]`.
-
-    The group of a node is its parent's children; mean and deviation are over their visits, so that a child drawn often
-    weighs as often. A level with one child, or with children of equal value, teaches nothing there.
-
-    This is GRPO's normalisation (Shao et al. 2024) with siblings as the group. Tree-GRPO (Ji et al. 2025, "Tree Search for
-    LLM Agent Reinforcement Learning") is another thing: it normalises whole responses, within their tree and over all trees
-    of a question.
-
-    Args:
-        children: for each step of the response, `(Q, visits)` of all children of the node before it.
-        chosen: for each step, its own index among them.
-        lengths: tokens of each step.
-    """
-    advantages: list[float] = []
-    for siblings, index, length in zip(children, chosen, lengths, strict=True):
-        values = [value for value, _ in siblings]
-        advantage = 0.0
-        if not is_flat(values):
-            mean, std = mean_and_std(values, [visits for _, visits in siblings])
-            advantage = clamp((values[index] - mean) / (std + EPSILON), clip)
-        advantages += [advantage] * length
-    return advantages
-
-
 def process_advantages(
     scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]], counts: Sequence[int], *, clip: float
 ) -> list[list[float]]:
@@ -155,10 +127,9 @@ def policy_advantages(
 ) -> list[float]:
     """`pi(step) - p(step)` on every token of each step `[T]`: the pull of distilling the search's policy.
 
-    pi is the search's policy over the siblings (visit shares, or Gumbel's improved policy), p the student's own
+    pi is the search's policy over the siblings (visit shares), p the student's own
     probabilities of them, both normalised over the siblings: the difference is the gradient of the cross-entropy between the
-    two with respect to the logits of that choice (the policy part of AlphaZero's loss, Silver et al. 2018, equation 1;
-    Danihelka et al. 2022, equation 12).
+    two with respect to the logits of that choice (the policy part of AlphaZero's loss, Silver et al. 2018, equation 1).
 
     Args:
         children: for each step of the response, `(pi, log-probability)` of all children of the node before it.

@@ -16,7 +16,6 @@ from ..engine.protocol import Verifier
 from ..errors import RewardError
 from ..mcts.driver import derive_seed
 from ..mcts.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
-from ..mcts.gumbel import improved_policy
 from ..mcts.journal import Journal
 from ..mcts.tree import ROOT, Tree
 from ..policy.engine_tokens import EngineTokens
@@ -30,7 +29,6 @@ from .credit import (
     policy_advantages,
     process_advantages,
     step_advantages,
-    tree_advantages,
     visit_distillation,
 )
 from .rows import TrainRow
@@ -340,9 +338,8 @@ class RoundSource:
                 step_advantages(values, t.lengths, scale=scale, clip=grpo.advantage_clip)
                 for t, values in zip(found, self._step_values(grown, found), strict=True)
             ]
-        if grpo.credit in ("tree", "visits", "gumbel"):
-            worth = (grown.N, grown.W) if grpo.credit == "visits" else self.collector.worth(grown)
-            return [self._among_siblings(grown, t, *worth) for t in found]
+        if grpo.credit == "visits":
+            return [self._among_siblings(grown, t) for t in found]
         rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
         if grpo.credit == "group":
             whole = group_advantages(rewards, counts, clip=grpo.advantage_clip, weigh_repeats=grpo.weigh_repeats)
@@ -360,44 +357,28 @@ class RoundSource:
         counts, sums = self.collector.worth(tree)
         return [step_values(t, self.collector.reward(t), counts, sums) for t in found]
 
-    def _among_siblings(
-        self, grown: Tree, found: Trajectory, counts: Sequence[int], sums: Sequence[float]
-    ) -> list[float]:
-        """Tree, visit or Gumbel credit of one response; tokens of a rollout have no siblings and get 0.
-
-        `counts` and `sums` are what the nodes are worth (`Collector.worth`).
-        """
+    def _among_siblings(self, grown: Tree, found: Trajectory) -> list[float]:
+        """Visit credit of one response `[T]`; tokens of a rollout have no siblings and get 0."""
         grpo, parent = self.config.train.grpo, ROOT
         siblings, chosen, lengths, outside = [], [], [], 0
         for node, length in zip(found.nodes, found.lengths, strict=True):
             if node == OUTSIDE:
                 outside += length
                 continue
-            # A node that was never visited has no value (Gumbel completes it); the response's own nodes always count.
+            # A node that was never visited has no share of visits; the response's own nodes always count.
             around = [
                 child
                 for child in grown.children[parent]
-                if (counts[child] or child == node or grpo.credit == "gumbel")
-                and (grpo.teacher_rows or grown.source[child] == STUDENT)
+                if (grown.N[child] or child == node) and (grpo.teacher_rows or grown.source[child] == STUDENT)
             ]
             siblings.append(around)
             chosen.append(around.index(node))
             lengths.append(length)
             parent = node
-        if grpo.credit == "tree":
-            reward = self.collector.reward(found)
-            values = [[(sums[n] / counts[n], counts[n]) if counts[n] else (reward, 1) for n in s] for s in siblings]
-            advantages = tree_advantages(values, chosen, lengths, clip=grpo.advantage_clip)
-        else:
-            logprobs = [[math.fsum(grown.logprobs[n]) for n in s] for s in siblings]
-            if grpo.credit == "visits":
-                policies = [visit_distillation([grown.N[n] for n in s]) for s in siblings]
-            else:
-                above = [ROOT, *found.nodes]
-                policies = [improved_policy(grown, up, counts, sums, s) for up, s in zip(above, siblings, strict=False)]
-            pairs = [list(zip(policy, own, strict=True)) for policy, own in zip(policies, logprobs, strict=True)]
-            advantages = policy_advantages(pairs, chosen, lengths)
-        return advantages + [0.0] * outside
+        logprobs = [[math.fsum(grown.logprobs[n]) for n in s] for s in siblings]
+        policies = [visit_distillation([grown.N[n] for n in s]) for s in siblings]
+        pairs = [list(zip(policy, own, strict=True)) for policy, own in zip(policies, logprobs, strict=True)]
+        return policy_advantages(pairs, chosen, lengths) + [0.0] * outside
 
     def _processes(
         self, groups: list[tuple[GradedTree, list[Trajectory]]], stats: RoundStats
