@@ -21,9 +21,7 @@ from typing import Any
 from .record import payload, row
 
 ASSETS = Path(__file__).parent / "assets"
-SCRIPTS = (
-    "model.js", "layout.js", "minimap.js", "canvas.js", "panel.js", "steps.js", "legend.js", "tree.js", "list.js", "app.js",
-)  # fmt: skip
+SCRIPTS = ("model.js", "panel.js", "tree.js", "list.js", "app.js")
 MOST_BYTES = 30_000_000  # of embedded trees in one file; a browser opens that in seconds
 OUTCOMES = ("mixed", "wrong", "ungraded", "right", "none", "failed")  # most interesting first
 RUN_PAGE = "trees.html"  # the page of a run's folder

@@ -1,117 +1,39 @@
-// The panel: everything that is known about one node. Text is always set as text.
+// The panel: everything that is known about one node.
 
-function make(tag, attributes = {}, ...inside) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "on") for (const [event, handler] of Object.entries(value)) made.addEventListener(event, handler);
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...inside.filter((one) => one !== null).map((one) => (typeof one === "number" ? String(one) : one)));
-  return made;
-}
-
-const MOST_ROWS = 200; // of a table
-
-// A table whose columns sort: `columns` are {name, title, of(row), shown(row), words, cell(row)}.
-function sortable(caption, columns, rows, decorate, sort) {
-  const body = make("tbody"), left = make("p", { class: "small" });
-  const heads = columns.map((column) => {
-    const arrow = make("span", { "aria-hidden": "true" });
-    const press = () => {
-      sort.down = sort.by === column.name ? !sort.down : !column.words;
-      sort.by = column.name;
-      fill();
-    };
-    const button = make("button", { type: "button", title: column.title, on: { click: press } }, column.name, arrow);
-    return { column, arrow, head: make("th", { scope: "col", class: column.words ? "words" : null }, button) };
-  });
-  function fill() {
-    const column = columns.find((one) => one.name === sort.by) || columns[0];
-    const order = rows.map((row, index) => ({ row, index, key: column.of(row) }));
-    order.sort((a, b) => {
-      const [one, other] = sort.down ? [b, a] : [a, b];
-      const missing = (a.key === null) - (b.key === null); // what isn't known comes last either way
-      if (missing || a.key === null) return missing || a.index - b.index;
-      return (typeof one.key === "string" ? one.key.localeCompare(other.key) : one.key - other.key) || a.index - b.index;
-    });
-    for (const { column: one, arrow, head } of heads) {
-      const active = one === column;
-      head.setAttribute("aria-sort", active ? (sort.down ? "descending" : "ascending") : "none");
-      arrow.textContent = active ? (sort.down ? "↓" : "↑") : "";
-    }
-    left.textContent = order.length > MOST_ROWS ? `The first ${MOST_ROWS} of ${whole(order.length)}; sort for others.` : "";
-    body.replaceChildren(...order.slice(0, MOST_ROWS).map(({ row }) => {
-      const cells = columns.map((one) =>
-        make("td", { class: one.words ? "words" : null }, one.cell ? one.cell(row) : one.shown(row)));
-      return make("tr", decorate(row), ...cells);
-    }));
-  }
-  fill();
-  const head = make("thead", {}, make("tr", {}, ...heads.map((one) => one.head)));
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, make("table", {}, head, body), left);
-}
+const FORMULAS = { ucb1: "c·√(ln N(parent)/N)", puct: "c·P·√N(parent)/(1+N)", open_puct: "c·p·√N(parent)/(1+N)" };
 
 class Panel {
-  // actions: select(node), split(card), close().
-  constructor(holder, model, painter, actions) {
-    Object.assign(this, { holder, model, painter, layout: painter.layout, actions });
-    this.sort = { by: "N", down: true };
-    this.open = { children: false, response: false, search: true };
+  constructor(holder, model, select) {
+    Object.assign(this, { holder, model, select, open: { children: false, response: false, search: true } });
   }
 
   show(node) {
-    const { model, layout } = this;
-    const card = layout.shown[node] ? layout.card[node] : node;
-    const phrase = layout.shown[node] && layout.phrase(card);
-    const parts = [this.heading(node), this.textOf(...(phrase ? [layout.first[card], card] : [node, node])), this.numbers(node)];
-    if (phrase) parts.push(this.phrase(card, node));
-    else if (model.ids[node].length) parts.push(this.tokens(node));
-    if (node > 0) parts.push(this.family("Siblings", model.children[model.parent[node]], node));
-    if (model.children[node].length) {
-      parts.push(this.folding("children", `Children (${model.children[node].length})`, () => this.family("Children", model.children[node], -1)));
-    }
-    if (node > 0) {
-      parts.push(this.folding("response", "Response down to here", () => make("p", { class: "text" }, model.response(node))));
-    }
-    parts.push(this.folding("search", "The search", () => this.search()));
-    const scroll = this.node === node ? this.holder.scrollTop : 0;
-    this.node = node;
-    this.holder.replaceChildren(...parts);
-    this.holder.scrollTop = scroll;
+    const { model } = this, children = model.children[node];
+    const parts = [this.heading(node), make("p", { class: "text", id: "panel-text", tabindex: "0" }, node === 0 ? model.record.question || "(the record has no question)" : model.text[node] || "(no text)"), this.numbers(node)];
+    if (model.token_ids[node].length) parts.push(this.tokens(node));
+    if (node > 0) parts.push(make("section", { id: "siblings" }, make("h2", {}, `Siblings (${model.children[model.parent[node]].length})`), this.family(model.children[model.parent[node]], node)));
+    if (children.length) parts.push(this.folding("children", `Children (${children.length})`, this.family(children, -1)));
+    if (node > 0) parts.push(this.folding("response", "Response down to here", make("p", { class: "text" }, model.phrase(node, 0))));
+    this.holder.replaceChildren(...parts, this.folding("search", "The search", this.search()));
   }
 
-  // What is folded is made when it is opened.
   folding(name, title, inside) {
-    const made = make("details", { class: "fold", open: this.open[name] }, make("summary", {}, title));
-    const fill = () => { if (made.open && made.children.length === 1) made.append(inside()); };
-    made.addEventListener("toggle", () => { this.open[name] = made.open; fill(); });
-    fill();
-    return made;
+    return make("details", { class: "fold", open: this.open[name], toggle: (event) => { this.open[name] = event.target.open; } }, make("summary", {}, title), inside);
   }
 
   heading(node) {
-    const { model } = this;
-    const title = node === 0 ? "The question (root)" : model.rollout[node] ? `Rollout from node ${model.parent[node]}` : `Node ${node}`;
-    const chips = [make("span", { class: "chip" }, `depth ${model.depth[node]}`)];
-    if (node > 0) chips.push(make("span", { class: "chip" }, model.source[node]));
-    if (model.direction[node] !== "none") chips.push(make("span", { class: "chip" }, `asked for: ${model.direction[node]}`));
-    if (model.chosen.has(node)) chips.push(make("span", { class: "chip" }, model.choiceRecorded ? "chosen path" : "most visited path"));
-    const mark = model.mark[node];
-    if (mark) chips.push(make("span", { class: `chip ${mark === "right" || mark === "wrong" ? mark : ""}` }, `${VERDICTS[mark]?.[0] ?? ""} ${VERDICTS[mark]?.[1] ?? mark}`));
-    if (!model.exists(node)) chips.push(make("span", { class: "chip" }, "not made yet"));
-    const close = make("button", { id: "panel-close", type: "button", "aria-label": "Close the details", on: { click: this.actions.close } }, "✕");
-    return make("section", {}, make("div", { class: "title" }, make("h2", { id: "panel-title" }, title), close), make("div", { class: "chips" }, ...chips));
-  }
-
-  // The text of a node, or of a phrase from `first` to `last`.
-  textOf(first, last) {
-    const text = last === 0 ? this.model.record.question || "(the record has no question)" : this.model.phrase(first, last) || "(no text)";
-    return make("section", {}, make("p", { class: "text", id: "panel-text", tabindex: "0" }, text));
+    const { model } = this, mark = model.mark[node];
+    const title = node === 0 ? "The question (root)" : model.rollout(node) ? `Rollout from node ${model.parent[node]}` : `Node ${node}`;
+    const chips = [`depth ${model.depth[node]}`, node > 0 ? model.source[node] : "", model.direction[node] === "none" ? "" : `asked for: ${model.direction[node]}`, model.chosen.has(node) ? (model.choiceRecorded ? "chosen path" : "most visited path") : ""];
+    const made = chips.filter(Boolean).map((text) => make("span", { class: "chip" }, text));
+    if (mark) made.push(make("span", { class: `chip ${mark}` }, `${VERDICTS[mark]?.[0] ?? ""} ${VERDICTS[mark]?.[1] ?? mark}`));
+    const close = make("button", { id: "panel-close", type: "button", "aria-label": "Close the details", click: () => { this.holder.hidden = true; } }, "✕");
+    return make("section", {}, make("div", { class: "title" }, make("h2", { id: "panel-title" }, title), close), make("div", { class: "chips" }, ...made));
   }
 
   numbers(node) {
-    const { model } = this;
-    const exploration = model.exploration(node);
+    const { model } = this, U = model.exploration(node), search = model.record.search;
+    const why = search ? `exploration term of ${search.rule}: ${FORMULAS[search.rule] ?? "none"}, c = ${number(search.exploration, 2)}` : "";
     const stats = [
       ["Visits N", whole(model.N[node]), "simulations through this node"],
       ["Mean value Q", number(model.q(node)), "W / N"],
@@ -119,124 +41,53 @@ class Panel {
       ["Own value V", number(model.V[node]), "the value network's estimate"],
       ["PRM", number(model.prm[node]), "process reward"],
       ["Prior", number(model.prior[node]), "P(step | prefix) that the search used"],
-      ["p(tokens)", number(model.probability(node)), "probability of its tokens under the policy"],
-      ["U", exploration === Infinity ? "∞ (first)" : number(exploration), this.why()],
+      ["p(tokens)", model.token_ids[node].length ? number(Math.exp(model.likelihood[node])) : "–", "probability of its tokens under the policy"],
+      ["U", U === Infinity ? "∞ (first)" : number(U), why],
       ["Reward", number(model.reward[node]), "of the response that ends here"],
       ["Correct (HRE)", number(model.hre[node], 1), "1 when the answer is right"],
       ["PRE", number(model.pre[node]), "the reward's perplexity part"],
       ["Samples", model.samples[node] ? whole(model.samples[node]) : "–", "responses that were drawn and end here"],
-    ];
-    const cells = stats
-      .filter(([, shown], i) => i < 2 || shown !== "–")
-      .map(([name, shown, title]) => make("div", { title }, make("dt", {}, name), make("dd", { "data-stat": name }, shown)));
-    return make("section", {}, make("dl", { class: "stats" }, ...cells));
+    ].filter(([, shown], i) => i < 2 || shown !== "–");
+    return make("dl", { class: "stats" }, ...stats.map(([name, shown, title]) => make("div", { title }, make("dt", {}, name), make("dd", { "data-stat": name }, shown))));
   }
 
-  why() {
-    const search = this.model.record.search;
-    if (!search) return "the exploration term; the record doesn't say which rule searched";
-    if (search.rule === "gumbel") return "gumbel: visits follow the improved policy, there is no exploration term";
-    const formula = { ucb1: "c·√(ln N(parent)/N)", puct: "c·P·√N(parent)/(1+N)", open_puct: "c·p·√N(parent)/(1+N)" }[search.rule];
-    return `exploration term of ${search.rule}: ${formula}, c = ${number(search.exploration, 2)}`;
-  }
-
-  piece(id) {
-    const text = this.model.pieces.get(String(id));
-    return text === undefined ? `⟨${id}⟩` : text === "" ? "⟨end⟩" : text.replace(/\n/g, "⏎");
-  }
-
-  // One token as a button; a press does `press`, or says its probability.
-  token(id, nats, readout, press = null) {
-    const said = `${JSON.stringify(this.piece(id))}  ${number(nats)} nats, p = ${number(Math.exp(nats), 4)}, id ${id}`;
-    const tell = () => { readout.textContent = said; };
-    const chip = make("button", { type: "button", class: "token", title: said, on: { mouseenter: tell, focus: tell, click: press ?? tell } }, this.piece(id).replace(/^ | $/g, "␣"));
-    // The less likely, the stronger: certain tokens stay plain.
-    const strength = Math.round(Math.min(1, -nats / 3) * 62);
-    chip.style.background = `color-mix(in srgb, ${this.painter.colours.bad} ${strength}%, transparent)`;
-    return chip;
-  }
-
+  // Each token with its probability; the less likely, the stronger its colour.
   tokens(node) {
-    const { model, layout } = this, ids = model.ids[node];
-    const readout = make("p", { class: "readout muted", id: "readout" }, "Point at a token for its probability.");
-    const chips = ids.map((id, i) => this.token(id, model.logprobs[node][i], readout));
-    const title = `${ids.length} ${ids.length === 1 ? "token" : "tokens"}, ${number(model.logLikelihood[node])} nats`;
-    const parts = [make("h2", {}, title), make("div", { class: "tokens", id: "tokens" }, ...chips), readout];
-    if (layout.expanded.has(node)) parts.push(this.splitter(node, "Merge into a phrase again (e)"));
-    return make("section", {}, ...parts);
-  }
-
-  // A phrase's tokens, each of which is a node to go to, but those of a rollout at its end.
-  phrase(card, current) {
-    const { model, layout } = this, rest = model.rollout[card] ? "; the rest is a rollout" : "";
-    const readout = make("p", { class: "readout muted", id: "readout" }, `Each token is a node${rest}: click one for its numbers.`);
-    const members = [];
-    for (let node = card; members.push(node) && node !== layout.first[card]; ) node = model.parent[node];
-    const chips = members.reverse().flatMap((node) => model.ids[node].map((id, i) => {
-      const own = !model.rollout[node];
-      const chip = this.token(id, model.logprobs[node][i], readout, own ? () => this.actions.select(node) : null);
-      if (own && node === current) chip.setAttribute("aria-current", "true");
+    const { model } = this, ids = model.token_ids[node];
+    const piece = (id) => (model.pieces[id] ?? (ids.length === 1 ? model.text[node] : `⟨${id}⟩`)).replace(/\n/g, "⏎").replace(/^ | $/g, "␣") || "⟨end⟩";
+    const chips = ids.map((id, i) => {
+      const nats = model.logprobs[node][i], chip = make("span", { class: "token", title: `${number(nats)} nats, p = ${number(Math.exp(nats), 4)}, id ${id}` }, piece(id));
+      chip.style.setProperty("--strength", `${Math.round(Math.min(1, -nats / 3) * 62)}%`);
       return chip;
-    }));
-    const sum = members.reduce((total, node) => total + model.logLikelihood[node], 0);
-    return make("section", {}, make("h2", {}, `Phrase of ${layout.length(card)} tokens, ${number(sum)} nats`),
-      make("div", { class: "tokens", id: "tokens" }, ...chips), readout, this.splitter(card, "Show them one by one in the tree (e)"));
+    });
+    return make("section", {}, make("h2", {}, `${ids.length} ${ids.length === 1 ? "token" : "tokens"}, ${number(model.likelihood[node])} nats`), make("div", { class: "tokens", id: "tokens" }, ...chips));
   }
 
-  splitter(card, text) {
-    return make("button", { type: "button", id: "split", on: { click: () => this.actions.split(card) } }, text);
-  }
-
-  family(title, members, current) {
+  // A table of nodes, the most visited first.
+  family(members, current) {
     const { model } = this;
-    const cell = (node) => make("button", { type: "button", title: model.text[node], on: { click: () => this.actions.select(node) } }, model.label(node));
-    const U = (node) => model.exploration(node);
-    const columns = [
-      { name: "Step", title: "text", words: true, of: (node) => model.label(node), cell },
-      { name: "N", title: "visits", of: (node) => model.N[node], shown: (node) => whole(model.N[node]) },
-      { name: "Q", title: "mean value", of: (node) => model.q(node), shown: (node) => number(model.q(node)) },
-      { name: "P", title: "prior that the search used; probability of the tokens where it used none", of: (node) => model.prior[node] ?? model.probability(node), shown: (node) => number(model.prior[node] ?? model.probability(node)) },
-      { name: "U", title: this.why(), of: U, shown: (node) => (U(node) === Infinity ? "∞" : number(U(node))) },
-      { name: "PRM", title: "process reward", of: (node) => model.prm[node], shown: (node) => number(model.prm[node]) },
-      { name: "V", title: "own value", of: (node) => model.V[node], shown: (node) => number(model.V[node]) },
-      { name: "End", title: "what became of it", words: true, of: (node) => model.mark[node], shown: (node) => VERDICTS[model.mark[node]]?.[0] ?? "" },
-    ].filter((column) => !["PRM", "V", "U", "End"].includes(column.name) || members.some((node) => column.of(node) !== null));
-    const decorate = (node) => ({ class: `${node === current ? "current" : ""} ${model.exists(node) ? "" : "ahead"}`, "data-node": node });
-    const table = sortable(title, columns, members, decorate, this.sort);
-    if (current < 0) return table;
-    return make("section", { id: "siblings" }, make("h2", {}, `${title} (${members.length})`), table);
+    const columns = { Step: null, N: (node) => whole(model.N[node]), Q: (node) => number(model.q(node)), P: (node) => number(model.prior[node] ?? Math.exp(model.likelihood[node])), PRM: (node) => number(model.prm[node]), V: (node) => number(model.V[node]), End: (node) => VERDICTS[model.mark[node]]?.[0] ?? "–" };
+    const names = Object.keys(columns).filter((name) => columns[name] === null || members.some((node) => columns[name](node) !== "–"));
+    const rows = [...members].sort((a, b) => model.finalN[b] - model.finalN[a]).slice(0, 200).map((node) =>
+      make("tr", { class: node === current ? "current" : null, "data-node": node }, ...names.map((name) => (columns[name] === null
+        ? make("td", { class: "words" }, make("button", { type: "button", title: model.text[node], click: () => this.select(node) }, model.label(node)))
+        : make("td", {}, columns[name](node))))));
+    return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { class: columns[name] === null ? "words" : null }, name)))), make("tbody", {}, ...rows)));
   }
 
   search() {
-    const { record, row } = this.model;
-    const cost = record.cost || {};
-    const lines = [
-      ["Answer", record.answer ?? row.answer ?? "–"],
-      ["Why", record.why],
-      ["Ended by", record.ended_by],
-      ["Right samples", row.outcome === "ungraded" ? null : `${row.right} of ${row.samples}`],
-      ["Simulations", row.simulations === null ? "not recorded" : whole(row.simulations)],
-      ["Nodes", whole(row.nodes)],
-      ["Sampled tokens", cost.sampled_tokens],
-      ["Prompt tokens", cost.prompt_tokens],
-      ["Cached tokens", cost.cached_tokens],
-      ["Scored tokens", cost.scored_tokens || null],
-      ["Engine calls", cost.calls],
-      ["Seconds", cost.seconds === undefined ? null : number(cost.seconds, 2)],
-      ["Dollars", cost.dollars ? number(cost.dollars, 4) : null],
-      ["Policy version", record.policy_version],
-      ["Key", record.key],
-    ].filter(([, shown]) => shown !== null && shown !== undefined && shown !== "");
-    const cells = lines.map(([name, shown]) =>
-      make("tr", {}, make("th", { scope: "row", class: "words" }, name), make("td", { class: "words" }, typeof shown === "number" ? whole(shown) : String(shown))));
-    const parts = [make("table", { id: "search-facts" }, make("tbody", {}, ...cells))];
-    if (record.prompt_ids && record.prompt_ids.length && this.model.pieces.size) {
-      parts.push(make("p", { class: "small" }, `Prompt, ${record.prompt_ids.length} tokens`));
-      parts.push(make("p", { class: "text" }, record.prompt_ids.map((id) => this.model.pieces.get(String(id)) ?? `⟨${id}⟩`).join("")));
-    }
-    if (this.model.hre.some((value) => value !== null)) {
-      parts.push(make("p", { class: "small" }, "A training tree: its rewards know the gold answer."));
-    }
-    return make("div", {}, ...parts);
+    const { record, row } = this.model, cost = record.cost || {};
+    const lines = {
+      Answer: record.answer ?? row.answer ?? "–", Why: record.why, "Ended by": record.ended_by,
+      "Right samples": row.outcome === "ungraded" ? null : `${row.right} of ${row.samples}`,
+      Simulations: row.simulations, Nodes: row.nodes, "Sampled tokens": cost.sampled_tokens, "Prompt tokens": cost.prompt_tokens,
+      "Cached tokens": cost.cached_tokens, "Scored tokens": cost.scored_tokens || null, "Engine calls": cost.calls,
+      Seconds: cost.seconds === undefined ? null : number(cost.seconds, 2), Dollars: cost.dollars ? number(cost.dollars, 4) : null,
+      "Policy version": record.policy_version, Key: record.key,
+    };
+    const known = Object.entries(lines).filter(([, shown]) => shown !== null && shown !== undefined && shown !== "");
+    const cells = known.map(([name, shown]) => make("tr", {}, make("th", { scope: "row", class: "words" }, name), make("td", { class: "words" }, typeof shown === "number" ? whole(shown) : String(shown))));
+    const graded = this.model.hre.some((value) => value !== null);
+    return make("div", {}, make("table", { id: "search-facts" }, make("tbody", {}, ...cells)), graded ? make("p", { class: "small" }, "A training tree: its rewards know the gold answer.") : null);
   }
 }

@@ -1,336 +1,241 @@
-// One tree on the screen: the toolbar, the canvas' mouse, touch and keys, the panel and the steps put together.
+// One tree on the screen: cards in columns by depth, edges by visits, colours by value, filters, keys and the slider.
 
-const SMALLEST = 0.78, EASY = 0.95; // zooms at which text can be read, and read on end
-const NARROW = matchMedia("(max-width: 640px)"); // as in page.css: the panel is a sheet below the tree
+const GAP = 34, ROW = 34, CARD = 27; // pixels between columns, from row to row, of a card
+const ROWS = 36; // rows that a tree opens with: its least visited branches are folded
+const MOST_CARDS = 3000; // drawn at once
 
 class TreeView {
-  constructor(model, node = 0) {
+  constructor(model, node) {
     this.model = model;
-    this.canvas = element("canvas");
-    this.layout = new Layout(model);
-    this.painter = new Painter(this.canvas, model, this.layout);
-    this.panel = new Panel(element("panel"), model, this.painter, {
-      select: (chosen) => this.select(chosen, true), split: (card) => this.split(card), close: () => this.showPanel(false),
-    });
-    this.selected = 0;
-    this.found = [];
-    this.idle = model.parent.filter((_, member) => model.unvisited(member)).length;
-    // Most nodes of a token tree are proposals that no simulation went to.
-    this.layout.filter.unvisited = this.idle <= model.count / 2;
-    this.fillFilters();
-    this.steps = new Steps(model, () => this.stepped());
-    this.bind();
-    this.showPanel(!NARROW.matches);
-    this.painter.resize();
-    this.narrow = NARROW.matches;
-    this.choose();
-    legend(this.painter, model);
-    this.select(node < model.count ? node : 0, true);
-    this.painter.draw();
+    this.folded = new Set(); // nodes that end a card
+    this.zoom = 1;
+    this.showUnvisited = false;
+    this.wide = innerWidth <= 640 ? 168 : 216; // of a card
+    this.panel = new Panel(element("panel"), model, (one) => this.select(one, true));
+    for (const [id, choices] of [["verdict", new Set(model.mark.filter(Boolean))], ["source", new Set(model.source.slice(1))]]) {
+      element(id).replaceChildren(make("option", { value: "" }, "all"), ...[...choices].sort().map((one) => make("option", { value: one }, VERDICTS[one]?.[1] ?? one)));
+      element(id).onchange = () => this.draw();
+    }
+    Object.assign(element("find"), { value: "", oninput: () => this.draw() });
+    Object.assign(element("visits"), { value: "0", oninput: () => this.draw() });
+    element("unvisited").onclick = () => { this.showUnvisited = !this.showUnvisited; this.draw(); };
+    element("overview").onclick = () => { this.overview(); this.draw(); };
+    element("unfold").onclick = () => { this.folded.clear(); this.draw(); };
+    element("in").onclick = () => this.scale(1.25);
+    element("out").onclick = () => this.scale(0.8);
+    element("fit").onclick = () => this.fit();
+    element("steps").hidden = model.steps === 0;
+    Object.assign(element("slider"), { max: String(model.steps), value: String(model.steps), oninput: (event) => this.step(Number(event.target.value)) });
+    element("ramp-low").textContent = Number.isFinite(model.range[0]) ? `Q ${number(model.range[0], 2)}` : "no visits";
+    element("ramp-high").textContent = Number.isFinite(model.range[1]) ? number(model.range[1], 2) : "";
+    this.selected = node < model.count ? node : 0;
+    this.overview();
+    this.reveal(this.selected);
+    this.step(model.steps);
+    this.select(this.selected);
+    if (this.tall > element("stage").clientHeight && innerWidth > 640) this.fit();
   }
 
-  fillFilters() {
+  // The cards below a node: each ends in a node; tokens that follow each other without a branch are one card.
+  cards(above) {
     const { model } = this;
-    const choices = (select, values) => {
-      select.replaceChildren(make("option", { value: "" }, "all"), ...values.map(([value, shown]) => make("option", { value }, shown)));
-      select.value = "";
-      select.parentElement.hidden = values.length < 2;
-    };
-    const marks = [...new Set(model.mark.filter((mark) => mark !== null))].sort();
-    choices(element("verdict"), marks.map((mark) => [mark, `${VERDICTS[mark]?.[0] ?? ""} ${mark}`]));
-    choices(element("source"), model.sources().map((source) => [source, source]));
-    element("visits").value = "0";
-    element("find").value = "";
-    element("found").textContent = "";
-    element("phrases").hidden = !model.tokens;
-    element("unvisited").hidden = this.idle === 0;
-  }
-
-  bind() {
-    const { canvas, painter, layout } = this;
-    const filter = (name, value) => { layout.filter[name] = value; this.filtered(); };
-    element("verdict").onchange = (event) => filter("verdict", event.target.value);
-    element("source").onchange = (event) => filter("source", event.target.value);
-    element("visits").oninput = (event) => filter("visits", Math.max(0, Number(event.target.value) || 0));
-    element("unvisited").onclick = () => { layout.filter.unvisited = !layout.filter.unvisited; this.overview(); };
-    element("phrases").onclick = () => { layout.phrases = !layout.phrases; layout.expanded.clear(); this.overview(); };
-    element("outline").onclick = () => { layout.outline = !layout.outline; this.overview(); };
-    element("find").oninput = () => this.find(element("find").value);
-    element("find").onkeydown = (event) => {
-      if (event.key === "Enter") { this.nextFound(event.shiftKey ? -1 : 1); event.preventDefault(); }
-      if (event.key === "Escape") { element("find").value = ""; this.find(""); canvas.focus(); }
-    };
-    element("unfold").onclick = () => { layout.folded.clear(); this.relayout(); painter.fit(); painter.moved = true; };
-    element("focus").onclick = () => this.overview();
-    element("in").onclick = () => painter.zoomBy(1.25);
-    element("out").onclick = () => painter.zoomBy(0.8);
-    element("fit").onclick = () => painter.fit();
-    element("side").onclick = () => this.showPanel(element("panel").hidden);
-    element("more").onclick = () => element("more").setAttribute("aria-expanded", String(element("tools").classList.toggle("open")));
-    canvas.onwheel = (event) => {
-      event.preventDefault();
-      if (event.shiftKey) painter.panBy(event.deltaX || event.deltaY, 0);
-      else painter.zoomBy(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0016)), event.offsetX, event.offsetY);
-    };
-    canvas.ondblclick = (event) => {
-      const hit = painter.hit(event.offsetX, event.offsetY);
-      if (hit !== null && hit[1] === "card") this.fold(hit[0]);
-    };
-    this.bindPointers();
-    this.watcher = new ResizeObserver(() => this.resized());
-    this.watcher.observe(canvas);
-  }
-
-  // One pointer drags or clicks, two zoom.
-  bindPointers() {
-    const { canvas, painter } = this, down = new Map();
-    let moved = false;
-    canvas.onpointerdown = (event) => {
-      if (event.button !== 0) return;
-      canvas.setPointerCapture(event.pointerId);
-      moved = moved && down.size > 0;
-      down.set(event.pointerId, [event.offsetX, event.offsetY]);
-      if (down.size > 1) moved = true;
-    };
-    canvas.onpointermove = (event) => {
-      const at = [event.offsetX, event.offsetY], before = down.get(event.pointerId);
-      if (before === undefined) {
-        canvas.classList.toggle("over", painter.hit(...at) !== null);
-        return;
+    return model.children[above].filter((child) => this.shows(child)).map((first) => {
+      let last = first;
+      while (model.tokens && model.mark[last] === null) {
+        const onward = model.children[last].filter((child) => this.shows(child));
+        if (onward.length !== 1 || model.rollout(onward[0]) || model.source[onward[0]] !== model.source[last]) break;
+        [last] = onward;
       }
-      if (!moved && Math.hypot(at[0] - before[0], at[1] - before[1]) < 4) return;
-      moved = true;
-      canvas.classList.add("dragging");
-      const other = [...down].find(([id]) => id !== event.pointerId)?.[1];
-      painter.panBy(...[0, 1].map((axis) => (before[axis] - at[axis]) / down.size));
-      if (other !== undefined) {
-        const apart = (point) => Math.max(10, Math.hypot(point[0] - other[0], point[1] - other[1]));
-        painter.zoomBy(apart(at) / apart(before), (at[0] + other[0]) / 2, (at[1] + other[1]) / 2);
-      }
-      down.set(event.pointerId, at);
-    };
-    const up = (event) => {
-      const clicked = down.delete(event.pointerId) && !moved && event.type === "pointerup";
-      if (down.size === 0) canvas.classList.remove("dragging");
-      const hit = clicked ? painter.hit(event.offsetX, event.offsetY) : null;
-      if (hit === null) return;
-      const [card, part] = hit;
-      this.select(card);
-      if (part === "fold") this.fold(card);
-      else if (part === "phrase") this.split(card);
-      else if (NARROW.matches) this.showPanel(true);
-    };
-    canvas.onpointerup = canvas.onpointercancel = up;
+      return { first, last };
+    });
   }
 
-  resized() {
-    this.painter.resize();
-    const { painter } = this;
-    if (this.narrow !== NARROW.matches) {
-      this.narrow = NARROW.matches;
-      this.choose();
-    } else if (!painter.moved && !(this.narrow && !element("panel").hidden)) this.overview();
-    else if (this.narrow) painter.bring(this.selected); // above the sheet
+  shows(node) {
+    const { model } = this;
+    return (this.showUnvisited || !model.unvisited(node)) && model.finalN[node] >= this.least && (this.kept === null || this.kept.has(node));
   }
 
-  // A tree, but an outline where the chosen path would not fit.
-  choose() {
-    this.layout.outline = this.narrow;
-    this.overview();
-    if (this.layout.shown[this.model.chosenEnd] || this.narrow) return;
-    this.layout.outline = true;
-    this.overview();
+  // The nodes that the filters of verdict and source leave, with all above them; null: all.
+  filter() {
+    const { model } = this, verdict = element("verdict").value, source = element("source").value;
+    this.least = Number(element("visits").value) || 0;
+    this.kept = null;
+    if (!verdict && !source) return;
+    this.kept = new Set();
+    for (let node = 0; node < model.count; node++) {
+      if ((verdict && model.mark[node] !== verdict) || (source && model.source[node] !== source)) continue;
+      for (let up = node; up >= 0 && !this.kept.has(up); up = model.parent[up]) this.kept.add(up);
+    }
   }
 
-  showPanel(open) {
-    element("panel").hidden = !open;
-    element("side").setAttribute("aria-expanded", String(open));
-    if (!open && element("panel").contains(document.activeElement)) this.canvas.focus();
-  }
-
-  close() {
-    this.steps.pause();
-    this.watcher.disconnect();
-  }
-
-  relayout() {
-    const { layout, model } = this;
-    layout.run();
-    const rollouts = model.count > model.nodes, shown = layout.shown.reduce((sum, one) => sum + one, 0);
-    const parts = [`${whole(shown)} of ${whole(model.count)} ${rollouts ? "nodes and rollouts" : "nodes"} shown`];
-    if (layout.filter.visits > 0) parts.push(`fewer than ${layout.filter.visits} visits hidden`);
-    if (layout.filter.verdict || layout.filter.source) parts.push(`${whole(layout.passing)} pass the filter`);
-    element("shown").textContent = parts.join(" · ");
-    element("hint").hidden = !layout.order.some((card) => layout.folds(card));
-    element("unvisited").textContent = `${whole(this.idle)} unvisited ${layout.filter.unvisited ? "shown: hide" : "hidden: show"}`;
-    element("phrases").setAttribute("aria-pressed", String(layout.phrases));
-    element("outline").setAttribute("aria-pressed", String(layout.outline));
-    this.markNow();
-    this.painter.repaint();
-  }
-
-  filtered() {
-    this.painter.moved = true;
-    this.layout.folded.clear();
-    this.relayout();
-    this.painter.fit(0.4);
-  }
-
-  // The whole tree at a size to read: what there is no room for is folded.
+  // Fold everything but the chosen path and the most visited branches, as far as there are rows.
   overview() {
-    const { painter, layout } = this, zoom = layout.outline ? EASY : SMALLEST;
-    layout.overview(painter.wide / zoom, (painter.tall - BELOW) / zoom);
-    this.relayout();
-    painter.fit(zoom);
-    painter.moved = false;
-  }
-
-  stepped() {
-    const { model, painter, layout } = this;
-    if (element("follow").checked && model.leaf !== null) {
-      if (!layout.shown[model.leaf]) { layout.reveal(model.leaf); this.relayout(); }
-      if (layout.shown[model.leaf]) painter.bring(model.leaf);
+    const { model } = this;
+    this.filter();
+    this.folded.clear();
+    const waiting = [0];
+    let rows = 1;
+    while (waiting.length) {
+      waiting.sort((a, b) => model.chosen.has(b) - model.chosen.has(a) || model.finalN[b] - model.finalN[a]);
+      const card = waiting.shift(), below = this.cards(card);
+      if (!below.length) continue;
+      if (rows + below.length - 1 > ROWS && !model.chosen.has(card) && card !== 0) { this.folded.add(card); continue; }
+      rows += below.length - 1;
+      waiting.push(...below.map(({ last }) => last));
     }
-    this.markNow();
-    this.panel.show(this.selected);
-    painter.repaint();
   }
 
-  markNow() {
-    let node = this.model.leaf;
-    while (node !== null && node > 0 && !this.layout.shown[node]) node = this.model.parent[node];
-    this.painter.now = node;
+  reveal(node) {
+    for (const up of this.model.path(node)) if (up !== node) this.folded.delete(up);
   }
 
-  select(node, reveal = false) {
-    if (reveal && !this.layout.shown[node]) {
-      this.layout.reveal(node);
-      this.relayout();
-      this.painter.moved = true;
+  // Places of all cards that are shown, parents before children, by one walk and one sum from the leaves.
+  layout() {
+    const order = [], stack = [{ first: 0, last: 0, up: null, column: 0 }];
+    while (stack.length && order.length < MOST_CARDS) {
+      const card = stack.pop();
+      order.push(card);
+      const below = this.cards(card.last);
+      card.hidden = this.folded.has(card.last) && below.length > 0;
+      if (!card.hidden) for (const one of below.reverse()) stack.push({ ...one, up: card, column: card.column + 1 });
     }
-    this.selected = this.painter.selected = node;
+    this.cut = stack.length;
+    const inner = new Set(order.map(({ up }) => up));
+    let rows = 0;
+    for (const card of order) if (!inner.has(card)) card.y = 12 + ROW * rows++;
+    for (const card of [...order].reverse()) {
+      if (card.up === null) continue;
+      card.up.low ??= card.y; // the last child, which comes first here
+      card.up.y = (card.up.low + card.y) / 2;
+    }
+    for (const card of order) card.x = 12 + card.column * (this.wide + GAP);
+    this.tall = rows * ROW + 24;
+    this.across = Math.max(...order.map(({ x }) => x)) + this.wide + 60;
+    return order;
+  }
+
+  draw() {
+    this.filter();
+    const { model } = this, order = this.layout(), wanted = element("find").value.toLowerCase();
+    const matches = (card) => wanted !== "" && model.phrase(card.last, card.up === null ? -1 : card.up.last).toLowerCase().includes(wanted);
+    this.shown = new Map();
+    let found = 0;
+    const drawn = order.map((card) => {
+      const match = matches(card);
+      found += match;
+      const made = this.card(card, match);
+      for (let node = card.last; ; node = model.parent[node]) {
+        this.shown.set(node, made);
+        if (node === card.first) break;
+      }
+      return made;
+    });
+    const holder = element("tree");
+    holder.style.width = `${this.across}px`;
+    holder.style.height = `${this.tall}px`;
+    holder.replaceChildren(this.edges(order), ...drawn);
+    const left = model.parent.filter((_, node) => model.unvisited(node)).length;
+    element("unvisited").hidden = left === 0;
+    element("unvisited").textContent = this.showUnvisited ? `Hide ${whole(left)} unvisited` : `Show ${whole(left)} unvisited`;
+    element("shown").textContent = `${whole(order.length - 1)} of ${whole(model.count - 1)} nodes and phrases` + (this.cut ? `; no more than ${whole(MOST_CARDS)} are drawn` : "");
+    element("found").textContent = wanted ? `${whole(found)} found` : "";
+    this.mark();
+  }
+
+  card({ first, last, up, x, y, hidden }, match) {
+    const { model } = this, q = model.q(last), there = last < model.born || first === 0;
+    const classes = ["card", model.chosen.has(last) && model.done && "chosen", match && "match", model.source[last] !== "student" && last > 0 && "teacher", model.rollout(last) && "rollout", !there && "ahead", last === model.leaf && "now"];
+    const mark = model.mark[last], asked = { right: "▲ ", wrong: "▼ " }[model.direction[last]] ?? "";
+    const made = make("div", { class: classes.filter(Boolean).join(" "), "data-node": last, click: () => this.select(last), dblclick: () => this.fold(last) },
+      make("span", { class: "label" }, asked + model.label(last, up === null ? -1 : up.last)),
+      make("span", { class: "figures" }, q === null ? "–" : `${whole(model.N[last])} · ${q.toFixed(2)}`),
+      mark ? make("span", { class: `mark ${mark}`, title: VERDICTS[mark]?.[1] ?? mark }, VERDICTS[mark]?.[0] ?? "?") : null,
+      hidden ? make("button", { type: "button", class: "more", title: "folded: click to unfold", click: (event) => { event.stopPropagation(); this.fold(last); } }, `+${whole(this.below(last))}`) : null);
+    made.style.cssText = `left:${x}px;top:${y}px;width:${this.wide}px;height:${CARD}px`;
+    if (q !== null) made.style.setProperty("--rank", `${Math.round(100 * model.rank(q))}%`);
+    else made.classList.add("none");
+    return made;
+  }
+
+  below(node) {
+    let count = 0;
+    const stack = [node];
+    while (stack.length) for (const child of this.model.children[stack.pop()]) if (this.shows(child)) { count += 1; stack.push(child); }
+    return count;
+  }
+
+  edges(order) {
+    const svg = element("edges"), { model } = this;
+    svg.replaceChildren();
+    for (const { first, last, up, x, y } of order) {
+      if (up === null) continue;
+      const path = document.createElementNS(svg.namespaceURI, "path"), from = up.x + this.wide, middle = y + CARD / 2, bend = (from + x) / 2;
+      path.setAttribute("d", `M${from} ${up.y + CARD / 2}C${bend} ${up.y + CARD / 2} ${bend} ${middle} ${x} ${middle}`);
+      path.setAttribute("stroke-width", (0.75 + 6 * Math.sqrt(model.N[first] / Math.max(model.N[0], 1))).toFixed(2));
+      if (model.chosen.has(last) && model.done) path.setAttribute("class", "chosen");
+      svg.append(path);
+    }
+    return svg;
+  }
+
+  mark() {
+    element("tree").querySelector(".selected")?.classList.remove("selected");
+    this.shown.get(this.selected)?.classList.add("selected");
+  }
+
+  // `go`: unfold what hides it, and bring it into view.
+  select(node, go = false) {
+    this.selected = node;
+    if (go && !this.shown.has(node)) {
+      this.reveal(node);
+      if (this.model.path(node).some((one) => this.model.unvisited(one))) this.showUnvisited = true;
+      this.draw();
+    }
+    this.mark();
+    if (go) this.shown.get(node)?.scrollIntoView({ block: "nearest", inline: "nearest" });
     this.panel.show(node);
-    if (this.layout.shown[node]) this.painter.bring(node);
-    this.announce(node);
-  }
-
-  announce(node) {
-    const { model, layout } = this, card = layout.card[node], phrase = layout.shown[node] && layout.phrase(card);
-    const parts = [node === 0 ? "root" : `node ${node}, depth ${model.depth[node]}: ${model.label(node)}`];
-    if (phrase) parts.push(`in the phrase ${model.label(card, layout.first[card])}`);
-    parts.push(`${model.N[node]} visits`);
-    if (model.q(node) !== null) parts.push(`value ${model.q(node).toFixed(2)}`);
-    if (model.mark[node]) parts.push(VERDICTS[model.mark[node]]?.[1] ?? model.mark[node]);
-    if (model.children[node].length) parts.push(`${model.children[node].length} children${layout.folded.has(node) ? ", folded" : ""}`);
-    element("said").textContent = parts.join(", ");
-  }
-
-  // Change the layout so that the card stays under the mouse.
-  around(card, change) {
-    const { camera } = this.painter, { layout } = this, y = layout.y[card];
-    change();
-    this.relayout();
-    this.painter.moved = true;
-    camera.y += layout.y[layout.card[card]] - y;
-    this.panel.show(this.selected);
-    this.announce(this.selected);
+    element("panel").hidden = false;
   }
 
   fold(node) {
-    const { layout } = this, card = layout.shown[node] ? layout.card[node] : node;
-    if (!this.model.children[card].length) return;
-    this.around(card, () => { if (!layout.folded.delete(card)) layout.folded.add(card); });
+    if (!this.folded.delete(node)) this.folded.add(node);
+    this.draw();
   }
 
-  // A phrase's tokens one by one, or as a phrase again.
-  split(node) {
-    const { layout } = this;
-    this.around(layout.card[node], () => layout.split(layout.card[node]));
+  step(step) {
+    const { model } = this;
+    model.go(step);
+    element("slider").value = String(model.at);
+    element("step-said").textContent = `simulation ${whole(model.at)} / ${whole(model.steps)}`;
+    this.draw();
+    this.panel.show(this.selected);
   }
 
-  find(text) {
-    const { model, painter } = this, wanted = text.trim().toLowerCase();
-    this.found = [];
-    if (wanted) {
-      for (let node = 1; node < model.count; node++) if (model.text[node].toLowerCase().includes(wanted)) this.found.push(node);
-      // A token tree spreads words over nodes: there a path's end counts.
-      if (!this.found.length && wanted.length > 1) {
-        for (let node = 1; node < model.count; node++) {
-          const reach = model.text[node].length + wanted.length - 1;
-          if (model.text[node] && model.tail(node, reach).slice(-reach).toLowerCase().includes(wanted)) this.found.push(node);
-        }
-      }
-    }
-    painter.matches = new Set(this.found);
-    this.foundAt = -1;
-    element("found").textContent = wanted ? `${whole(this.found.length)} found` : "";
-    painter.ask();
+  scale(factor) {
+    this.zoom = Math.max(0.1, Math.min(2, this.zoom * factor));
+    element("tree").style.zoom = String(this.zoom);
   }
 
-  nextFound(direction) {
-    if (!this.found.length) return;
-    this.foundAt = (this.foundAt + direction + this.found.length) % this.found.length;
-    element("found").textContent = `${this.foundAt + 1} of ${this.found.length}`;
-    this.select(this.found[this.foundAt], true);
+  fit() {
+    const stage = element("stage");
+    this.scale(Math.min(1, stage.clientWidth / this.across, stage.clientHeight / this.tall) / this.zoom);
+    stage.scrollTo(0, 0);
   }
 
-  // Arrow keys: left to the parent, right to the most visited child, up and down to the next card of the same depth; in the
-  // outline to the next row.
-  move(key) {
-    const { layout } = this, card = layout.card[this.selected];
-    if (key === "ArrowLeft" && card > 0) this.select(layout.up[card], true);
-    if (key === "ArrowRight") {
-      if (layout.folded.has(card)) this.fold(card);
-      const [child] = layout.kids[card] || [];
-      if (child !== undefined) this.select(child);
-    }
-    if (key === "ArrowUp" || key === "ArrowDown") {
-      const column = layout.outline ? layout.order : layout.order.filter((other) => layout.level[other] === layout.level[card]);
-      const next = column[column.indexOf(card) + (key === "ArrowDown" ? 1 : -1)];
-      if (next !== undefined) this.select(next);
-    }
-  }
-
-  // A key pressed anywhere but in a field; true when it was one of ours.
-  key(event) {
-    const { painter, steps, model } = this, { key } = event;
-    const press = (id) => () => { if (!element(id).hidden) element(id).click(); };
-    const actions = {
-      " ": () => this.fold(this.selected),
-      "/": () => element("find").focus(),
-      Home: () => this.select(0),
-      c: () => this.select(model.chosenEnd, true),
-      f: press("fit"),
-      o: press("focus"),
-      u: press("unfold"),
-      l: press("outline"),
-      w: press("phrases"),
-      v: press("unvisited"),
-      e: () => this.split(this.selected),
-      d: press("side"),
-      "+": press("in"),
-      "=": press("in"),
-      "-": press("out"),
-      "[": () => steps.go(model.at - 1),
-      "]": () => steps.go(model.at + 1),
-      "{": () => steps.go(0),
-      "}": () => steps.go(model.steps),
-      p: () => steps.toggle(),
-      n: () => this.nextFound(1),
-    };
-    if (key.startsWith("Arrow")) this.move(key);
-    else if (Object.hasOwn(actions, key)) actions[key]();
-    else return false;
+  // Whether the key was one of the tree's.
+  key(name) {
+    const { model, selected } = this, up = model.parent[selected];
+    const shown = (node) => node !== undefined && this.shown.has(node);
+    const siblings = up < 0 ? [] : this.cards(up).map(({ last }) => last), at = siblings.indexOf(selected);
+    const to = { ArrowLeft: up, ArrowRight: this.cards(selected)[0]?.last, ArrowUp: siblings[at - 1], ArrowDown: siblings[at + 1] };
+    if (name in to) { if (shown(to[name])) this.select(to[name], true); }
+    else if (name === " ") this.fold(selected);
+    else if (name === "[" || name === "]") this.step(model.at + (name === "]" ? 1 : -1));
+    else if (["+", "-", "f", "u", "o", "v", "/"].includes(name)) {
+      const id = { "+": "in", "-": "out", f: "fit", u: "unfold", o: "overview", v: "unvisited", "/": "find" }[name];
+      if (id === "find") element(id).focus();
+      else element(id).click();
+    } else return false;
     return true;
   }
 }
-
-const KEYS = [
-  ["← →", "parent, most visited child"], ["↑ ↓", "the cards above and below at the same depth; in the outline the next row"],
-  ["space", "fold or unfold"], ["e", "a phrase's tokens one by one, or merged again"], ["c", "end of the chosen path"], ["home", "root"],
-  ["/", "find text; enter for the next one"], ["n", "next one found"], ["[ ]", "one simulation back, on"],
-  ["{ }", "before the first, after the last simulation"], ["p", "play or pause"], ["+ −", "zoom; also the wheel, or two fingers"],
-  ["f", "fit everything that is unfolded"], ["o", "overview: fold what there is no room for"], ["u", "unfold all"],
-  ["l", "outline or tree"], ["w", "tokens merged into phrases or not"], ["v", "unvisited nodes shown or hidden"],
-  ["d", "details on or off"], ["t", "light or dark"], ["?", "this list"],
-];
