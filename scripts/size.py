@@ -2,9 +2,8 @@
 
     uv run python scripts/size.py
 
-Lines are those of the files that git tracks, with blank ones and comments, Python, C, JavaScript, CSS and HTML. What is counted by
-the code's syntax tree is a count of places in the text: a `Search(...)`, a server or app that is made, a function that weighs the
-correctness reward against the perplexity reward.
+Lines are those of the files that git tracks, with blank ones and comments: Python, C and JavaScript. Of the code's syntax trees are
+counted places in the text: a `Search(...)`, an app or a server that is made, a function that weighs HRE against PRE.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 GIT = shutil.which("git") or "git"
 PACKAGE = "alphazero_llm_trainer"
-CODE = (".py", ".c", ".h", ".js", ".css", ".html")
+CODE = (".py", ".c", ".h", ".js")
 # Rooms of docs/design.md with their budgets; files at the package's root are the room "root".
 BUDGET = {
     "root": 900, "config": 600, "viewer": 1300, "engine": 4300, "policy": 1000, "teachers": 500, "mcts": 2200, "problems": 2200,
