@@ -2,8 +2,8 @@
 
     uv run python scripts/size.py
 
-Lines are those of the files that git tracks, with blank ones and comments: Python, C and JavaScript. Of the code's syntax trees are
-counted places in the text: a `Search(...)`, an app or a server that is made, a function that weighs HRE against PRE.
+Lines are those of the files that git tracks, with blank ones and comments: Python, C and JavaScript. From the syntax
+trees come counts of places in the text: a `Search(...)`, an app or a server that is made, a function that weighs HRE against PRE.
 """
 
 from __future__ import annotations
