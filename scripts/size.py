@@ -3,7 +3,7 @@
     uv run python scripts/size.py
 
 Lines are those of the files that git tracks, with blank ones and comments: Python, C and JavaScript. From the syntax
-trees come counts of places in the text: a `Search(...)`, an app or a server that is made, a function that weighs HRE against PRE.
+trees come counts of places in the text: a `Search(...)`, an app or server that is made, a function that weighs HRE and PRE.
 """
 
 from __future__ import annotations
