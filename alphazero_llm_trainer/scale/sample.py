@@ -55,7 +55,7 @@ def identity(job: SampleJob) -> dict[str, Any]:
         kept["problems"]["hold_out"] = config.problems.hold_out
     kept["search"].pop("concurrent")
     kept["train"] = {key: kept["train"][key] for key in TREE_KEYS}
-    for key in ("budget", "cache", "timeout_seconds", "max_retries", "max_concurrent"):
+    for key in ("budget", "timeout_seconds", "max_retries", "max_concurrent"):
         kept["teachers"].pop(key)
     return {
         "config": kept,
