@@ -15,6 +15,6 @@ export ALPHAZERO_KERNEL_FLAGS="-O0 -g1 -UNDEBUG -fno-omit-frame-pointer -fsaniti
 # Python keeps what it allocates until it ends: leaks can't be told from that.
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1
 # The interpreter isn't instrumented, so the runtime has to be there before anything is allocated, and before it the C++
-# library whose exceptions it watches. What the sanitizers say goes past pytest's capture. Torch's forwards are left out.
+# library whose exceptions it watches. What the sanitizers say goes past pytest's capture. transformers' forward is left out.
 LD_PRELOAD="$runtime libstdc++.so.6" exec "$python" -m pytest -n 0 --capture=sys \
-    tests/test_native.py tests/test_native_bf16.py tests/test_kernel_threads.py tests/test_engine.py -k "not fused and not transformers" "$@"
+    tests/test_native.py tests/test_native_bf16.py tests/test_kernel_threads.py tests/test_engine.py -k "not transformers" "$@"

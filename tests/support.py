@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
+from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
 from alphazero_llm_trainer.engine.protocol import Drawn, Generated, Limits, TeacherProposal
 from alphazero_llm_trainer.engine.step_ends import StepEnds
 from alphazero_llm_trainer.problems import embedded
@@ -295,3 +296,25 @@ def tiny_chat(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -
     Qwen2ForCausalLM(shape).to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def check_tree(tree: PrefixTree) -> None:
+    """Links, locks and the free list of a prefix tree agree with each other."""
+    free = set(tree.free)
+    assert len(free) == len(tree.free), "a node is in the free list twice"
+    seen, stack = 1, [ROOT]
+    while stack:
+        node = stack.pop()
+        for token, child in tree.children[node].items():
+            assert child not in free and tree.parent[child] == node and tree.token[child] == token
+            assert tree.ready[node] or not tree.ready[child], "a child is ready before its parent"
+            assert tree.ready[child] or not tree.memoised[child]
+            assert tree.locks[child] >= 0, "unlocked too often"
+            seen += 1
+            stack.append(child)
+        linked, child = set(), tree.first[node]
+        while child != ROOT and child not in linked:
+            linked.add(child)
+            child = tree.after[child]
+        assert linked == set(tree.children[node].values()), "the kernels' lists of children disagree"
+    assert seen + len(free) == len(tree.children) <= tree.capacity, "nodes were lost"

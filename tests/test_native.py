@@ -1,8 +1,7 @@
-"""The compiled forward: exact for every shape, the same bits in any company, and torch where it can't be built."""
+"""The compiled forward: exact for every shape, the same bits in any company, and transformers where it can't be built."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import faulthandler
 import os
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from support import (
-    EOS,
     STEP_ENDS,
     VOCABULARY,
+    check_tree,
     library_logprobs,
     library_scores,
     run,
@@ -29,7 +28,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine import inprocess, kernel_build, native
-from alphazero_llm_trainer.engine.forward import FusedLlama
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
@@ -164,7 +162,7 @@ def test_results_are_the_same_bits_after_eviction_and_reuse_of_nodes() -> None:
         [found] = run(lambda: small.generate([request]))
         [fresh] = run(lambda: engine_of(model, max_context=40).generate([request]))
         assert [(one.token_ids, one.logprobs) for one in found] == [(one.token_ids, one.logprobs) for one in fresh]
-        small.tree.check()
+        check_tree(small.tree)
     assert small.tree.used() < 160 < small.stats.computed_tokens  # nodes were dropped
 
 
@@ -194,7 +192,9 @@ def test_weights_are_packed_again_by_set_policy_and_only_then() -> None:
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_working_compiler_torch_computes_the_same(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_working_compiler_transformers_computes_the_same(
+    compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     request = GenerateRequest((5, 6, 7), n=4, max_new_tokens=20, seed=1, top_k=3)
     [expected] = run(lambda: tiny_engine().generate([request]))
     monkeypatch.setenv("CC", compiler)
@@ -204,7 +204,7 @@ def test_without_a_working_compiler_torch_computes_the_same(compiler: str, monke
         monkeypatch.setattr(module, "library", library)
     assert native.library() is None
     engine = tiny_engine()
-    assert engine.forward.name == "fused" and isinstance(engine.forward, FusedLlama)
+    assert isinstance(engine.forward, LibraryForward)
     [found] = run(lambda: engine.generate([request]))
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert [one.logprobs for one in found] == [pytest.approx(one.logprobs, abs=CLOSE) for one in expected]
@@ -213,10 +213,10 @@ def test_without_a_working_compiler_torch_computes_the_same(compiler: str, monke
     ]
 
 
-def test_off_is_off_and_other_models_are_torchs() -> None:
-    assert tiny_engine(native="off").forward.name == "fused"
+def test_off_is_off_and_other_models_are_transformers() -> None:
+    assert tiny_engine(native="off").forward.name == "transformers"
     assert load_config(overrides=["engine.native=off"]).engine.native == "off"  # YAML's `off` is false
-    assert tiny_engine(tiny_llama().to(torch.bfloat16)).forward.name == "fused"
+    assert isinstance(tiny_engine(tiny_llama().to(torch.bfloat16)).forward, LibraryForward)
     biased = LlamaForCausalLM(LlamaConfig(**{**tiny_llama().config.to_dict(), "attention_bias": True})).eval()
     assert isinstance(tiny_engine(biased).forward, LibraryForward)
 
@@ -253,24 +253,6 @@ def test_where_whole_distributions_dont_fit_the_likeliest_tokens_stay_free(
     for one in drawn:
         assert one.logprobs == pytest.approx(library_scores(model, (5, 6, 7), one.token_ids), abs=CLOSE)
     assert [locks for locks in engine.tree.locks if locks] == []
-
-
-def test_known_top_k_needs_no_turn_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = tiny_engine()
-    [known] = run(lambda: engine.next_token_topk([(5, 6)], 5))
-    engine.set_value(torch.ones(32))
-    [value] = run(lambda: engine.values([(5, 6)]))
-    forwards = engine.stats.forwards
-
-    async def main() -> Any:
-        turned: list[int] = []
-        asyncio.get_running_loop().call_soon(turned.append, 1)
-        answers = await engine.next_token_topk([(5, 6)], 5), await engine.values([(5, 6)])
-        assert turned == []
-        return answers
-
-    assert run(main) == ([known], [value])
-    assert engine.stats.forwards == forwards
 
 
 # -- draws --------------------------------------------------------------------------------------------------------------
@@ -336,7 +318,7 @@ def test_samples_go_through_known_nodes_in_c_as_in_python(capacity: int) -> None
         for batch in batches:
             groups = run(lambda batch=batch: engine.generate(batch))
             found.append([[dataclasses.replace(one, cached_tokens=0) for one in group] for group in groups])
-            engine.tree.check()
+            check_tree(engine.tree)
         assert not engine.queue and not engine.queue.pending and sum(engine.tree.locks) == 0
         return (
             found,
@@ -346,25 +328,6 @@ def test_samples_go_through_known_nodes_in_c_as_in_python(capacity: int) -> None
         )
 
     assert drawn(True) == drawn(False)
-
-
-def test_eos_ends_native_samples_too() -> None:
-    engine = tiny_engine()
-    [group] = run(lambda: engine.generate([GenerateRequest((5, 6), n=40, max_new_tokens=60, temperature=1.5)]))
-    assert {one.finish for one in group} == {"eos", "length"}
-    assert all(one.token_ids[-1] == EOS for one in group if one.finish == "eos")
-
-
-@needs_compiler
-@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-39, 3e-39, 1e-38, 1e-20, 0.001])
-def test_near_temperature_0_the_likeliest_token_is_drawn(temperature: float) -> None:
-    """1/temperature is beyond a float, or a double: the last token of the vocabulary was drawn then."""
-    rng = np.random.default_rng(5)
-    table = np.log(rng.dirichlet(np.full(83, 0.3), size=20) + 1e-12).astype(np.float32)
-    for sampler in (Sampler(native.library()), Sampler(None)):
-        with np.errstate(over="ignore"):
-            tokens, _ = sampler.draw(table, list(range(20)), [temperature] * 20, rng.random(20).tolist())
-        assert tokens == table.argmax(axis=1).tolist()
 
 
 # -- under sanitizers (scripts/sanitize.sh) -----------------------------------------------------------------------------

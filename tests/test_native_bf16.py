@@ -8,14 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import library_scores, run, tiny_engine, tiny_llama
+from support import library_scores, run, tiny_engine
 from test_native import SHAPES, engine_of, llama
 from torch import nn
 from transformers import LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine import native, precision
-from alphazero_llm_trainer.engine.kernel_build import kernels
 from alphazero_llm_trainer.engine.precision import LARGE, UNITS, kernel_threads, product_unit, unit_name
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import ConfigError, EngineError
@@ -119,11 +118,6 @@ def test_where_bfloat16_cant_be_had_it_is_fp32_or_one_error(monkeypatch: pytest.
         product_unit("bfloat16", 1)
 
 
-def test_torch_doesnt_compute_what_was_asked_of_the_kernels() -> None:
-    with pytest.raises(ConfigError, match=r"engine\.dtype is 'bfloat16' and engine\.native 'off'"):
-        load_config(overrides=["engine.dtype=bfloat16", "engine.native=off"])
-
-
 @needs_bf16
 def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(overrides=["student=embedded", "engine.dtype=bfloat16"])
@@ -135,9 +129,3 @@ def test_a_trainers_student_says_how_far_its_engine_is_from_its_model(monkeypatc
     monkeypatch.setattr(backend, "ROUNDED", backend.Gaps(1e-6, 1.0, "FIX"))
     with pytest.raises(EngineError, match=r"log-probabilities that inprocess sampled differ .* FIX"):
         load_student(config)
-
-
-def test_the_kernels_say_what_they_have() -> None:
-    loaded = kernels().library
-    assert loaded is None or loaded.bf16_unit() in (0, *UNITS)
-    assert tiny_engine(tiny_llama()).facts["forward"]["products"] == "float32"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from random import Random
-
-import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support import check_tree
 
 from alphazero_llm_trainer.engine.native import library
 from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
-from alphazero_llm_trainer.errors import EngineError
 
 
 def make(capacity: int = 40, memo_bytes: int = 1 << 20, in_c: bool = False) -> PrefixTree:
@@ -75,7 +72,7 @@ class Machine(RuleBasedStateMachine):
     def sound(self) -> None:
         if not hasattr(self, "tree"):
             return
-        self.tree.check()
+        check_tree(self.tree)
         assert self.tree.ready[ROOT]
         assert sum(self.tree.locks) == len(self.locked)
         for node, tokens in self.locked:  # whatever was evicted, a locked node still spells its tokens
@@ -100,7 +97,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert tree.room() == 0
     assert tree.reserve(1)
     assert [_depth(tree, token) for token in range(4)] == [5, 4, 4, 5]  # the two oldest leaves; a sweep frees a tenth
-    tree.check()
+    check_tree(tree)
 
 
 def _depth(tree: PrefixTree, token: int) -> int:
@@ -108,34 +105,6 @@ def _depth(tree: PrefixTree, token: int) -> int:
     while token in tree.children[node]:
         node, depth = tree.children[node][token], depth + 1
     return depth
-
-
-def test_a_dropped_node_forgets_what_it_knew() -> None:
-    tree = make(capacity=5)
-    path = tree.walk([1, 2, 3, 4])
-    for node in path:
-        tree.ready[node] = tree.memoised[node] = True
-        tree.logprob[node] = -1.0
-    assert tree.reserve(4)
-    again = tree.walk([5, 6, 7, 8])
-    assert set(again) == set(path)  # the same storage
-    assert not any(tree.ready[node] or tree.memoised[node] for node in again)
-    assert all(tree.logprob[node] != tree.logprob[node] for node in again)
-
-
-def test_locks_forbid_eviction() -> None:
-    tree = make(capacity=5)
-    path = tree.walk([1, 2, 3])
-    tree.lock(path[-1])
-    assert not tree.reserve(2)
-    assert tree.walk([1, 2, 3]) == path
-    tree.unlock(path[-1])
-    assert tree.reserve(4) and tree.used() == 0
-
-
-def test_the_memo_is_made_only_where_it_fits() -> None:
-    assert make(10, memo_bytes=10 * 8 * 4).next_logprobs is not None
-    assert make(10, memo_bytes=10 * 8 * 4 - 1).next_logprobs is None
 
 
 def test_finding_makes_nothing() -> None:
@@ -149,43 +118,3 @@ def test_finding_makes_nothing() -> None:
         None,
     ]
     assert tree.used() == 3
-
-
-def test_a_change_of_the_value_head_forgets_values_alone() -> None:
-    tree = make()
-    [node] = tree.walk([1])
-    tree.ready[node], tree.value[node], tree.logprob[node] = True, 0.5, -1.0
-    tree.clear_values()
-    assert tree.value[node] != tree.value[node] and tree.logprob[node] == -1.0 and tree.ready[node]
-
-
-def test_likeliest_tokens_are_kept_where_whole_distributions_dont_fit() -> None:
-    assert make(memo_bytes=1 << 20).top_tokens == 0
-    tree = make(memo_bytes=0)
-    assert tree.top_tokens == 8  # the vocabulary
-    [node] = tree.walk([1])
-    tree.top_ids[node], tree.top_logprobs[node] = range(8), [-float(i) for i in range(8)]
-    assert tree.top(node, 3) == ((0, 0.0), (1, -1.0), (2, -2.0))
-
-
-def test_check_finds_broken_trees() -> None:
-    rng = Random(0)
-    for damage in ("link", "lock", "ready", "memo", "free", "lost"):
-        tree = make()
-        paths = [tree.walk([rng.randrange(3) for _ in range(5)]) for _ in range(4)]
-        tree.check()
-        node = paths[0][-1]
-        if damage == "link":
-            tree.parent[node] = paths[0][0]
-        elif damage == "lock":
-            tree.unlock(node)
-        elif damage == "ready":
-            tree.ready[node] = True
-        elif damage == "memo":
-            tree.memoised[node] = True
-        elif damage == "free":
-            tree.free += [node, node]
-        else:
-            del tree.children[tree.parent[node]][tree.token[node]]
-        with pytest.raises(EngineError, match="prefix tree"):
-            tree.check()

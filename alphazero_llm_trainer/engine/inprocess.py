@@ -62,9 +62,9 @@ class InProcessEngine:
         step_ends: where steps end.
         settings: batch, context and cache limits.
 
-    `forward.name` says what computes it: "native" (C), "fused" (torch) or "transformers". Long forwards of "native"
+    `forward.name` says what computes it: "native" (C) or "transformers". Long forwards of "native"
     are computed in `worker`, where that is set: the event loop goes on meanwhile, as a server's has to, and requests that
-    come then wait for the forward's end. (The others share the model with whoever changes its adapters.)
+    come then wait for the forward's end. (transformers' shares the model with whoever changes its adapters.)
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class InProcessEngine:
             self.model.load_state_dict(weights)
         self.version, self.valued = version, False
         self.tree.clear()
-        # Packed weights are copies, and adapters may have been added since: the fast forwards fit plain layers alone.
+        # Packed weights are copies, and adapters may have been added since: the kernels fit plain layers alone.
         self.forward = make_forward(self.model, self.tree, self.settings, self.capabilities.max_context, self.max_batch)
         self.facts["forward"] = self.forward.facts()
 

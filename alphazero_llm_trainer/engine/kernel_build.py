@@ -1,12 +1,10 @@
 """The C kernels as a loaded library: compiled once by the user's own compiler and kept in a private cache folder.
 
-A library is kept under a name that says what it was built from (`_build_key`) and what it is (a digest of its bytes), so
-that a truncated file is never loaded: that would be a bus error, not an exception.
+A library is kept under a name that says what it was built from (`_build_key`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -18,7 +16,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +24,6 @@ from ..config.cache import cache_folder
 
 SOURCES = Path(__file__).parent / "kernels"
 COMPILE_SECONDS = 300  # 2 on a quiet machine; a busy one, and sanitizers, may take a hundred times that
-KEPT = 8  # libraries in the cache folder, the last used ones: each source, compiler, processor and set of flags has one
-PART, ABANDONED_SECONDS = "part-", 3600  # half-written libraries in the cache folder; older ones' writers were killed
 
 log = logging.getLogger(__name__)
 
@@ -59,27 +55,26 @@ def load_kernels() -> Kernels:
     """Find the kernels in the cache folder, or compile them and keep them there.
 
     Environment: CC names the compiler (default: cc), ALPHAZERO_KERNEL_FLAGS adds flags, ALPHAZERO_CACHE_DIR is the folder
-    that the cache folder lies in. A folder that can't be written, and one that isn't the user's alone, are not used: then
-    every process compiles for itself, in a temporary folder.
+    that the cache folder lies in. Where that can't be written, or isn't the user's alone, a process compiles for itself.
     """
     try:
         command = _compile_command()
         key, compiler = _build_key(command)
-        folder, reason = _usable_folder(key)
-        library = None if folder is None else _load_kept(folder, key)
-        if library is None:
-            with tempfile.TemporaryDirectory(prefix="alphazero-kernels-") as scratch:
-                built = Path(scratch) / "kernels.so"
-                _run_compiler([*command, *_sources(".c"), "-o", str(built), "-lm"])
-                if folder is not None:
-                    reason = _keep(built, folder, key)
-                    library = _load_kept(folder, key)
-                if library is None:
-                    library = ctypes.CDLL(str(built))  # what is loaded stays when its file goes
+        folder, reason = _usable_folder()
+        kept = None if folder is None else folder / f"{key}.so"
+        if kept is not None and kept.is_file():
+            with suppress(OSError):  # a power cut may have left a part of it
+                return Kernels(ctypes.CDLL(str(kept)), f"C, compiled by {compiler}, kept in {folder}")
+        with tempfile.TemporaryDirectory(prefix="alphazero-kernels-", dir=folder) as scratch:
+            built = Path(scratch) / "kernels.so"
+            _run_compiler([*command, *_sources(".c"), "-o", str(built), "-lm"])
+            library = ctypes.CDLL(str(built))  # what is loaded stays when its file goes
+            if kept is not None:
+                built.chmod(0o600)
+                os.replace(built, kept)  # whole or not at all
     except (_KernelError, OSError) as error:
-        return Kernels(None, f"torch instead of C: {error}")
-    kept = f"for this process alone: {reason}" if reason else f"kept in {folder}"
-    return Kernels(library, f"C, compiled by {compiler}, {kept}")
+        return Kernels(None, f"transformers instead of C: {error}")
+    return Kernels(library, f"C, compiled by {compiler}, {reason or f'kept in {folder}'}")
 
 
 # -- compiling ---------------------------------------------------------------------------------------------------------
@@ -137,58 +132,16 @@ def _run_compiler(command: list[str]) -> str:
         raise _KernelError(f"{command[0]} took more than {COMPILE_SECONDS} s") from error
 
 
-# -- the cache folder --------------------------------------------------------------------------------------------------
-
-
-def _usable_folder(key: str) -> tuple[Path | None, str]:
+def _usable_folder() -> tuple[Path | None, str]:
     """The cache folder, made where it is missing; or None and why it can't be used."""
     try:
         folder = cache_folder() / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        trusted = _is_ours(folder, 0o077) and all(_is_ours(path, 0o022) for path in folder.glob(f"{key}-*.so"))
+        facts = folder.lstat()
     except (OSError, RuntimeError) as error:
-        return None, f"there is no cache folder ({error})"
-    if trusted:
+        return None, f"for this process alone: there is no cache folder ({error})"
+    if facts.st_uid == os.geteuid() and not facts.st_mode & 0o077 and os.access(folder, os.W_OK):
         return folder, ""
-    reason = f"{folder} and what it holds are not this user's alone: remove it, or set ALPHAZERO_CACHE_DIR"
+    reason = f"{folder} is not this user's alone, or can't be written: remove it, or set ALPHAZERO_CACHE_DIR"
     log.warning("the C kernels are compiled for this process alone: %s", reason)
-    return None, reason
-
-
-def _is_ours(path: Path, forbidden: int) -> bool:
-    """True for a file or folder of this user's with none of the `forbidden` mode bits; a link has them all."""
-    facts = path.lstat()
-    return facts.st_uid == os.geteuid() and not facts.st_mode & forbidden
-
-
-def _load_kept(folder: Path, key: str) -> ctypes.CDLL | None:
-    """The library of this key, or None where it must be built: that takes a broken file's place."""
-    for path in folder.glob(f"{key}-*.so"):
-        with contextlib.suppress(OSError):  # another process removed it; or it lies where nothing may be executed
-            if path.name == f"{key}-{_digest(path)}.so":
-                os.utime(path)  # the last used ones stay
-                return ctypes.CDLL(str(path))
-    return None
-
-
-def _keep(built: Path, folder: Path, key: str) -> str:
-    """Put a copy of a library into the cache folder, whole or not at all. Says why where it can't."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=PART, dir=folder) as scratch:
-            copy = Path(scratch) / built.name
-            copy.touch(mode=0o600)  # whatever the umask: a library that others may write isn't trusted
-            copy.write_bytes(built.read_bytes())
-            os.replace(copy, folder / f"{key}-{_digest(copy)}.so")
-    except OSError as error:
-        return f"{folder} can't be written ({error.strerror})"
-    with contextlib.suppress(OSError):  # another process may tidy up too
-        for path in sorted(folder.glob("*.so"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            path.unlink()
-        for path in folder.glob(f"{PART}*"):
-            if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
-                shutil.rmtree(path)
-    return ""
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+    return None, f"for this process alone: {reason}"

@@ -1,8 +1,8 @@
 """Llama's forward in plain C, called through ctypes; `kernel_build` compiles it, `precision` says in what numbers it is.
 
 It computes nodes of the prefix tree where they lie (`kernels/llama.c` says how), so it needs no cache of its own, and
-its results are the same bits whatever else is in a batch, on any number of threads. Without a compiler the torch forwards
-take its place.
+its results are the same bits whatever else is in a batch, on any number of threads. Without a compiler transformers takes
+its place.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int, c_int64, c_uint8, c_uint64, c_void_p
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..errors import EngineError
 from .kernel_build import kernels
+from .plain import PlainLlama
 from .precision import FLOATS, Wanted, kernel_threads, product_unit, unit_name
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .queue_rows import Computed, DecodingRow
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM, LlamaModel
+    from transformers import LlamaForCausalLM, LlamaModel, PreTrainedModel
 
 
 class Shape(ctypes.Structure):
@@ -119,13 +121,28 @@ class NativeLlama:
         weakref.finalize(self, kernels.model_free, self.model)
         kernels.large_pages(tree.states.data_ptr(), tree.states.nbytes)
 
+    @staticmethod
+    def fits(model: PreTrainedModel) -> TypeGuard[LlamaForCausalLM]:
+        """True for a Llama of plain linear layers without biases: no adapters, no quantisation."""
+        if isinstance(model, PlainLlama):
+            return True
+        from transformers import LlamaForCausalLM
+
+        if type(model) is not LlamaForCausalLM or model.config.hidden_act != "silu":
+            return False
+        rope = getattr(model.config, "rope_parameters", None) or {}
+        if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):  # others depend on the length
+            return False
+        linears = [module for name, module in model.named_modules() if name.endswith("_proj")]
+        return all(type(linear) is nn.Linear and linear.bias is None for linear in linears)
+
     @classmethod
-    def of(cls, model: LlamaForCausalLM, tree: PrefixTree, dtype: Wanted = "auto") -> NativeLlama | None:
-        """The forward of a Llama of plain linear layers, or None where it needs torch: no compiler, another precision...
+    def of(cls, model: PreTrainedModel, tree: PrefixTree, dtype: Wanted = "auto") -> NativeLlama | None:
+        """The model's forward, or None where it needs torch: another kind of model or precision, or no compiler.
 
         `dtype` is `engine.dtype`. Raises ConfigError where it can't be had.
         """
-        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
+        if not cls.fits(model) or any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
             return None
         unit = product_unit(dtype, parameter_count(model))
         kernels = library()

@@ -1,7 +1,7 @@
 """A Llama's weights without transformers' model code, for search alone.
 
 Importing that code takes as long as importing torch and transformers together, and the engine computes a plain Llama
-without it (`native.py`, `forward.py`). The modules have transformers' names, so that weights and fingerprints agree.
+without it (`native.py`). The modules have transformers' names, so that weights and fingerprints agree.
 """
 
 from __future__ import annotations

@@ -14,14 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..errors import EngineError
-
 ROOT = 0
 NAN = float("nan")
-TOP, WHOLE = (
-    1,
-    2,
-)  # what `memoised` says of a node's next-token distribution: its likeliest tokens are kept, or all of it
+TOP, WHOLE = 1, 2  # what `memoised` says of a node's distribution: its likeliest tokens are kept, or all of it
 TOP_TOKENS = 32
 TOPS_KEPT = 20_000  # nodes whose likeliest tokens are kept as Python's objects, a kilobyte each
 
@@ -249,32 +244,3 @@ class PrefixTree:
     def top(self, node: int, k: int) -> tuple[tuple[int, float], ...]:
         """The k <= `top_tokens` likeliest next tokens of a node that is TOP."""
         return tuple(zip(self.top_ids[node, :k].tolist(), self.top_logprobs[node, :k].tolist(), strict=True))
-
-    def check(self) -> None:
-        """Raise EngineError unless links, locks and the free list agree with each other (a test's tool)."""
-        free = set(self.free)
-        if len(free) != len(self.free):
-            raise EngineError("prefix tree: a node is in the free list twice")
-        seen = 1
-        stack = [ROOT]
-        while stack:
-            node = stack.pop()
-            for token, child in self.children[node].items():
-                if child in free or self.parent[child] != node or self.token[child] != token:
-                    raise EngineError(f"prefix tree: node {child} and its parent {node} disagree")
-                if self.ready[child] and not self.ready[node]:
-                    raise EngineError(f"prefix tree: node {child} is ready before its parent {node}")
-                if self.memoised[child] and not self.ready[child]:
-                    raise EngineError(f"prefix tree: node {child} has a distribution before it is ready")
-                if self.locks[child] < 0:
-                    raise EngineError(f"prefix tree: node {child} was unlocked too often")
-                seen += 1
-                stack.append(child)
-            linked, child = set(), self.first[node]
-            while child != ROOT and child not in linked:
-                linked.add(child)
-                child = self.after[child]
-            if linked != set(self.children[node].values()):
-                raise EngineError(f"prefix tree: the lists of node {node}'s children disagree")
-        if seen + len(free) != len(self.children) or len(self.children) > self.capacity:
-            raise EngineError("prefix tree: nodes were lost")

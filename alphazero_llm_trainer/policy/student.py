@@ -17,6 +17,7 @@ from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..engine.completions import BaseModelEngine, CompletionEngine
 from ..engine.inprocess import InProcessEngine
+from ..engine.native import library
 from ..engine.plain import read_plain
 from ..engine.protocol import Engine
 from ..engine.step_ends import step_ends
@@ -132,9 +133,10 @@ def load_student(
 
 
 def may_be_plain(config: Config, spec: StudentModel) -> bool:
-    """Whether the engine computes here, on the CPU, in fp32."""
+    """Whether the C kernels compute it: here, on the CPU, in fp32."""
     here = config.engine.backend == "inprocess" and not torch.cuda.is_available()
-    return here and spec.quantization == "none" and spec.dtype == "float32"
+    plain = spec.quantization == "none" and spec.dtype == "float32"
+    return here and plain and config.engine.native == "auto" and library() is not None
 
 
 def plain_tokenizer(source: str) -> Any:
