@@ -181,7 +181,7 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
 
     monkeypatch.setattr(kernel_build, "kernels", kernel_build.load_kernels)
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert kernels_line().startswith("kernels: torch instead of C: there is no C compiler 'no-such-compiler'")
+    assert kernels_line().startswith("kernels: transformers instead of C: there is no C compiler 'no-such-compiler'")
     assert kernels_line("--set", "engine.native=off") == "kernels: off (engine.native)"
 
 

@@ -112,9 +112,11 @@ def test_where_bfloat16_cant_be_had_it_is_fp32_or_one_error(monkeypatch: pytest.
     assert product_unit("auto", LARGE) == 0 and unit_name(0) == "float32"
     with pytest.raises(ConfigError, match="neither AMX nor AVX512-BF16: set it to auto or float32"):
         tiny_engine(dtype="bfloat16")
-    monkeypatch.setattr(precision, "kernels", lambda: SimpleNamespace(library=None, status="torch instead of C: x"))
+    monkeypatch.setattr(
+        precision, "kernels", lambda: SimpleNamespace(library=None, status="transformers instead of C: x")
+    )
     assert product_unit("auto", LARGE) == 0
-    with pytest.raises(ConfigError, match=r"engine\.dtype is 'bfloat16', and torch instead of C: x"):
+    with pytest.raises(ConfigError, match=r"engine\.dtype is 'bfloat16', and transformers instead of C: x"):
         product_unit("bfloat16", 1)
 
 

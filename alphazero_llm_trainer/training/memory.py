@@ -7,7 +7,6 @@ follow each other, so that the larger of both counts. NF4's 4.127 bits a weight 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -262,21 +261,15 @@ class Forecast:
         each: float = slots
         if self.capacity * shape.vocabulary * 4 <= MEMO_BYTES:  # next-token distributions of every cached token
             each += self.capacity * shape.vocabulary * 4
-        if not self.lora and not self.quantised and shape.plain:  # its joined q, k, v, gate and up matrices
-            each += self.fused * self.width
+        if engine.native == "auto" and not (self.cuda or self.lora or self.quantised) and shape.plain:
+            each += self.counts.whole * 4  # the kernels' packed copy
         if not self.cuda:
             each += self.capacity * NODE_BYTES
         if own + others:
-            words = f"{self.rows} rows of {self.length} tokens, next-token tables, joined weights"
+            words = f"{self.rows} rows of {self.length} tokens, next-token tables, packed weights"
             parts.append(Part("decoding", words, (own + others) * each))
             parts.append(Part("workspace", "slots are copied as they grow", slots / 2, ("search",)))
         return parts
-
-    @property
-    def fused(self) -> int:
-        """Weights of q, k, v, gate and up."""
-        joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-        return self.shape.layers * sum(math.prod(matrices(self.shape)[name]) for name in joined)
 
     # -- an update ---------------------------------------------------------------------------------------------------
 
