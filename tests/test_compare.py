@@ -17,8 +17,6 @@ from alphazero_llm_trainer.eval.metrics import area, majority_at_k, paired_boots
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
     at_k,
-    newest_folder,
-    next_folder,
     paired,
     summary,
 )
@@ -70,12 +68,6 @@ def test_samples_are_graded_and_keyed(sampler: MethodContext) -> None:
     assert [len(row) for row in found.correct] == [4] * 10
     for rights, answers, task in zip(found.correct, found.answers, tasks, strict=True):
         assert rights == [answer == task.gold for answer in answers]
-
-
-def test_a_benchmark_s_hash_is_of_its_rows() -> None:
-    tasks = load_tasks("embedded", "test", 5)
-    assert Benchmark("a", tasks).data_hash == Benchmark("b", list(tasks)).data_hash
-    assert Benchmark("a", tasks).data_hash != Benchmark("a", tasks[:4]).data_hash
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -181,11 +173,3 @@ def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path) -> No
     folder.file("embedded", "greedy", 100).write_text("{")
     with pytest.raises(DataError, match="not a cell as it was measured"):
         folder.read("embedded", "greedy", 100)
-
-
-def test_folders_are_numbered(tmp_path) -> None:
-    assert next_folder(tmp_path).name == "eval-001"
-    with pytest.raises(ConfigError, match="found no evaluation"):
-        newest_folder(tmp_path)
-    EvalFolder(tmp_path / "eval-007", {}, {}, resume=False)
-    assert next_folder(tmp_path).name == "eval-008" and newest_folder(tmp_path).name == "eval-007"

@@ -14,7 +14,7 @@ import pytest
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.compare import difference, differing, load_runs
 from alphazero_llm_trainer.report.judges import prm_verdict, value_text
@@ -93,9 +93,8 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
     gain = card["gain"]
     assert f"{card['before']['accuracy']['value']:.3f} → {card['after']['accuracy']['value']:.3f}" in page
     assert f"{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]" in page
-    for title in ("Greedy accuracy, validation", "Gradient norm", "Outcomes of the questions", "Depth of a tree"):
+    for title in ("Greedy accuracy, validation", "Loss", "Outcomes of the questions"):
         assert page.texts(title) == 1
-    assert re.search(r"(Mixed|Solved): \d+ of \d+ responses right", page.raw)
     first = json.loads((runs[0] / "journal.jsonl").read_text().splitlines()[0])
     assert first["problem"]["id"] in (runs[0] / "trees.html").read_text()
     assert 'href="trees.html"' in page.raw
@@ -127,28 +126,6 @@ def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: 
     assert page.texts("Mean reward of sampled responses") == 1
 
 
-@pytest.mark.parametrize("problems", [50, 100, 200, 250, 300, 500, 1000])
-@pytest.mark.parametrize("share", [0, 1])
-def test_none_or_all_right_is_reported(
-    runs: list[Path], tmp_path: Path, capsys: Any, problems: int, share: int
-) -> None:
-    """Rounding puts the lower end of 0 of n at 5e-19: above the accuracy, so that no interval could be drawn."""
-    run = tmp_path / "run-001"
-    run.mkdir()
-    shutil.copy(runs[0] / "metrics.jsonl", run)
-    card = json.loads((runs[0] / "run.json").read_text())
-    found = wilson(problems * share, problems)
-    assert found.low <= found.value <= found.high
-    for name in ("before", "after"):  # as version 0.4.0 wrote it
-        card[name] |= {"problems": problems, "correct": [bool(share)] * problems}
-        card[name]["accuracy"] = {"value": share, "low": 5e-19, "high": 1 - 5e-16}
-    del card["sha256"]
-    (run / "run.json").write_text(json.dumps(card))
-    assert train_main(["--resume", str(run)]) == 0
-    assert "this run is finished" in capsys.readouterr().out
-    assert f"{share:.3f} [" in Page(run / "report.html")
-
-
 def test_compare_pairs_the_runs_by_problem(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["compare", *map(str, runs), "--out", str(tmp_path / "compare.html")]) == 0
     said = capsys.readouterr().out
@@ -161,7 +138,7 @@ def test_compare_pairs_the_runs_by_problem(runs: list[Path], tmp_path: Path, cap
     assert f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}], paired over the same problems" in said
     page = Page(tmp_path / "compare.html")
     assert "train.grpo.epochs" in page
-    assert page.counts["svg"] == 4
+    assert page.counts["svg"] == 3
 
 
 def test_flipped_problems_are_listed_with_both_answers(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
@@ -202,20 +179,6 @@ def test_a_run_of_flat_groups_says_that_nothing_was_learnt(runs: list[Path], tmp
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
 
 
-def test_supervised_rounds_learn_where_a_question_was_answered_rightly(runs: list[Path]) -> None:
-    card = json.loads((runs[0] / "run.json").read_text()) | {"method": "rft"}
-    lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]
-    rounds = [line for line in lines if "mean_reward" in line]
-    for line in rounds:
-        line |= {"flat": line["questions"], "solved": 0}
-    said, kind = verdict(card, lines)
-    assert (
-        said.startswith("Nothing was learnt from search: none of 16 questions had a right response") and kind == "bad"
-    )
-    rounds[0]["solved"] = 1
-    assert verdict(card, lines)[0].startswith("Training ")
-
-
 def value_card(earned: bool, gain: list[float]) -> dict[str, Any]:
     test = {"sibling ranking": [0.7, 0.6, 0.8], "sibling ranking, log-probability": [0.6, 0.5, 0.7], "AUC": [0.7, 0.6, 0.8],
             "sibling ranking over log-probability": gain}  # fmt: skip
@@ -246,15 +209,6 @@ def test_a_prm_s_verdict_is_on_what_was_saved() -> None:
         "Better than log-probability at ranking steps: yes, 0.800 [0.700, 0.900] against 0.600"
     )
     assert prm_verdict(card | {"calibration": {"policy": 0.0}}).startswith("Not better than chance: don't use it")
-
-
-def test_the_second_run_is_measured_against_the_first(runs: list[Path]) -> None:
-    one, other = (run.card for run in load_runs(runs))
-    wrong, right = [
-        {**card, "after": card["after"] | {"correct": [value] * 12}} for card, value in ((one, 0), (other, 1))
-    ]
-    assert difference(wrong, right)[0].value == 1.0
-    assert difference(right, wrong)[0].value == -1.0
 
 
 def test_metrics_describe_the_rounds_trees(runs: list[Path]) -> None:

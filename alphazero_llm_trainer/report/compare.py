@@ -152,33 +152,24 @@ def answered(runs: Sequence[Finished]) -> list[tuple[Card, Card, Card]]:
 
 
 def comparison_page(runs: Sequence[Finished]) -> str:
-    """The page of two runs: a forest plot, the flipped problems, learning and what differs."""
+    """The page of two runs: their gains, learning, the flipped problems and what differs."""
     one, other = runs
     names, (found, _) = [run.name for run in runs], difference(one.card, other.card)
     gains = [ChartRow(f"{run.name}: after over before", run.gain, f"c{at}") for at, run in enumerate(runs)]
     gains.append(ChartRow(f"{other.name} over {one.name}", found, "plain"))
-    results = [
-        ChartRow(f"{run.name}, {when}", accuracy(run.card[when]), "plain" if when == "before" else f"c{at}")
-        for at, run in enumerate(runs)
-        for when in ("before", "after")
-    ]
     rewards = {run.name: over(run.metrics, "mean_reward") for run in runs}
     checked = {run.name: validation(run.card, run.metrics) for run in runs}
-    learning = [
+    drawn = [
+        row_chart("Gains", gains, "paired [95%]", 0.0, "+"),
         line_chart("Mean reward of sampled responses", rewards, X, (0.0, 1.0)),
         line_chart("Greedy accuracy, validation", checked, X, (0.0, 1.0)),
     ]
-    drawn = [row_chart("Gains", gains, "paired [95%]", 0.0, "+"), row_chart("Greedy accuracy", results, "[95%]")]
     differences = differing(one.card, other.card)
+    after = [(run.name, str(accuracy(run.card["after"]))) for run in runs]
     parts = [
-        hero(
-            f"{found.value:+.3f}", *sentence(runs), [(f"{r.name}, after", str(accuracy(r.card["after"]))) for r in runs]
-        ),
-        heading("Held-out problems"),
+        hero(f"{found.value:+.3f}", *sentence(runs), after),
         figures(drawn, "A gain whose interval leaves out 0 is clear."),
         *(flips(both, *names)[1] if (both := answered(runs)) else []),
-        heading("Learning"),
-        figures(learning, "Bars are 95% intervals."),
         heading("Both runs"),
         table([("", *names), *rows_of(runs)]),
         heading("What differs in the configuration"),

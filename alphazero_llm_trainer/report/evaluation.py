@@ -9,7 +9,7 @@ from typing import Any
 from ..eval.metrics import Interval
 from ..eval.results import BASELINES, CONTROLS, KS, UNGRADED
 from ..mcts.extract import MUCH
-from .charts import Chart, ChartRow, line_chart, row_chart
+from .charts import Chart, ChartRow, row_chart
 from .page import figures, heading, hero, paragraph, table
 from .tables import columns, markdown
 
@@ -181,17 +181,12 @@ def evaluation_parts(results: Results) -> list[str]:
     parts = []
     for name, facts in results["benchmarks"].items():
         by_budget = sorted_rows(results, name)
-        drawn: list[Chart | None] = [
+        drawn = [
             method_chart(
                 f"At most {budget:,} tokens a problem", rows, {row["method"]: gains(results, row) for row in rows}
             )
             for budget, rows in by_budget.items()
         ]
-        drawn += (
-            [over_tokens(f"{measure(results['rows'][0]).capitalize()} over tokens", list(chain(*by_budget.values())))]
-            if len(by_budget) > 1
-            else []
-        )
         top = by_budget[max(by_budget)]
         big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
@@ -210,11 +205,3 @@ def method_chart(title: str, rows: Sequence[Results], gains: Mapping[str, Mappin
         notes = [f"{tokens(row):.1f} tokens a problem", *(f"{k}: {gain:+}" for k, gain in gains.get(name, {}).items())]
         shown.append(ChartRow(name, Interval(*row[measure(row)]), COLOURS.get(name, "c0"), notes))
     return row_chart(title, shown, f"{measure(rows[0])} [95%]")
-
-
-def over_tokens(title: str, rows: Sequence[Results]) -> Chart | None:
-    """Accuracy over the tokens that were really spent, a line a method."""
-    series: dict[str, list[tuple[float, Interval]]] = {}
-    for row in sorted(rows, key=tokens):
-        series.setdefault(row.get("method") or row["name"], []).append((tokens(row), Interval(*row[measure(row)])))
-    return line_chart(title, series, "tokens a problem")

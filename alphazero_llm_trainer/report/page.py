@@ -1,7 +1,4 @@
-"""One self-contained HTML page: a headline, charts, tables and texts; nothing is fetched; light and dark.
-
-The page's content-security policy lets exactly its own style and script run, by their hashes.
-"""
+"""One self-contained HTML page: a headline, charts, tables and texts; nothing is fetched or run; light and dark."""
 
 from __future__ import annotations
 
@@ -47,16 +44,6 @@ details { margin: .5rem 0; } summary { cursor: pointer; color: var(--link); }
 """
     + charts.STYLE
 )
-# Arrow keys move the focus inside a chart; the tab key goes from chart to chart.
-SCRIPT = """
-document.addEventListener("keydown", event => {
-  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], chart = event.target.closest(".chart");
-  if (!step || !chart) return;
-  const all = [...chart.querySelectorAll(".at")], now = all.indexOf(event.target);
-  all[now < 0 ? 0 : (now + step + all.length) % all.length].focus();
-  event.preventDefault();
-});
-"""
 NUMBER = re.compile(r"[-+$]?\d.{0,50}$|$")  # and an empty cell
 
 Rows = Sequence[Sequence[str]]
@@ -64,21 +51,14 @@ Rows = Sequence[Sequence[str]]
 
 def page(title: str, parts: Iterable[str]) -> str:
     """The whole document; `parts` are HTML already, `title` is text."""
-    allowed = f"style-src {digest(STYLE)}; script-src {digest(SCRIPT)}"
+    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta http-equiv="Content-Security-Policy"'
-        f" content=\"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'\">"
+        f" content=\"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n"
-        + "\n".join(parts)
-        + f"\n<script>{SCRIPT}</script></body></html>\n"
+        f"<style>{STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
-
-
-def digest(content: str) -> str:
-    """What a content-security policy names a style or script by."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def hero(big: str, verdict: str, kind: str, facts: Iterable[tuple[str, str]]) -> str:

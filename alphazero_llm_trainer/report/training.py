@@ -11,17 +11,13 @@ from typing import Any
 import yaml
 
 from ..eval.metrics import Interval, wilson
-from ..mcts.extract import shortfall, trajectories
-from ..mcts.journal import read
-from ..mcts.tree import Tree
+from ..mcts.extract import shortfall
 from ..policy.folders import SMALL
 from ..viewer.page import RUN_PAGE
 from .charts import Chart, line_chart, number
 from .page import figures, folded, heading, hero, link, paragraph, table
 from .tables import columns
-from .tree import outline
 
-KINDS = ("mixed", "solved", "hopeless")  # of example trees
 FLIPS = 100  # problems in a table
 X = "training questions"
 
@@ -128,7 +124,7 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
         big = f"{card['before']['reward']['value']:.3f} → {card['after']['reward']['value']:.3f}"
     parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
     if journal.is_file():
-        parts += examples(journal)
+        parts.append(link(RUN_PAGE, "All questions and trees"))
     found = [(line, line["before"], line["after"]) for line in answers if "before" in line and "after" in line]
     parts += flips(found, "before", "after")[1] if found else []
     parts += costs(card, rounds_of(metrics))
@@ -166,7 +162,7 @@ def over(metrics: Sequence[Line], name: str, share: bool = False) -> Points:
 
 
 def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
-    """What was learnt, what the updates did and what the searches gave, over training questions."""
+    """What was learnt, and what the updates and the searches did, over training questions."""
     if not rounds_of(metrics):
         return []
 
@@ -183,41 +179,15 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
             "Flat groups: nothing to learn from", (0.0, 1.0), True, at_first="flat_at_first", after_more_search="flat"
         )
     )
-    learning = [
+    drawn = [
         line_chart("Greedy accuracy, validation", {"accuracy": validation(card, metrics)}, X, (0.0, 1.0)),
         chart("Mean reward of sampled responses", (0.0, 1.0), reward="mean_reward"),
         taught,
+        chart("Outcomes of the questions", (0.0, 1.0), True, right="all_right", mixed="mixed", wrong="all_wrong"),
         chart("Entropy and KL (nats)", entropy="entropy", KL="kl"),
         chart("Loss", (), loss="loss", critic="critic_loss"),
-        chart("Gradient norm", norm="grad_norm"),
     ]
-    searching = [
-        chart(
-            "Outcomes of the questions", (0.0, 1.0), True, all_right="all_right", mixed="mixed", all_wrong="all_wrong"
-        ),
-        chart("Nodes and tokens a tree", nodes="nodes_per_tree", tokens="tokens_per_tree"),
-        chart("Depth of a tree", depth="depth"),
-        chart("Simulations a second", simulations="simulations_per_second"),
-    ]
-    return [heading("Learning"), figures(learning, "Bars are 95% intervals."), heading("Search"), figures(searching)]
-
-
-def examples(journal: Path) -> list[str]:
-    """A tree of each outcome: of the mixed ones the most evenly mixed, of the others the last."""
-    found: dict[str, tuple[float, Tree, str, str]] = {}
-    for record in read(journal):
-        tree = Tree.from_dict(record["tree"], checked=True)
-        ended = trajectories(tree)
-        samples, right = sum(one.samples for one in ended), sum(one.samples for one in ended if one.right)
-        if samples:
-            kind = "hopeless" if not right else "solved" if right == samples else "mixed"
-            even = -abs(right / samples - 0.5)
-            if kind not in found or even >= found[kind][0]:
-                title = f"{kind.capitalize()}: {right:,} of {samples:,} responses right"
-                found[kind] = (even, tree, title, record["problem"]["question"])
-    drawn = [outline(*found[kind][1:]) for kind in KINDS if kind in found]
-    caption = "The steps that were visited most, with their mean reward and visits; ✓ and ✗ end a response."
-    return [heading("Search trees"), figures(drawn, caption), link(RUN_PAGE, "All questions and trees")]
+    return [heading("Learning"), figures(drawn, "Bars are 95% intervals.")]
 
 
 def flips(found: Iterable[tuple[Answers, Card, Card]], left: str, right: str) -> tuple[str, list[str]]:
