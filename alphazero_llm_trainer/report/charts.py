@@ -90,8 +90,9 @@ def line_chart(title: str, series: Series, x_label: str, include: Sequence[float
 
     marks = [text(13, 30 + 15 * at, name) for at, name in enumerate(names)]
     marks += [dot(f"c{at % len(COLOURS)}", 5, 26 + 15 * at) for at in range(len(names))]
-    for y in ys:
-        marks += [rule("grid", LEFT, up(y), right, up(y)), text(LEFT - 5, up(y) + 4, f"{y:.6g}", "soft", "end")]
+    for tick in ys:
+        marks.append(rule("grid", LEFT, up(tick), right, up(tick)))
+        marks.append(text(LEFT - 5, up(tick) + 4, f"{tick:.6g}", "soft", "end"))
     for x in ticks(xs[0], xs[-1]):
         if xs[0] <= x <= xs[-1]:
             marks.append(text(across(x), bottom + 14, number(x), "soft", "middle"))
