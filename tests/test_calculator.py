@@ -84,18 +84,6 @@ def test_a_text_eight_times_as_long_takes_about_eight_times_as_long(unit: str, e
     assert growth(equations.__wrapped__, unit, end) < LINEAR
 
 
-def test_an_equation_far_into_a_text_is_judged_as_at_its_beginning() -> None:
-    far = equations("16 - 3 = 13 and so on. " * 500 + "16 - 3 = 14\n1 + (2 + 3) * 4 = -21")
-    assert far == (True,) * 500 + (False, False)
-
-
-def test_results_that_nobody_can_write_are_left_to_the_model() -> None:
-    assert exact_result("10 / 3 =") is None
-    assert exact_result("x =") is None
-    assert exact_result("3 + 4") is None
-    assert exact_result("1 + 1 = 2\n7 - 2 = ") == "5"
-
-
 def test_every_worked_solution_of_the_embedded_problems_is_consistent() -> None:
     for task in load_tasks("embedded", "test", 200, levels=(1, 2, 3, 4)):
         assert task.solution is not None

@@ -18,7 +18,7 @@ import torch
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.collect import Collector, GradedTree
+from alphazero_llm_trainer.collect import GradedTree
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
@@ -28,11 +28,10 @@ from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.targets import outcomes, sft_rows, step_preferences, value_targets
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
-from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
-from alphazero_llm_trainer.rewards.custom import CustomReward, name_reward, open_reward
+from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
 from alphazero_llm_trainer.scale.totals import Totals
 from alphazero_llm_trainer.training.prm_data import tree_set
 from alphazero_llm_trainer.training.source import outcome
@@ -160,14 +159,6 @@ def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path
         open_reward(RewardConfig(custom=address.format(file=file)))
 
 
-def test_a_function_in_memory_gets_an_address() -> None:
-    def mine(problem: Problem, response: str, task: Task) -> float:
-        return 0.5
-
-    opened = open_reward(RewardConfig(custom=name_reward(mine)))
-    assert opened is not None and opened.function is mine
-
-
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
@@ -262,33 +253,6 @@ def test_the_blend_knows_the_variance_of_graded_outcomes() -> None:
     assert metrics.brier(target, states).value == pytest.approx(0.0)
 
 
-def test_a_graded_reward_decides_credit_where_correctness_sees_a_flat_group(tmp_path: Path) -> None:
-    file = file_of(tmp_path, BRIEF)
-    base = ["student=embedded", "rewards.pre_weight=0", "search.temperature=1.5", f"rewards.custom={file}:brief"]
-    config = load_config(overrides=[*base, "rewards.hre_weight=0"])
-    student, tasks = load_student(config), load_tasks("embedded", "train", 24, levels=[4])
-
-    async def grown(collector: Collector) -> list[Tree]:
-        return [tree.tree async for tree in collector.collect([(task.problem.id, task) for task in tasks], 3)]
-
-    by_length = Collector(student, config, None)
-    by_gold = Collector(student, load_config(overrides=[*base, "train.reward=hre"]), None)
-    flat = 0
-    for tree in asyncio.run(grown(by_length)):
-        found = trajectories(tree)
-        for one in found:
-            worth = 1.0 / (1.0 + len(one.text.strip()) / 20)
-            assert one.outcome == pytest.approx(worth)
-            assert by_length.reward(one) == one.reward == pytest.approx(worth - 0.01 * len(one.lengths))
-            assert by_gold.reward(one) == one.hre in (0.0, 1.0)
-        counts, sums = by_length.worth(tree)
-        assert sums[ROOT] / counts[ROOT] == pytest.approx(tree.q(ROOT))
-        counts, sums = by_gold.worth(tree)
-        assert sums[ROOT] == sum(one.hre * one.samples for one in found)  # type: ignore[operator]
-        flat += by_gold.flat(tree) and not by_length.flat(tree)
-    assert flat > 0
-
-
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
@@ -366,20 +330,6 @@ def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any)
     best = max((row for row in rows if row["budget"] == 80), key=lambda row: (row["reward"][0], -row["sampled_tokens"]))
     assert f"is best, reward {best['reward'][0]:.3f}" in said and "no gold answers" in said
     assert f"{best['method']} {best['reward'][0]:.3f}" in (tmp_path / "eval" / "report.html").read_text()
-
-
-def test_eval_shows_the_reward(tmp_path: Path, capsys: Any) -> None:
-    file = file_of(tmp_path, BRIEF)
-    arguments = ["eval", "--model", "embedded", "--methods", "greedy", "-n", "6", "--out", str(tmp_path / "eval")]
-    assert main([*arguments, "--reward", f"{file}:brief"]) == 0
-    said = capsys.readouterr().out
-    results = json.loads((tmp_path / "eval" / "results.json").read_text())
-    [found] = results["rows"]
-    cell = json.loads((tmp_path / "eval" / "cells" / "embedded.greedy.200.json").read_text())
-    assert found["reward"][0] == pytest.approx(sum(cell["rewards"]) / 6) and 0 < found["reward"][0] < 1
-    assert "reward [95%]" in said and f"{found['reward'][0]:.3f}" in said
-    assert main([*arguments, "--resume"]) == 2
-    assert "rewards.custom is None" in capsys.readouterr().err
 
 
 def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

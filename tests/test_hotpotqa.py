@@ -12,7 +12,7 @@ from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL
 from alphazero_llm_trainer.environment.harness import TOO_LONG
 from alphazero_llm_trainer.environment.rollouts import summarise
-from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
@@ -49,19 +49,6 @@ def test_rows_become_tasks_with_their_paragraphs_in_order(folder):
     assert task.solution == "Book: It is a book.\n#### Writer 2"
 
 
-def test_splits_are_disjoint(folder):
-    splits = [load_tasks("hotpotqa", split, 99, path=str(folder)) for split in ("train", "validation", "arena", "test")]
-    assert [len(tasks) for tasks in splits] == [32, 4, 4, 7]
-    assert len({task.problem.id for tasks in splits for task in tasks}) == 47
-
-
-def test_folder_below_the_data_folder(folder, tmp_path, monkeypatch):
-    (tmp_path / "hotpotqa").mkdir()
-    (tmp_path / "validation.jsonl").rename(tmp_path / "hotpotqa" / "validation.jsonl")
-    monkeypatch.setenv("ALPHAZERO_DATA_DIR", str(tmp_path))
-    assert len(load_tasks("hotpotqa", "test", 99)) == 7
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -80,29 +67,6 @@ def test_broken_rows_name_file_and_line(tmp_path, content, message):
         load_tasks("hotpotqa", "test", 9, path=str(tmp_path))
     assert message in str(caught.value) and str(tmp_path / "validation.jsonl") in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_rows_and_levels(tmp_path):
-    with pytest.raises(DataError, match=r"has neither train\.jsonl nor hotpotqa/train\.jsonl"):
-        load_tasks("hotpotqa", "train", 1, path=str(tmp_path))
-    with pytest.raises(ConfigError, match="hotpotqa has no levels to choose"):
-        load_tasks("hotpotqa", "test", 1, path=str(tmp_path), levels=(3,))
-
-
-def test_hub_rows(monkeypatch):
-    import datasets
-
-    asked = []
-
-    def load(*args, **kwargs):
-        asked.append((args, kwargs))
-        return [json.loads(row(n)) for n in range(20)]
-
-    monkeypatch.delenv("ALPHAZERO_DATA_DIR", raising=False)
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    assert load_tasks("hotpotqa", "arena", 5)[0].problem.id == "hotpotqa/train/5a0018"
-    assert load_tasks("hotpotqa", "test", 1)[0].problem.id == "hotpotqa/validation/5a0000"
-    assert asked == [(("hotpotqa/hotpot_qa", "distractor"), {"split": split}) for split in ("train", "validation")]
 
 
 @pytest.mark.data

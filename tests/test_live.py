@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -123,23 +119,6 @@ def test_ten_seconds_of_silence_are_one_line(clock: Clock, out: io.StringIO) -> 
     ]
 
 
-def test_the_time_left_is_told_where_it_is_known(clock: Clock, out: io.StringIO) -> None:
-    progress = Progress(out=out, clock=clock)
-    progress.start(100, 90)  # a resumed run: nothing was done in this process
-    clock.now += 10
-    progress.beat()
-    progress.at(95)
-    clock.now += 10
-    progress.beat()
-    progress.at(100)
-    progress.stop()
-    assert out.getvalue().splitlines() == [
-        "90/100 questions, 10 s so far",
-        "95/100 questions, 4.0 s/question, ETA 20 s",
-        "100/100 questions, 2.0 s/question",
-    ]
-
-
 def test_rates_and_times_are_in_what_is_natural() -> None:
     assert [rate(count, 10.0, "step") for count in (1, 4, 10, 123_456)] == [
         "10.0 s/step",
@@ -154,18 +133,6 @@ def test_rates_and_times_are_in_what_is_natural() -> None:
         "120 min",
         "2.5 h",
     ]
-
-
-def test_work_that_can_not_be_counted_tells_its_figures(clock: Clock, out: io.StringIO) -> None:
-    nodes = [3]
-    with Progress(out=out, clock=clock) as progress:
-        progress.wait("searching", lambda: f"{nodes[0]} nodes")
-        clock.now += 12
-        progress.beat()
-        nodes.append(nodes.pop() + 4)
-        clock.now += 12
-        progress.beat()
-    assert out.getvalue().splitlines() == ["searching: 3 nodes, 12 s so far", "searching: 7 nodes, 24 s so far"]
 
 
 def test_the_heart_beats_while_the_work_is_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,42 +175,6 @@ def test_loading_is_told_before_it_takes_seconds(
     monkeypatch.setattr(Progress, "load", lambda progress, what, module: load(progress, what, "never_imported"))
     assert main(arguments) == 0
     assert capsys.readouterr().err.splitlines() == said
-
-
-def trained(folder: Path) -> str:
-    """What a short training run writes to a terminal."""
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())",
-        *ARGUMENTS,
-    ]
-    command += ["--checkpoint-dir", str(folder)]
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment)
-    os.close(theirs)
-    found = b""
-    while True:
-        try:
-            data = os.read(ours, 65536)
-        except OSError:  # the child closed its end
-            break
-        if not data:
-            break
-        found += data
-    os.close(ours)
-    assert child.wait(timeout=120) == 0
-    return found.decode()
-
-
-@pytest.mark.slow
-def test_training_shows_its_last_tree_on_a_terminal(tmp_path: Path) -> None:
-    text = plain(trained(tmp_path))
-    assert "16/16" in text and "questions/s" in text
-    assert re.search(r"last tree: \d/embedded/train/\S+: \d+ nodes, \d+ simulations, \d+ of \d+ responses right", text)
-    assert re.search(r"sampled: [\d,]+ tokens, [\d,]+ a second", text)
-    assert re.search(r"round: 2/2: reward", text)
 
 
 def test_training_writes_plain_lines_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import files, numbers
-from alphazero_llm_trainer.problems.grading import RULES, Grade, Verdict
+from alphazero_llm_trainer.problems.grading import Grade, Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import (
     SPLITS,
@@ -158,19 +157,6 @@ def test_a_file_of_rows_is_a_source(tmp_path: Path) -> None:
     assert not source.grade("#### 0", task).correct
 
 
-def test_ids_of_files_know_no_folder(tmp_path: Path) -> None:
-    """Seeds are made of them: the same file draws the same samples wherever it lies."""
-    ids = []
-    for folder in (tmp_path / "one", tmp_path / "two"):
-        folder.mkdir()
-        (folder / "rows.jsonl").write_text(json.dumps({"question": "1 + 1?", "answer": "2"}) + "\n")
-        (folder / "own.py").write_text("TASKS = [('2 + 2?', '4')] * 1\n")
-        found = [load_tasks(f"{folder}/{address}", "train", 1)[0] for address in ("rows.jsonl", "own.py:TASKS")]
-        ids.append([task.problem.id for task in found])
-        assert all(str(folder) in task.problem.source for task in found)
-    assert ids[0] == ids[1] and [one.partition("/")[0] for one in ids[0]] == ["rows.jsonl", "own.py:TASKS"]
-
-
 def test_columns_are_named_or_found(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     row = {"text": "2 + 2?", "key": "4", "rationale": "2 + 2 = 4", "split": "test"}
@@ -208,16 +194,6 @@ def test_the_rule_is_read_off_the_gold_answers(golds: list[str], rule: str, resp
     assert open_named(str(file), grade="exact").rule == "exact"
 
 
-def test_choices_become_letters(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({"question": "Which?", "choices": ["red", "blue"], "answer": 1, "split": "test"}) + "\n")
-    source = open_named(str(file))
-    [task] = source.load("test", 1)
-    assert task.problem.question == "Which?\nA. red\nB. blue" and task.gold == "B" and source.rule == "choice"
-    assert source.grade("I think B is right.\n#### B. blue", task).correct
-    assert not source.grade("#### A", task).correct
-
-
 def test_choices_are_values_first_and_labelled_as_the_row_says(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     arc = {"text": ["ice", "fog"], "label": ["1", "2"]}
@@ -227,16 +203,6 @@ def test_choices_are_values_first_and_labelled_as_the_row_says(tmp_path: Path) -
     tasks = open_named(str(file)).load("test", 3)
     assert [task.gold for task in tasks] == ["B", "A", "A"]
     assert [task.problem.question for task in tasks[1:]] == ["Cold?\nA. ice\nB. fog", "Sky? A) blue\nB) red"]
-
-
-def test_a_comma_in_an_unquoted_text_is_no_other_question(tmp_path: Path) -> None:
-    file = tmp_path / "rows.csv"
-    file.write_text("question,answer\nWhat is 1 + 1?,2\nSo, what is 2 + 2?,4\n")
-    with pytest.raises(DataError, match="row 2 has more fields than the head has columns"):
-        open_named(str(file))
-    file.write_bytes("question,answer\nWas kostet K\u00e4se?,2\n".encode("latin-1"))
-    with pytest.raises(DataError, match="it is not UTF-8 text"):
-        open_named(str(file))
 
 
 def test_parquet_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
@@ -270,7 +236,6 @@ def test_parquet_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
             "two tasks with the id .*, one asks 'r'",
         ),
         ('{"question": "q", "answer": "1", "split": "best"}\n', "has the split 'best'"),
-        ("[" * 100_000, "is not valid JSON"),
     ],
 )
 def test_broken_rows_are_named(text: str, words: str, tmp_path: Path) -> None:
@@ -297,41 +262,16 @@ def test_a_row_of_two_splits_is_not_trained_on(tmp_path: Path, monkeypatch: pyte
     file.write_text("".join(json.dumps({"question": f"{n}?", "answer": n, "split": s}) + "\n" for s, n in given))
     hub: dict[str, Any] = {"train": [], "validation": [], "test": []}
     for split, n in given:
-        hub[split].append(({"question": f"{n}?", "answer": n}, f"x/rows {split} row {len(hub[split])}"))
-    monkeypatch.setattr(files, "hub_splits", lambda name, configuration: hub)
+        hub[split].append({"question": f"{n}?", "answer": n})
+    monkeypatch.setattr(files, "load_hub", lambda name, configuration, split, fix: hub)
     for source in (open_named(str(file)), open_named("hub:x/rows")):
         found = [source.load(split, 9) for split in ("train", "validation", "test")]
         assert [[task.gold for task in tasks] for tasks in found] == [["3"], ["1"], ["2"]]
-    hub["test"].append(({"question": "3?", "answer": "4"}, "x/rows test row 1"))
+    hub["test"].append({"question": "3?", "answer": "4"})
     with pytest.raises(
         DataError, match=r"'4' .x/rows test row 1. and with '3' .x/rows train row 2.: keep the right one"
     ):
         open_named("hub:x/rows", grade="numbers")
-
-
-def test_two_answers_to_one_question_are_one_sentence_with_both_lines(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(
-        '{"question": "q?", "answer": 1}\n\n{"question": "r?", "answer": 1}\n{"question": "q?", "answer": 2}\n'
-    )
-    with pytest.raises(DataError) as caught:
-        open_named(str(file))
-    assert str(caught.value) == (
-        f"{file} asks 'q?' twice, with the answer '1' ({file} line 1) and with '2' ({file} line 4): keep the right one"
-    )
-
-
-def test_a_line_of_a_data_sets_file_that_stands_twice_is_taken_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    lines = [
-        json.dumps({"question": f"What is {i} + 1?", "answer": f"{i} + 1 = {i + 1}\n#### {i + 1}"}) for i in range(3)
-    ]
-    (tmp_path / "test.jsonl").write_text("\n".join([*lines, lines[0], "", lines[1]]))
-    source = open_problems(ProblemsConfig(source="gsm8k"), str(tmp_path))
-    for _ in range(2):
-        assert [task.gold for task in source.load("test", 9)] == ["1", "2", "3"]
-    assert caplog.messages == [f"{tmp_path / 'test.jsonl'}: 2 of its rows repeat others, and were left out"]
 
 
 # -- code of one's own -------------------------------------------------------------------------------------------------
@@ -349,6 +289,9 @@ def by_split(split):
     if split == "arena":
         raise ValueError("there is none")
     return [{"question": f"{split} {i}?", "answer": str(i), "solution": f"#### {i}"} for i in range(3)]
+
+TWO = [("one?", "1"), ("one?", "2")]
+TWICE = [("one?", "1")] * 3
 
 class Parity(Source):
     name = "parity"
@@ -375,92 +318,17 @@ def test_code_of_ones_own_is_a_source(tmp_path: Path) -> None:
     for name, words in (
         ("BROKEN", "no task at number 0"),
         ("NUMBER", "is a int"),
+        ("TWO", r"own\.py:TWO asks 'one\?' twice, with the answer '1' .task 0. and with '2' .task 1."),
         ("missing", "has no missing: it has"),
     ):
         with pytest.raises(AlphaZeroError, match=words):
             open_named(f"{file}:{name}")
+    assert len(open_named(f"{file}:TWICE").load("train", 9)) == 1
     (tmp_path / "bad.py").write_text("import nothing_of_this_name\n")
     with pytest.raises(
         ConfigError, match=r"can't be imported .ModuleNotFoundError: No module named 'nothing_of_this_name'"
     ):
         open_named(f"{tmp_path}/bad.py:x")
-
-
-SLIPS = """
-import sys
-import beside
-from alphazero_llm_trainer.problems.grading import RULES
-from alphazero_llm_trainer.problems.source import Source
-from alphazero_llm_trainer.types import Problem, Task
-
-INTS = [("1 + 1?", 2), {"question": "1 + 2?", "answer": 3}]
-
-def no_arena(split):
-    return {"train": INTS}[split]
-
-def leaves():
-    sys.exit(3)
-
-class Needs(Source):
-    def __init__(self, size): ...
-    def load(self, split, count, start=0): return []
-
-class Raises(Source):
-    def load(self, split, count, start=0): return [][start]
-
-class Pairs(Source):
-    def load(self, split, count, start=0): return [("1 + 1?", "2")]
-
-class Echo(Source):
-    name = "echo"
-    def load(self, split, count, start=0): return [Task(Problem(split, "Say it", "another"), "it")]
-    def grade_many(self, pairs, strict=False): return [RULES["exact"].compare(said, task.gold) for said, task in pairs]
-
-class Floats(Echo):
-    name = "floats"
-    def grade_many(self, pairs, strict=False): return [1.0 for _ in pairs]
-
-class Fails(Echo):
-    name = "fails"
-    def grade_many(self, pairs, strict=False): return 1 / 0
-"""
-
-
-def test_slips_in_ones_own_code_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beside.py").write_text("")
-    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
-    file = tmp_path / "slips.py"
-    file.write_text(SLIPS)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    assert sorted(t.gold for t in open_named(f"{file}:INTS").load("train", 9)) == ["2", "3"]
-    for address, words in (
-        (
-            f"{file}:no_arena",
-            r"raised KeyError \('validation'\) for the split 'validation': mend it, or raise ValueError",
-        ),
-        (f"{file}:leaves", r"raised SystemExit \(3\)"),
-        (f"{file}:Needs", "missing 1 required positional argument: 'size'"),
-        (f"{file}:Raises", r"can't load its test tasks \(IndexError"),
-        (f"{file}:Pairs", "which is no Task"),
-        (f"{file}", r"without a name: write .*slips\.py:NAME"),
-        (f"{tmp_path}/leaves.py:x", "can't be imported .SystemExit"),
-    ):
-        with pytest.raises(AlphaZeroError, match=words):
-            load_tasks(open_named(address), "test", 1)
-    for name, words in (("Floats", "return a Grade for each"), ("Fails", r"ZeroDivisionError.*mend grade_many")):
-        [task] = load_tasks(open_named(f"{file}:{name}"), "test", 1)
-        with pytest.raises(ConfigError, match=words):
-            asyncio.run(source_of(task.problem).grade_async("it", task))
-    monkeypatch.chdir(tmp_path)
-    assert open_named("slips:Echo").name == "echo"
-
-
-def test_a_sources_tasks_are_graded_by_it_whatever_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beside.py").write_text("")
-    (tmp_path / "echo.py").write_text(SLIPS)
-    monkeypatch.setattr("sys.path", list(sys.path))
-    [task] = load_tasks(open_named(f"{tmp_path}/echo.py:Echo"), "test", 1)
-    assert task.problem.source == "echo" and source_of(task.problem).grade("it", task).correct
 
 
 def test_a_source_without_the_split_says_what_it_has(tmp_path: Path) -> None:
@@ -483,29 +351,6 @@ def test_what_is_no_source_is_said_in_one_sentence() -> None:
         assert address.partition(":")[0] in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="has no levels to choose"):
         open_named("gsm8k", levels=(1,))
-
-
-def test_what_ones_own_code_raises_is_one_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "own.py"
-    file.write_text(
-        "def broken():\n    raise RuntimeError('the base is down')\n"
-        "NO_GOLD = [('one?', ' ')]\nTWO = [('one?', '1'), ('one?', '2')]\n"
-        "TWICE = [('one?', '1')] * 3\nTEST_ONLY = {'test': [('one?', '1')]}\n"
-    )
-    for name, words in (
-        ("broken", r"own\.py:broken raised RuntimeError .the base is down."),
-        ("NO_GOLD", "has no gold answer for task"),
-        ("TWO", r"own\.py:TWO asks 'one\?' twice, with the answer '1' .task 0. and with '2' .task 1."),
-    ):
-        with pytest.raises(AlphaZeroError, match=words):
-            load_tasks(open_named(f"{file}:{name}"), "train", 1)
-    assert len(load_tasks(open_named(f"{file}:TWICE"), "train", 9)) == 1
-    with pytest.raises(DataError, match=r"own\.py:TEST_ONLY has no train problems"):
-        load_tasks(open_named(f"{file}:TEST_ONLY"), "train", 1)
-    with pytest.raises(
-        ConfigError, match=r"no\.such\.module can't be imported .ModuleNotFoundError: No module named 'no'"
-    ):
-        open_named("no.such.module:NAME")
 
 
 def test_a_source_is_opened_once_and_again_when_its_file_changes(tmp_path: Path) -> None:
@@ -565,7 +410,7 @@ def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, caps
 def test_what_cannot_be_trained_from_scratch_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "--model", "small", "--source", "numbers"]) == 2
     assert "student small has no weights yet" in capsys.readouterr().err
-    assert main(["sft", "--model", "small", "--source", "svamp", "--out", str(tmp_path / "s")]) == 2
+    assert main(["sft", "--model", "small", "--source", "hotpotqa", "--out", str(tmp_path / "s")]) == 2
     assert "its words don't fit a small vocabulary" in capsys.readouterr().err
 
 
@@ -604,13 +449,6 @@ def test_a_graded_score_is_the_hard_reward() -> None:
     assert [parts.hre for parts in found] == [1.0, 0.5, 0.0]
     # The step costs 0.01; correctness is the only other part.
     assert [parts.total for parts in found] == pytest.approx([0.99, 0.49, 0.0])
-
-
-def test_words_earn_their_f1() -> None:
-    [grade] = RULES["words"].grade_many([("#### Chief", "Chief of Protocol")])
-    assert not grade.correct and grade.hre == grade.score == grade.f1 == pytest.approx(0.5)
-    [grade] = RULES["numbers"].grade_many([("#### 4", "5")])
-    assert grade.score == 0.0 and grade.partial is None
 
 
 # -- reasoning-gym -----------------------------------------------------------------------------------------------------

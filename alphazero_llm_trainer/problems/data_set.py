@@ -8,19 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import DataError
-from ..files import parse_json
 from ..types import Task
-from .source import Source, check_alone, check_text, say_repeats
+from .rows import Row, json_row, lines_of, load_hub
+from .source import Source, check_alone, check_text
 
 DATA_VARIABLE = "ALPHAZERO_DATA_DIR"
 HELD_OUT_ROWS = 500
 
-Row = Callable[[int], tuple[Mapping[str, Any], str]]  # row number -> its columns and where it stands, for messages
+Rows = Callable[[int], Row]  # by number
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class DataSet:
         *first, last = (f"`{name}`" for name in self.columns)
         return f"{', '.join(first)} and {last}"
 
-    def rows(self, hub_split: str, path: str | None = None) -> tuple[int, Row]:
+    def rows(self, hub_split: str, path: str | None = None) -> tuple[int, Rows]:
         """How many rows a hub's split has, and the rows by number.
 
         Args:
@@ -70,52 +68,23 @@ class DataSet:
         name = f"{hub_split}.jsonl"
         return next((file for file in (folder / name, folder / self.folder / name) if file.is_file()), None)
 
-    def _local_rows(self, folder: Path, hub_split: str) -> tuple[int, Row]:
+    def _local_rows(self, folder: Path, hub_split: str) -> tuple[int, Rows]:
         file = self.file(folder, hub_split)
         if file is None:
             raise DataError(
                 f"{folder} has neither {hub_split}.jsonl nor {self.folder}/{hub_split}.jsonl: point dataset.path or"
                 f" {DATA_VARIABLE} at the folder with the {self.title} rows, or unset both to use the hub"
             )
-        try:
-            # A file's own iteration: str.splitlines would also break at the U+2028 that JSON allows inside a string.
-            with file.open(encoding="utf-8-sig") as opened:
-                numbered = [(number, line.strip()) for number, line in enumerate(opened, 1) if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{file} can't be read as UTF-8 text ({error}): check the file") from error
-        first: dict[str, int] = {}
-        for number, line in numbered:
-            first.setdefault(line, number)
-        lines = [(number, line) for line, number in first.items()]
-        if len(lines) < len(numbered):
-            say_repeats(str(file), len(numbered) - len(lines))
+        lines = lines_of(file)
         if not lines:
             raise DataError(f"{file} has no rows: put {self.title} rows with {self.needed} into it")
+        return len(lines), lambda index: json_row(lines[index][1], f"{file} line {lines[index][0]}")
 
-        def row(index: int) -> tuple[Mapping[str, Any], str]:
-            number, line = lines[index]
-            where = f"{file} line {number}"
-            try:
-                columns = parse_json(line)
-            except ValueError as error:
-                raise DataError(f"{where} is not valid JSON: mend or remove that line") from error
-            if not isinstance(columns, dict):
-                raise DataError(f"{where} is not a JSON object: write one with {self.needed}")
-            return columns, where
-
-        return len(lines), row
-
-    def _hub_rows(self, hub_split: str) -> tuple[int, Row]:
-        import datasets
-
-        name = self.hub[0]
-        try:
-            rows = datasets.load_dataset(*self.hub, split=hub_split)
-        except (OSError, ValueError, httpx.HTTPError) as error:
-            raise DataError(
-                f"{name} can't be loaded from the hub ({type(error).__name__}): check the network, or set"
-                f" {DATA_VARIABLE} (or dataset.path) to a folder with {self.folder}/{hub_split}.jsonl"
-            ) from error
+    def _hub_rows(self, hub_split: str) -> tuple[int, Rows]:
+        name, configuration = (*self.hub, None)[:2]
+        fix = f"set {DATA_VARIABLE} (or dataset.path) to a folder with {self.folder}/{hub_split}.jsonl"
+        assert name is not None
+        rows = load_hub(name, configuration, hub_split, fix)
         return len(rows), lambda index: (rows[index], f"{name} {hub_split} row {index}")
 
 
@@ -176,20 +145,3 @@ class RowSource(Source):
     def task(self, columns: Mapping[str, Any], where: str, hub_split: str, number: int) -> Task:
         """Row `number` of a hub's split as a task; `where` it stands is for messages. Raises DataError for a broken row."""
         raise NotImplementedError
-
-
-def hub_splits(name: str, configuration: str | None) -> dict[str, list[tuple[Mapping[str, Any], str]]]:
-    """All rows of a data set of the hub by split, each with where it stands."""
-    import datasets
-
-    try:
-        found = datasets.load_dataset(name, configuration)
-    except (OSError, ValueError, httpx.HTTPError) as error:
-        raise DataError(
-            f"hub:{name} can't be loaded ({type(error).__name__}: {str(error).splitlines()[0][:150]}): check the name and"
-            " the network, or name a local file"
-        ) from error
-    return {
-        split: [(row, f"{name} {split} row {number}") for number, row in enumerate(rows)]
-        for split, rows in found.items()
-    }

@@ -9,22 +9,19 @@ twice is taken once (`source.once`). An answer with a `####` line is a worked so
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from .. import answers
 from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
-from ..files import parse_json
 from ..types import Problem, Task
-from .data_set import hub_splits
 from .grading import LETTERS, guess_rule
 from .prompts import SYSTEM_PROMPTS
+from .rows import Row, load_hub, read_file
 from .source import SPLITS, Source, TaskList, by_hash, check_text, once, without_folders
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
@@ -36,7 +33,7 @@ SPLIT_NAMES = {
     "dev": "validation", "arena": "arena", "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
 
-Rows = list[tuple[Mapping[str, Any], str]]  # columns, and where the row stands for messages
+Rows = list[Row]
 
 
 class FileRows(TaskList):
@@ -68,10 +65,11 @@ class HubRows(TaskList):
             raise ConfigError(
                 f"problems.source is {problems.source!r}: write hub:OWNER/NAME or hub:OWNER/NAME/CONFIGURATION"
             )
-        found = hub_splits("/".join(parts[:2]), parts[2] if len(parts) == 3 else None)
+        name, configuration = "/".join(parts[:2]), parts[2] if len(parts) == 3 else None
         by_split: dict[str, Rows] = {}
-        for name, rows in found.items():
-            by_split.setdefault(SPLIT_NAMES.get(name.lower(), "train"), []).extend(rows)
+        for split, rows in load_hub(name, configuration, None, "name a local file").items():
+            placed = [(row, f"{name} {split} row {number}") for number, row in enumerate(rows)]
+            by_split.setdefault(SPLIT_NAMES.get(split.lower(), "train"), []).extend(placed)
         return from_rows(by_split, problems, problems.source)
 
 
@@ -174,55 +172,3 @@ def text_of(columns: Mapping[str, Any], where: str, name: str) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return check_text(str(value).strip(), f"{where}, `{name}`")
-
-
-def read_file(file: Path) -> Rows:
-    """The rows of a file. Raises DataError with one sentence naming file, line and fix."""
-    if not file.is_file():
-        raise DataError(f"problems.source is {str(file)!r} and there is no such file: name one that is there")
-    try:
-        if file.suffix == ".parquet":
-            import pyarrow.parquet
-
-            rows = pyarrow.parquet.read_table(file).to_pylist()
-            return [(row, f"{file} row {number}") for number, row in enumerate(rows)]
-        if file.suffix == ".csv":
-            with file.open(encoding="utf-8-sig", newline="") as opened:
-                return [csv_row(row, f"{file} row {number}") for number, row in enumerate(csv.DictReader(opened), 1)]
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors and OSErrors
-        said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error).splitlines()[0][:150]
-        raise DataError(f"{file} can't be read ({said}): check the file") from error
-    if file.suffix == ".json":
-        return as_rows(parsed(text, str(file)), file)
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    return [row_of(parsed(line, f"{file} line {number}"), f"{file} line {number}") for number, line in lines]
-
-
-def csv_row(row: dict[Any, Any], where: str) -> tuple[Mapping[str, Any], str]:
-    """A CSV row, or DataError where it has more fields than the head: a comma of a text was taken for a separator."""
-    if None in row:
-        raise DataError(f"{where} has more fields than the head has columns: put texts with commas in double quotes")
-    return row, where
-
-
-def parsed(text: str, where: str) -> Any:
-    """JSON, or DataError."""
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise DataError(f"{where} is not valid JSON: mend or remove it") from error
-
-
-def as_rows(found: Any, file: Path) -> Rows:
-    """A JSON file's rows: a list of objects."""
-    if not isinstance(found, list):
-        raise DataError(f"{file} holds no list: write a list of objects, or one object a line in a .jsonl file")
-    return [row_of(row, f"{file} row {number}") for number, row in enumerate(found)]
-
-
-def row_of(row: Any, where: str) -> tuple[Mapping[str, Any], str]:
-    """A row's columns, or DataError."""
-    if not isinstance(row, dict):
-        raise DataError(f"{where} is not a JSON object: write one with a question and an answer")
-    return row, where

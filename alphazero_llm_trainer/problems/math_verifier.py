@@ -23,7 +23,6 @@ from typing import NamedTuple
 TIMEOUT_SECONDS = 5.0
 PATIENCE = 12  # times that long by the wall clock, for a process that hardly gets a turn
 START_SECONDS = 600.0  # to import sympy takes 5 s of CPU; on a machine that is busy that has taken 95 s
-AHEAD = 4  # requests sent before the first one's verdict is back; together they must fit into a pipe (64 KiB)
 REMEMBERED = 8192  # a search grades the same answers again and again
 WORKER = f"{__package__}.math_worker"
 
@@ -86,28 +85,24 @@ class MathVerifier:
 
     def _verdicts(self, requests: Sequence[Request]) -> list[str]:
         done: list[str] = []
-        sent, died = 0, -1
         try:
-            while len(done) < len(requests):
-                if self._process is None:
-                    self._start()
-                    sent = len(done)
-                while sent < min(len(requests), len(done) + AHEAD):
-                    self._send(requests[sent])
-                    sent += 1
-                verdict = self._verdict()
-                if verdict is None and died < len(done):  # from outside, perhaps: it gets a second chance
-                    died = len(done)
-                    self.close()
-                elif verdict is None or verdict == TIMED_OUT:
-                    done.append(UNPARSED if verdict is None else TIMED_OUT)
-                    self.close()
-                else:
-                    done.append(verdict)
+            for request in requests:
+                verdict = self._ask(request) or self._ask(request)  # it died, from outside perhaps: a second chance
+                done.append(UNPARSED if verdict is None else verdict)
         finally:
             if len(done) < len(requests):
-                self.close()  # interrupted: verdicts on their way would be taken for the next batch's
+                self.close()  # interrupted: a verdict on its way would be taken for the next request's
         return done
+
+    def _ask(self, request: Request) -> str | None:
+        """The verdict of one request, None where the worker died of it."""
+        if self._process is None:
+            self._start()
+        self._send(request)
+        verdict = self._verdict()
+        if verdict in (None, TIMED_OUT):
+            self.close()
+        return verdict
 
     def _start(self) -> None:
         alarm = math.ceil(PATIENCE * self.timeout) + 10

@@ -14,6 +14,7 @@ A source is found by the value of `problems.source` (`--source`):
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -33,7 +34,7 @@ from ..config.load import Config
 from ..config.objects import load_object, look_in
 from ..config.sections import ProblemsConfig
 from ..engine.protocol import Teacher
-from ..errors import AlphaZeroError, ConfigError, DataError
+from ..errors import ConfigError, DataError
 from ..types import Problem, Task
 from .calculator import equations
 from .grading import RULES, Grade, Rule, guess_rule
@@ -43,7 +44,6 @@ log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "arena", "test")
 GROUP = "alphazero_llm_trainer.sources"
-WITH_PUBLIC_ROWS = ("gsm8k", "math", "hotpotqa")  # what `grade` checks the rules on
 ROW_FILES = (".jsonl", ".json", ".parquet", ".csv")
 SHOWN = 60  # letters of a question in a message
 
@@ -53,9 +53,6 @@ BUILT_IN = {
     "gsm8k": "gsm8k:Gsm8k",
     "math": "math:Math",
     "hotpotqa": "hotpotqa:HotpotQa",
-    "svamp": "word_problems:Svamp",
-    "asdiv": "word_problems:Asdiv",
-    "mawps": "word_problems:Mawps",
     "numbers": "numbers:Numbers",
     "reasoning-gym": "gym:ReasoningGym",
     "gsm-symbolic": "gym:GsmSymbolic",
@@ -140,22 +137,9 @@ class Source(ABC):
 
     async def grade_all(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
         """`grade_many` without holding up the event loop."""
-        try:
-            if self.reader.waits:
-                grades = await asyncio.to_thread(self.grade_many, pairs, strict)
-            else:
-                grades = self.grade_many(pairs, strict)
-        except AlphaZeroError:
-            raise
-        except Exception as error:  # a source may be the user's own code
-            raise ConfigError(
-                f"source {self.name} can't grade a response ({type(error).__name__}: {error}): mend grade_many"
-            ) from error
-        if len(grades) != len(pairs) or not all(isinstance(grade, Grade) for grade in grades):
-            raise ConfigError(
-                f"source {self.name} grades {len(pairs):,} responses as {repr(grades)[:SHOWN]}: return a Grade for each"
-            )
-        return grades
+        if self.reader.waits:
+            return await asyncio.to_thread(self.grade_many, pairs, strict)
+        return self.grade_many(pairs, strict)
 
     async def grade_async(self, response: str, task: Task, strict: bool = False) -> Grade:
         """`grade` without holding up the event loop."""
@@ -261,14 +245,8 @@ def once(
                 )
     left_out = sum(map(len, found.values())) - sum(map(len, kept.values()))
     if left_out:
-        say_repeats(name, left_out)
+        log.warning("%s: %s of its rows repeat others, and were left out", name, f"{left_out:,}")
     return kept
-
-
-@lru_cache(maxsize=64)
-def say_repeats(name: str, count: int) -> None:
-    """One line, once in a process."""
-    log.warning("%s: %s of its rows repeat others, and were left out", name, f"{count:,}")
 
 
 def own(task: Task, name: str) -> Task:
@@ -469,12 +447,12 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
     it doesn't have.
     """
     if isinstance(found, type) and issubclass(found, Source):
-        found = call(found, address)
+        found = found()
     if isinstance(found, Source):
         found.name = found.name or address
         return found
     if callable(found):
-        found = call_for_tasks(found, address)
+        found = call_for_tasks(found)
     if isinstance(found, dict):
         unknown = sorted(set(found) - set(SPLITS))
         if unknown:
@@ -485,33 +463,15 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
     return TaskList(given, address, problems.grade, problems.system_prompt)
 
 
-def call_for_tasks(function: Callable[..., Any], address: str) -> Any:
-    """What the user's function returns, asked split by split where it takes one."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        parameters = {}  # type: ignore[assignment]
-    if "split" not in parameters:
-        return call(function, address)
-    return {split: call(function, address, split=split) for split in SPLITS}
-
-
-def call(function: Callable[..., Any], address: str, **split: str) -> Any:
-    """What the user's function returns; nothing where it raises ValueError for a split that it doesn't have.
-
-    Raises ConfigError with the function's own error.
-    """
-    try:
-        found = function(**split)
-        return list(found) if inspect.isgenerator(found) else found
-    except AlphaZeroError:
-        raise
-    except (Exception, SystemExit) as error:  # whatever the user's own code raises
-        if split and isinstance(error, ValueError):
-            return []
-        asked = "".join(f" for the split {name!r}" for name in split.values())
-        fix = "mend it, or raise ValueError for a split that it doesn't have" if split else "mend it"
-        raise ConfigError(f"source {address} raised {type(error).__name__} ({error}){asked}: {fix}") from error
+def call_for_tasks(function: Callable[..., Any]) -> Any:
+    """What the user's function returns, asked split by split where it takes one: none for one that it raises ValueError for."""
+    if "split" not in inspect.signature(function).parameters:
+        return function()
+    found: dict[str, Any] = {}
+    for split in SPLITS:
+        with contextlib.suppress(ValueError):
+            found[split] = function(split=split)
+    return found
 
 
 def as_tasks(given: Any, address: str) -> list[Task]:
