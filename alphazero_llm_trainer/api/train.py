@@ -27,8 +27,6 @@ from .settings import (
     reward_address,
 )
 
-if TYPE_CHECKING:
-    from ..training.fleet import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,30 +142,15 @@ def train(
     return outside_loops(call)
 
 
-def workers_of(config: Config, workers: tuple[int, str | None]) -> Workers | None:
-    """The search actors of a run, None where it searches by itself. Raises ConfigError where they can't search for it."""
-    if workers == (1, None) and not config.train.lag:
-        return None
-    from ..training.fleet import Workers, check_workers
-
-    actors = Workers(*workers)
-    check_workers(config, actors)
-    return actors
-
-
 def execute(
     config: Config,
     folder: RunFolder | None,
     resume: bool,
     progress: Progress,
     stop: Callable[[], bool],
-    workers: tuple[int, str | None] = (1, None),
 ) -> TrainingRun:
     """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`).
-
-    `workers` says how many search actors there are and on which Ray cluster; 1 and None search in this process, unless
-    `train.lag` wants an actor beside it.
-    """
+"""
     if resume and folder is not None and "after" in (card := folder.read_card()):
         from ..report.folder import write_report
 
@@ -175,7 +158,6 @@ def execute(
         return TrainingRun(folder.path, card)
     from ..training.ranks import config_of_rank, open_ranks
 
-    actors = workers_of(config, workers)
     ranks = open_ranks(config)
     if ranks is not None and ranks.rank:
         from ..training.follow import follow
@@ -194,7 +176,7 @@ def execute(
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         from ..training.loop import Run
 
-        run = Run(config, stop, progress, ranks, actors)
+        run = Run(config, stop, progress, ranks)
         if ranks is None:
             run.load()
         else:

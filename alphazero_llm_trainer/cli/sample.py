@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ..scale.sample import SampleJob
 
 EPILOG = """\
-One engine in this process batches all trees (search.concurrent of them). --workers 2 and more start Ray: engine actors
-(one a GPU, or sample.engines) and so many search actors, on this machine or on the cluster at --address. The trees are
-the same for the same seed.
+One engine in this process batches all trees (search.concurrent of them). --workers 2 and more start Ray with so many
+processes that do the same, on this machine or on the cluster at --address; GPUs are shared among them. The trees are the
+same for the same seed.
 
 DIR gets manifest.json, shard-00000.jsonl, ... (one finished tree a line, exactly one a question), set_aside.jsonl
 (questions that failed sample.attempts times while they ran alone) and attempts.jsonl. Whatever dies, --resume goes on.
@@ -53,7 +53,7 @@ def add_sample(commands: Any) -> None:
     )
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first question in the split")
     parser.option("--mode", choices=("step", "token"), key="search.mode", help="what a node of a tree is")
-    parser.add_argument("--workers", type=int, default=1, metavar="W", help="search actors; 1 needs no Ray")
+    parser.add_argument("--workers", type=int, default=1, metavar="W", help="processes that search; 1 needs no Ray")
     parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one on this machine)")
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out; N may be larger than before"
@@ -93,7 +93,7 @@ def sample(args: argparse.Namespace, job: SampleJob, progress: Progress) -> int:
     """See `run_sample_command`; `job` is checked."""
     from ..scale.sample import run_sample
     from ..scale.sample_folder import bytes_of
-    from ..scale.summary import estimate, table
+    from ..scale.totals import estimate, table
 
     config, tasks, stop = job.config, job.tasks, Stop()
     tell_loading(args, progress)

@@ -17,7 +17,6 @@ from .base import (
     add_model,
     add_reward,
     add_source,
-    check_least,
     check_out,
     check_resumed,
     print_json,
@@ -80,14 +79,6 @@ def add_arguments(parser: Parser, only: str | None) -> None:
         help="upload student/ and adapter/ at the end, as OWNER/NAME (private)",
     )
     parser.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="W",
-        help="Ray actors that search the rounds; 1 has none unless train.lag=1",
-    )
-    parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one on this machine)")
-    parser.add_argument(
         "--resume",
         nargs="?",
         const=True,
@@ -118,7 +109,6 @@ def add_methods(commands: Any) -> None:
 
 
 def run_train(args: argparse.Namespace) -> int:
-    check_least(1, workers=args.workers)
     from ..training.check import check_run, load_run
 
     config = resolve(args, load=load_run)
@@ -137,7 +127,7 @@ def run_train(args: argparse.Namespace) -> int:
             config = resolve(args)  # it was begun with --use-grpo, or before expert iteration was the default
         check_same(args, config, stored, folder.card)
         config = stored
-    from ..api.train import execute, workers_of
+    from ..api.train import execute
 
     over = resume and "after" in folder.read_card()
     follows = rank_and_size()[0] > 0  # another process says what there is to say
@@ -148,10 +138,9 @@ def run_train(args: argparse.Namespace) -> int:
                 check_libraries(config)
             tell_loading(args, progress, "PyTorch" if args.dry_run else "PyTorch and TRL")
             if args.dry_run:
-                workers_of(config, (args.workers, args.address))  # what the run itself would refuse
                 return dry_run(config, data, place, args.json)
             check_start(config, place)
-        run = execute(config, folder if resume else None, resume, progress, stop, (args.workers, args.address))
+        run = execute(config, folder if resume else None, resume, progress, stop)
         if follows:
             return 0 if run.finished else EXIT_STOPPED
         if not run.finished:

@@ -230,9 +230,6 @@ class SampleConfig(Section):
     shard_trees: Positive = 1000
     attempts: Positive = 3
     timeout_seconds: PositiveFloat = 600.0
-    engines: Positive | None = None
-    worker_trees: Positive = 32
-    start_seconds: PositiveFloat = 300.0
     dry_run_trees: Positive = 16
 
 

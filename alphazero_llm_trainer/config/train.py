@@ -203,7 +203,6 @@ class TrainConfig(Section):
     requeue_iterations: NonNegative = 3
     requeue_limit: NonNegative = 1
     extend: Literal["flat", "mixed", "none"] = "flat"
-    lag: Literal[0, 1] = 0
     chain_samples: Annotated[int, Field(ge=2)] = 8
     reward: Literal["hre", "combined"] | None = None
     rows_per_round: Positive = 32

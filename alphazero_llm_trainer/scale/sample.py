@@ -13,10 +13,10 @@ from ..config.load import Config
 from ..errors import DataError
 from ..live import Progress
 from ..types import Task
-from .pool import MakeCollector, Pool, default_collector
+from .pool import LocalPool, Pool, RayPool
 from .sample_folder import SampleFolder
-from .summary import Summary, tell_tree
-from .totals import Totals
+from .totals import Summary, Totals, tell_tree
+from .worker import MakeCollector, default_collector
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SampleJob:
         split: where they come from, for the manifest and the records.
         start: number of the first of them within the split.
         student_path: a folder with the student's weights, or None for the configured ones.
-        workers: 1 searches in this process; more start Ray with so many search actors.
+        workers: 1 searches in this process; more start Ray with so many workers.
         address: an existing Ray cluster, or None for one on this machine.
         make_collector: what searches; `default_collector` unless a test says otherwise.
     """
@@ -81,23 +81,17 @@ TREE_KEYS = (
 
 
 def open_pool(job: SampleJob, folder: SampleFolder, progress: Progress) -> Pool:
-    """The pool that `job.workers` asks for, with its policy loaded."""
-    if job.workers == 1 and job.address is None:
-        from .host import load_host
-        from .local import LocalPool
+    """The workers that `job` asks for, with their policy loaded."""
+    if job.workers > 1 or job.address is not None:
+        return RayPool(job.config, job.student_path, job.workers, job.address, job.make_collector, progress.say)
 
-        host = load_host(job.config, job.student_path)
+    def on_start(key: str, alone: bool) -> None:
+        # The log is there once `begin` has run, which needs the policy first.
+        folder.attempts.start(key, alone)
 
-        def on_start(key: str, alone: bool) -> None:
-            # The log is there once `begin` has run, which needs the policy first.
-            folder.attempts.start(key, alone)
-
-        pool = LocalPool(host, job.config, on_start, job.make_collector)
-        pool.collector.keep_books(folder.path)
-        return pool
-    from .ray_pool import RayPool
-
-    return RayPool(job.config, job.student_path, job.workers, job.address, job.make_collector, progress.say)
+    pool = LocalPool(job.config, job.student_path, job.make_collector, on_start)
+    pool.worker.collector.keep_books(folder.path)
+    return pool
 
 
 def run_sample(
@@ -107,7 +101,7 @@ def run_sample(
     resume: bool = False,
     stop: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
-    on_record: Callable[[Pool, dict[str, Any]], None] = lambda pool, record: None,
+    on_record: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> Summary:
     """Sample into the folder `out`; this process is its only writer.
 
@@ -117,7 +111,7 @@ def run_sample(
         resume: go on with the run that `out` holds.
         stop: True once the user wants to end; unfinished trees are left to a resumed run.
         progress: told what goes on.
-        on_record: called after each record is on the disk; it may push new weights to the pool.
+        on_record: called after each record is on the disk.
 
     Raises:
         ConfigError: `out` holds another run, or Ray is asked for and missing.
@@ -144,7 +138,7 @@ def _sample(
     pool: Pool,
     stop: Callable[[], bool],
     progress: Progress,
-    on_record: Callable[[Pool, dict[str, Any]], None],
+    on_record: Callable[[dict[str, Any]], None],
     began: float,
 ) -> Summary:
     settings, session = job.config.sample, Totals()
@@ -173,7 +167,7 @@ def _sample(
             dollars = session.cost.dollars + sum(cost.dollars for cost in stats.teachers.values())
             tell_tree(progress, session, dollars, record)
             put_aside()
-            on_record(pool, record)
+            on_record(record)
         put_aside()
         status = "complete" if not len(schedule) else "stopped"
     finally:

@@ -15,7 +15,7 @@ from ..errors import ConfigError, DataError
 from ..files import FolderLock, check_space, parse_json, read_sealed, write_sealed
 from ..mcts.journal import Journal, Shards, drop_half_line, shard_paths
 from ..mcts.tree import COLUMNS
-from .question_queue import QuestionQueue
+from .questions import Queue
 from .totals import Totals
 
 FORMAT = 1
@@ -113,12 +113,12 @@ class SampleFolder:
             total.merge(part)
         return total
 
-    def schedule(self, keys: Sequence[str], attempts: int) -> QuestionQueue:
+    def schedule(self, keys: Sequence[str], attempts: int) -> Queue:
         """What is left of `keys`, with what earlier sessions know about them."""
         done = self.shards.keys | self.put_aside.records.keys()
         failures, suspects = self.attempts.history(self.shards.keys)
         left = [key for key in keys if key not in done]
-        return QuestionQueue(left, attempts, failures, suspects, self.attempts.failed)
+        return Queue(left, attempts, failures, suspects, self.attempts.failed)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record; a full shard is closed, and the manifest says so."""

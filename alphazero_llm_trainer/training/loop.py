@@ -35,13 +35,11 @@ from ..problems.load import opening
 from ..problems.source import open_source, source_of
 from ..report.folder import write_report
 from ..rewards.combined import outcome
-from ..scale.pool import Pool
 from ..types import Cost, Task
 from .check import RunData, load_data
 from .checkpoint import newest, newest_whole, unseal, write_manifest
 from .disk import DiskPlan, disk_plan
 from .expert import make_expert_trainer
-from .fleet import FleetSource, Workers, open_pool
 from .fsdp import Gathered, check_unpacked, uses_fsdp
 from .grpo import make_grpo_trainer
 from .hub import check_hub, upload
@@ -79,7 +77,6 @@ class Run:
         stop: True once the user wants to end; the run then ends at the next safe place and can be resumed.
         progress: told about trees, rounds and evaluations.
         ranks: the processes that share the run, of which this is rank 0 (or one that `follow`s); None where it is alone.
-        workers: the Ray actors that search for it; None where it searches itself.
     """
 
     def __init__(
@@ -88,10 +85,8 @@ class Run:
         stop: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
-        workers: Workers | None = None,
     ) -> None:
         self.config, self.ranks = on_chains(config) if config.train.method == "ppo" else config, ranks
-        self.workers = workers
         self.stop = stop if ranks is None else lambda: stop() or ranks.stopped
         self.progress = progress if progress is not None else Progress(quiet=True)
         self.size = RunSize.of(self.config)
@@ -104,8 +99,6 @@ class Run:
     def load(self) -> None:
         """Data and models; what is wrong with either shows before a folder is made."""
         check_tracker(self.config.train.track)
-        if self.config.train.lag and self.workers is None:
-            raise ConfigError("train.lag is 1 and no actors search beside this process: set train.lag=0")
         self.load_data()
         self.load_models()
         self.collector = Collector(self.student, self.config, self.perplexity, self.stop)
@@ -183,8 +176,7 @@ class Run:
         self.journal = journal
         self.collector.keep_books(self.folder.path)
         try:
-            with open_pool(self.config, self.workers, self.progress.say) as pool:
-                self.train(journal, checkpoint, pool)
+            self.train(journal, checkpoint)
         except Interrupted:
             return None
         finally:
@@ -357,10 +349,10 @@ class Run:
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def train(self, journal: Journal, checkpoint: Path | None, pool: Pool | None) -> None:
-        """Run the remaining rounds through the method's trainer; `pool` searches them, or this process where it is None."""
+    def train(self, journal: Journal, checkpoint: Path | None) -> None:
+        """Run the remaining rounds through the method's trainer."""
         watch = _RoundWatch(self)
-        kind = SharedSource if self.ranks is not None else FleetSource if pool is not None else RoundSource
+        kind = SharedSource if self.ranks is not None else RoundSource
         source = kind(
             self.student,
             self.config,
@@ -377,9 +369,6 @@ class Run:
         watch.settle = source.settle
         rows: Any = {"grpo": source.grpo, "ppo": source.ppo}.get(self.config.train.method, source.expert)
         callbacks: list[Any] = [watch]
-        if isinstance(source, FleetSource):
-            assert pool is not None
-            source.pool = pool
         if isinstance(source, SharedSource):
             assert self.ranks is not None
             source.ranks = self.ranks
