@@ -3,7 +3,7 @@
     uv run python benchmarks/kill_test.py --kills 20                        # `sample` under Ray; results/kill_test.json
     uv run python benchmarks/kill_test.py --kills 12 --commands train eval  # of each command; results/kill_commands.json
 
-The first runs `sample --workers 2` (Ray on this machine), kills its driver, search actors and engine actors
+The first runs `sample --workers 2` (Ray on this machine), kills its driver and its workers
 one after another, resumes the run whenever its driver was killed, and compares the trees with those of a run in one process.
 It reads /proc, so it runs on Linux alone, and kills nothing but processes below the driver that it started.
 
@@ -37,8 +37,7 @@ from benchmarks import provenance  # noqa: E402
 os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order
 
 RESULTS = ROOT / "benchmarks" / "results"
-KINDS = ("driver", "search actor", "engine actor")
-TITLES = {"search actor": "ray::SearchHost", "engine actor": "ray::EngineHost"}
+KINDS = ("driver", "worker")
 TRAIN = (
     "--num-examples", "24", "--save-every", "8", "--eval-size", "8", "--student", "embedded",
     "--set", "train.questions_per_round=8", "--set", "train.validation_size=8", "--set", "train.rows_per_round=8",
@@ -89,9 +88,9 @@ def below(root: int) -> dict[int, str]:
     return {pid: command for pid, (_, command) in everything.items() if descends(pid)}
 
 
-def actors(root: int, kind: str) -> list[int]:
-    """The driver's actors of a kind that are alive."""
-    return sorted(pid for pid, command in below(root).items() if command.startswith(TITLES[kind]))
+def workers(root: int) -> list[int]:
+    """The driver's workers that are alive."""
+    return sorted(pid for pid, command in below(root).items() if command.startswith("ray::Worker"))
 
 
 def lines(folder: Path) -> int:
@@ -128,7 +127,7 @@ class Victim:
     def kill(self, kind: str, rng: Random) -> bool:
         """SIGKILL one process of this kind; False where there is none now."""
         root = self.process.pid
-        pids = [root] if kind == "driver" else actors(root, kind)
+        pids = [root] if kind == "driver" else workers(root)
         if not pids or self.process.poll() is not None:
             return False
         try:
@@ -174,7 +173,7 @@ def under_ray(args: argparse.Namespace) -> int:
         "--student", "embedded", "--num-examples", str(args.questions), "--start", "2000", "--mode", args.mode,
         "--set", f"train.iterations={args.iterations}", "--set", f"search.iterations={args.iterations}",
         "--set", "train.samples=8", "--set", "train.requeue_limit=0",
-        "--set", "sample.shard_trees=50", "--set", "sample.worker_trees=8",
+        "--set", "sample.shard_trees=50", "--set", "search.concurrent=8",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="kill-test-") as scratch:
         folder, calm = Path(scratch) / "attacked", Path(scratch) / "calm"

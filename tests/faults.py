@@ -61,7 +61,7 @@ def a_job(
         overrides=[
             {"student": "embedded", "rewards": {"use_student_model": False}},
             {"search": {"concurrent": 4}, "train": {"iterations": 2, "samples": 2, "requeue_iterations": 1}},
-            {"sample": {"shard_trees": 7, "worker_trees": 4, **sample}},
+            {"sample": {"shard_trees": 7, **sample}},
         ]
     )
     tasks = load_tasks("embedded", "train", count, start=2000)
@@ -151,9 +151,9 @@ def below(root: int) -> dict[int, str]:
     return {pid: command for pid, (_, command) in everything.items() if descends(pid)}
 
 
-def actors(root: int, kind: str) -> list[int]:
-    """Processes of the Ray actors of class `kind` ("EngineHost", "SearchHost") below `root`."""
-    return sorted(pid for pid, command in below(root).items() if command.startswith(f"ray::{kind}"))
+def workers(root: int) -> list[int]:
+    """Processes of the Ray workers below `root`."""
+    return sorted(pid for pid, command in below(root).items() if command.startswith("ray::Worker"))
 
 
 if sys.platform != "linux":

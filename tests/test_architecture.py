@@ -193,8 +193,7 @@ NO_TORCH = {"types", "errors", "files", "answers", "live", "config", "mcts", "re
             "training.credit", "training.rows", "training.checkpoint", "training.run", "engine.protocol",
             "environment.argv", "environment.taskset_checks", "environment.taskset_scoring",
             "environment.taskset_source", "policy.chat",
-            "scale.question_queue", "scale.sample_folder", "scale.pool", "scale.remote", "scale.actors",
-            "scale.ray_pool", "scale.fleet", "scale.sample"}  # fmt: skip
+            "scale"}  # fmt: skip
 
 
 def within(name: str, places: set[str]) -> bool:
@@ -273,8 +272,6 @@ def test_no_module_reads_files_or_the_environment_when_it_is_imported() -> None:
 # The places that may catch everything, each with its reason.
 BROAD = {
     ("engine.inprocess", "_run"),  # a failed step is handed to every waiting caller
-    ("scale.actors", "search"),  # a question's failure is recorded as data
-    ("scale.remote", "_serve"),  # handed to the caller in the other process
     ("config.objects", "load_object"),  # the user's own module may raise anything while it is imported
     ("rewards.custom", "__call__"),  # and so may the user's own reward
     ("rewards.custom", "work"),  # the same, handed over from its thread

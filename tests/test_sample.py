@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.mcts.journal import Shards, read_shards
-from alphazero_llm_trainer.scale.question_queue import QuestionQueue
+from alphazero_llm_trainer.scale.questions import Queue
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.sample_folder import SampleFolder
-from alphazero_llm_trainer.scale.summary import Summary
+from alphazero_llm_trainer.scale.totals import Summary
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 
 
-# -- the schedule ------------------------------------------------------------------------------------------------------
+# -- the questions -----------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -37,39 +37,37 @@ def test_innocent_questions_are_never_set_aside(count: int, width: int, attempts
     rng = Random(seed)
     keys = [f"q{i}" for i in range(count)]
     poison = {key for key in keys if rng.random() < 0.15}
-    schedule = QuestionQueue(keys, attempts)
+    queue = Queue(keys, attempts)
     runs: Counter[str] = Counter()
-    for _ in range(10_000):
-        batch = [key for _ in range(width) if (key := schedule.fresh()) is not None] or list(schedule.group() or ())
-        if not batch:
-            break
+    while queue.waiting:
+        batch = [key for _ in range(width) if (key := queue.fresh()) is not None]
+        alone = not batch
+        batch = batch or [key for key in [queue.suspect()] if key is not None]
         runs.update(batch)
-        if poison & set(batch):
-            schedule.lost(batch, "died")
-        else:
-            assert all(schedule.done(key) for key in batch)
-    assert len(schedule) == 0 and set(schedule.set_aside) == poison
-    assert all(failures == attempts for _, failures in schedule.set_aside.values())
-    assert max(runs.values()) <= attempts + width.bit_length() + 2  # halving, not one try after another
+        for key in batch:
+            if poison & set(batch):
+                queue.failed(key, "died", alone)
+            else:
+                queue.done(key)
+    assert len(queue) == 0 and set(queue.set_aside) == poison
+    assert all(failures == attempts for _, failures in queue.set_aside.values())
+    assert all(runs[key] <= (attempts + 1 if key in poison else 2) for key in keys)
 
 
-def test_a_failure_beside_others_does_not_count() -> None:
+def test_a_failure_beside_others_does_not_count_and_what_earlier_sessions_know_does() -> None:
     told = []
-    schedule = QuestionQueue(["a", "b"], 2, on_failure=lambda *event: told.append(event))
-    assert schedule.fresh() == "a" and schedule.fresh() == "b" and schedule.fresh() is None
-    assert not schedule.failed("a", "time-out")
-    assert schedule.done("b") and not schedule.done("b") and not schedule.set_aside
+    queue = Queue(["a", "b"], 2, on_failure=lambda *event: told.append(event))
+    assert queue.fresh() == "a" and queue.fresh() == "b" and queue.fresh() is None
+    queue.failed("a", "time-out", False)
+    queue.done("b")
     for count in (1, 2):
-        assert schedule.group() == ("a",)
-        assert schedule.failed("a", "time-out")
+        assert queue.suspect() == "a"
+        queue.failed("a", "time-out", True)
         assert told[-1] == ("a", "time-out", True, count)
-    assert schedule.group() is None and schedule.set_aside == {"a": ("time-out", 2)} and not len(schedule)
-
-
-def test_what_earlier_sessions_know_counts() -> None:
-    schedule = QuestionQueue(["a", "b", "c"], 2, failures={"a": 2, "b": 1}, suspects=["b", "gone"])
-    assert set(schedule.set_aside) == {"a"} and schedule.fresh() == "c" and schedule.fresh() is None
-    assert schedule.group() == ("b",) and schedule.group() is None
+    assert queue.suspect() is None and queue.set_aside == {"a": ("time-out", 2)} and not len(queue)
+    queue = Queue(["a", "b", "c"], 2, failures={"a": 2, "b": 1}, suspects=["b", "gone"])
+    assert set(queue.set_aside) == {"a"} and queue.fresh() == "c" and queue.fresh() is None
+    assert queue.suspect() == "b" and queue.suspect() is None
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
@@ -150,7 +148,7 @@ def test_a_folder_holds_one_run_and_one_writer(tmp_path: Path) -> None:
 
 
 def test_questions_that_were_in_flight_at_deaths_come_under_suspicion(tmp_path: Path) -> None:
-    def session(*events: tuple[str, bool]) -> QuestionQueue:
+    def session(*events: tuple[str, bool]) -> Queue:
         folder = SampleFolder(tmp_path, IDENTITY, 4, 5, resume=True)
         folder.begin(POLICY)
         schedule = folder.schedule(["a", "b", "c", "d"], 2)
@@ -164,9 +162,14 @@ def test_questions_that_were_in_flight_at_deaths_come_under_suspicion(tmp_path: 
 
     session(("a", False), ("b", False))
     first = session(("a", False), ("c", False))
-    assert [first.fresh() for _ in range(4)] == ["a", "b", "c", "d"] and first.group() is None  # one death is no reason
+    assert [first.fresh() for _ in range(4)] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ] and first.suspect() is None  # one death is no reason
     second = session(("a", True))
-    assert second.group() == ("a",) and second.group() is None and second.fresh() == "b"
+    assert second.suspect() == "a" and second.suspect() is None and second.fresh() == "b"
     session(("a", True))
     with (tmp_path / "attempts.jsonl").open("ab") as file:
         file.write(b'{"event": "start", "key": "d", "al')  # cut
@@ -297,7 +300,7 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
     assert json.loads((Path(out) / "manifest.json").read_text())["config"]["rewards"]["use_student_model"] is False
     assert main(["sample", "--num-examples", "6", "--out", out, "--resume", *SMALL]) == 0
     said = capsys.readouterr().out
-    assert "6 of 6 questions" in said and "trees/s" in said and "peak memory" in said
+    assert "6 of 6 questions" in said and "a second" in said and "peak memory" in said
     before = sorted(Path(tmp_path).iterdir())
     assert main(["sample", "--num-examples", "1000", "--dry-run", "--set", "sample.dry_run_trees=2", *SMALL]) == 0
     said = capsys.readouterr().out

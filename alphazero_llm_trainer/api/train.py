@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ..config.load import Config
 from ..errors import ConfigError
@@ -26,7 +26,6 @@ from .settings import (
     progress_of,
     reward_address,
 )
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,7 @@ def execute(
     progress: Progress,
     stop: Callable[[], bool],
 ) -> TrainingRun:
-    """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`).
-"""
+    """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
     if resume and folder is not None and "after" in (card := folder.read_card()):
         from ..report.folder import write_report
 

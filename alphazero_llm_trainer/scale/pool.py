@@ -92,7 +92,7 @@ class Pool(ABC):
         """Start (key, runs alone, arguments of `Worker.search`) and note them in `flying`."""
 
     @abstractmethod
-    def ended(self) -> list[tuple[Flight, dict[str, Any] | None | Exception]]:
+    def ended(self) -> list[tuple[Flight, dict[str, Any] | Exception | None]]:
         """Wait a moment for searches to end; take them from `flying` and return what each gave or raised."""
 
     @abstractmethod
@@ -128,12 +128,12 @@ class LocalPool(Pool):
 
         self._runner.run(begin())
 
-    def ended(self) -> list[tuple[Flight, dict[str, Any] | None | Exception]]:
+    def ended(self) -> list[tuple[Flight, dict[str, Any] | Exception | None]]:
         async def wait() -> Any:
             return await asyncio.wait(self.flying, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
         done, _ = self._runner.run(wait())
-        found: list[tuple[Flight, dict[str, Any] | None | Exception]] = []
+        found: list[tuple[Flight, dict[str, Any] | Exception | None]] = []
         for task in done:
             error = task.exception()
             if error is not None and not isinstance(error, Exception):
@@ -204,7 +204,7 @@ class RayPool(Pool):
         for key, alone, arguments in questions:
             self.flying[self.actors[worker].search.remote(*arguments)] = Flight(worker, key, alone)
 
-    def ended(self) -> list[tuple[Flight, dict[str, Any] | None | Exception]]:
+    def ended(self) -> list[tuple[Flight, dict[str, Any] | Exception | None]]:
         import ray
 
         references = [*self._waking, *self.flying]
@@ -242,7 +242,7 @@ class RayPool(Pool):
                 " node the same files and the same settings"
             )
 
-    def _outcome(self, flight: Flight, reference: Any) -> dict[str, Any] | None | Exception:
+    def _outcome(self, flight: Flight, reference: Any) -> dict[str, Any] | Exception | None:
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -310,9 +310,7 @@ def connect(address: str | None, cpus: int) -> bool:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(
-            "Ray is not installed: install alphazero-llm-trainer[scale], or use --workers 1"
-        ) from error
+        raise ConfigError("Ray is not installed: install alphazero-llm-trainer[scale], or use --workers 1") from error
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

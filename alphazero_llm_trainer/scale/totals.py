@@ -144,7 +144,8 @@ def table(summary: Summary) -> str:
         "sampled tokens": f"{facts['sampled_tokens']:,}, {facts['sampled_tokens_per_second']:,.0f} a second",
         "responses right": percent["responses_right"],
         "questions solved": percent["solved"],
-        "skipped": f"{facts['skipped']:,}" + " (they don't fit the engine, or their reward failed)" * bool(facts["skipped"]),
+        "skipped": f"{facts['skipped']:,}"
+        + " (they don't fit the engine, or their reward failed)" * bool(facts["skipped"]),
         "set aside": f"{facts['set_aside']:,}",
         "cost": f"${facts['dollars']:.4f}",
         "seconds": f"{facts['seconds']:.1f} and {facts['start_seconds']:.1f} to start",
