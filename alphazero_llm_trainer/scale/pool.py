@@ -9,6 +9,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,14 +186,13 @@ class RayPool(Pool):
         self._waking: dict[Any, tuple[int, float]] = {}  # reference of `ready` -> worker, when it was asked
         self._stats: dict[tuple[int, int], WorkerStats] = {}  # by worker and life
         self._lives = [0] * workers
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             for worker in range(workers):
                 self._wake(worker)
             while not self.policy:
                 self.ended()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _wake(self, worker: int) -> None:
         """Ask a worker to load; it gets no questions before it has."""
