@@ -270,9 +270,7 @@ def validate(raw: Mapping[str, Any]) -> Config:
             "rewards.hre_weight is 0 and rewards.use_student_model is false: nothing is rewarded; set one"
         )
     check_teachers(config.teacher_tiers)
-    if not config.engine.vllm.base_urls:
-        raise ConfigError("engine.vllm.base_url is []: name a server, such as http://127.0.0.1:8000/v1, or several")
-    urls = [("engine.vllm.base_url", url) for url in config.engine.vllm.base_urls]
+    urls = [("engine.vllm.base_url", config.engine.vllm.base_url)]
     urls += [(f"teacher_tiers.{name}.base_url", tier.base_url or "") for name, tier in config.teacher_tiers.items()]
     for field, url in urls:
         if "@" in url.partition("://")[2].partition("/")[0]:  # run.json keeps the configuration

@@ -78,7 +78,7 @@ class VllmConfig(Section):
     eager: bool = False
     # YAML reads `on` and `off` as true and false.
     sleep: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
-    base_url: str | list[str] = "http://127.0.0.1:8000/v1"
+    base_url: str = "http://127.0.0.1:8000/v1"
     model: str | None = None
     key_variable: str | None = None
     timeout_seconds: PositiveFloat = 600.0
@@ -86,12 +86,6 @@ class VllmConfig(Section):
     adapter_dir: str | None = None
     gap_mean: PositiveFloat = 0.05
     gap_max: PositiveFloat = 1.0
-
-    @property
-    def base_urls(self) -> list[str]:
-        """One address a server, each once."""
-        given = [self.base_url] if isinstance(self.base_url, str) else self.base_url
-        return [*dict.fromkeys(url.rstrip("/") for url in given)]
 
 
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
