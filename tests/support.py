@@ -7,6 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,14 +15,21 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from alphazero_llm_trainer.collect import Collector, GradedTree
+from alphazero_llm_trainer.config.load import Config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
-from alphazero_llm_trainer.engine.protocol import Drawn, Generated, Limits, TeacherProposal
+from alphazero_llm_trainer.engine.protocol import Drawn, Generated, Limits, TeacherProposal, Verifier
 from alphazero_llm_trainer.engine.step_ends import StepEnds
+from alphazero_llm_trainer.mcts.journal import Journal
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
-from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step
+from alphazero_llm_trainer.training.rounds import Rounds, RoundStats
+from alphazero_llm_trainer.training.rows import Minibatches, RowBuilder, TrainRow
+from alphazero_llm_trainer.training.size import RunSize
+from alphazero_llm_trainer.types import Continuation, Cost, Direction, Problem, RewardParts, Step, Task
 
 END = 0  # the fake policy's end-of-sequence token; every other token of it is a character
 
@@ -318,3 +326,35 @@ def check_tree(tree: PrefixTree) -> None:
             child = tree.after[child]
         assert linked == set(tree.children[node].values()), "the kernels' lists of children disagree"
     assert seen + len(free) == len(tree.children) <= tree.capacity, "nodes were lost"
+
+
+@dataclass
+class Source:
+    """A round's trees, and what becomes of them."""
+
+    config: Config
+    rounds: Rounds
+    builder: RowBuilder
+    stats: RoundStats | None = None
+
+    def minibatches(self) -> Minibatches:
+        trees, self.stats = self.rounds.search(0)
+        return self.builder.minibatches(0, trees, self.stats)
+
+    def rows(self) -> list[TrainRow]:
+        return [row for batch in self.minibatches() for row in batch]
+
+    def trees(self) -> list[GradedTree]:
+        return self.rounds.restored(0)
+
+    def prompt(self, tree: GradedTree) -> tuple[int, ...]:
+        return self.builder.student.prompt_ids(tree.task.problem.question)
+
+    @classmethod
+    def of(cls, config: Config, tasks: Sequence[Task], folder: Path, verifier: Verifier | None = None) -> Source:
+        """The first round of `tasks`, without demonstrations; its journal is in `folder`."""
+        student, size = load_student(config), RunSize.of(config)
+        collector = Collector(student, config, None)
+        shared: Any = {"on_tree": lambda tree: None, "stop": lambda: False}
+        rounds = Rounds(student, collector, tasks, Journal(folder / "journal.jsonl"), size, config.seed, **shared)
+        return cls(config, rounds, RowBuilder(student, config, collector, [], size, verifier))

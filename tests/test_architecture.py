@@ -26,11 +26,7 @@ def module_name(path: Path) -> str:
 TREES = {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 PACKAGES = {module_name(path) for path in FILES if path.name == "__init__.py"}
 
-# docs/design.md section 3. `training` is split: the trainers are layer 3, what drives them is layer 6.
-TRAINERS = {
-    "credit", "memory", "disk", "models", "grpo", "ppo", "expert", "head", "attention", "sft", "judge", "prm", "prm_trl",
-    "value", "checkpoint", "rows", "packing", "fsdp",
-}  # fmt: skip
+# docs/design.md section 3.
 LAYERS = {
     "types": 0, "errors": 0, "files": 0, "answers": 0, "live": 0,
     "config": 1,
@@ -83,8 +79,7 @@ def ours(name: str, types: bool = True) -> Iterator[str]:
 
 
 def layer(name: str) -> float:
-    room, _, rest = name.partition(".")
-    return 3 if room == "training" and rest in TRAINERS else LAYERS[room]
+    return LAYERS[room_of(name)]
 
 
 def room_of(name: str) -> str:
@@ -112,7 +107,6 @@ SPECIAL = {"", "__main__"}  # the package itself and `python -m`: see their own 
 
 def test_every_room_has_a_layer() -> None:
     assert {room_of(name) for name in TREES} - SPECIAL == set(LAYERS), "put it into docs/design.md section 3's table"
-    assert {name.partition(".")[2] for name in TREES} >= TRAINERS
 
 
 def test_the_root_is_small() -> None:
@@ -161,9 +155,8 @@ def test_no_import_cycle() -> None:
 
 # -- outside libraries -------------------------------------------------------------------------------------------------
 
-THREE_TRAINERS = {"training.grpo", "training.expert", "training.sft", "training.prm_trl"}
 PLACES = {
-    "trl": THREE_TRAINERS | {"training.head"},
+    "trl": {"training.prm_trl"},
     "peft": {"training.models"},
     "bitsandbytes": {"training.models"},
     "openai": {"teachers"},
@@ -174,17 +167,13 @@ PLACES = {
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
-    "datasets": {"problems"} | THREE_TRAINERS,  # the trainers need datasets.Dataset: TRL's input
+    "datasets": {"problems", "training.prm_trl"},
     "yaml": {"config", "cli.info", "report", "training.model_card"},
     "pyarrow": {"cli.export", "problems.rows"},
     "reasoning_gym": {"problems.gym"},
     "aiohttp": {"environment"},
     "rich": {"live"},
-    "accelerate": {"training.track", "training.fsdp"},
-    "mlflow": {"training.track"},
-    "wandb": {"training.track"},
-    "trackio": {"training.track"},
-    "tensorboard": {"training.track"},
+    "accelerate": {"training.learner", "training.tracking", "training.fsdp"},
     "math_verify": {"problems.math_worker"},
 }
 NO_TORCH = {"types", "errors", "files", "answers", "live", "config", "mcts", "rewards", "teachers",

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphazero_llm_trainer.training.credit import (
+    ADVANTAGE_CLIP,
     EPSILON,
     asymmetric,
     clamp,
@@ -24,7 +25,6 @@ from alphazero_llm_trainer.training.credit import (
 )
 
 groups = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=1, max_size=8)
-FAR = 1e9  # a clip that never bites
 
 
 @given(groups)
@@ -36,78 +36,26 @@ def test_mean_and_std_equal_the_written_out_group(group: list[tuple[float, int]]
 
 
 @given(groups)
-def test_group_advantages_equal_a_hand_loop(group: list[tuple[float, int]]) -> None:
+def test_group_advantages_equal_a_hand_loop_over_all_samples(group: list[tuple[float, int]]) -> None:
     rewards, counts = [r for r, _ in group], [c for _, c in group]
     written_out = [reward for reward, count in group for _ in range(count)]
-    total = 0.0
-    for reward in written_out:
-        total += reward
-    mean = total / len(written_out)
-    variance = 0.0
-    for reward in written_out:
-        variance += (reward - mean) ** 2 / len(written_out)
-    expected = [c * (r - mean) / (math.sqrt(variance) + EPSILON) for r, c in group]
-    assert group_advantages(rewards, counts, clip=FAR, weigh_repeats=True) == pytest.approx(expected, abs=1e-5)
+    mean, std = statistics.fmean(written_out), statistics.pstdev(written_out)
+    found = group_advantages(rewards, counts)
+    expected = [clamp((r - mean) / (std + EPSILON), ADVANTAGE_CLIP) for r in rewards]
+    assert found == pytest.approx(expected, abs=1e-5)
+    if sum(counts) <= 10:  # the clip spares small groups, whose samples' advantages add up to nothing
+        assert math.fsum(c * a for c, a in zip(counts, found, strict=True)) == pytest.approx(0.0, abs=1e-6)
 
 
-@given(groups)
-def test_a_count_stands_for_that_many_rows(group: list[tuple[float, int]]) -> None:
-    """A response with count c earns c times what each of c written-out copies earns."""
-    plain = group_advantages(
-        [r for r, c in group for _ in range(c)], [1 for _, c in group for _ in range(c)], clip=FAR, weigh_repeats=True
-    )
-    folded = group_advantages([r for r, _ in group], [c for _, c in group], clip=FAR, weigh_repeats=True)
-    at = 0
-    for (_, count), advantage in zip(group, folded, strict=True):
-        assert advantage == pytest.approx(count * plain[at], abs=1e-5)
-        assert sum(plain[at : at + count]) == pytest.approx(advantage, abs=1e-5)
-        at += count
-
-
-def test_without_weighing_a_repeated_response_counts_once() -> None:
-    """Mean and deviation are over all samples, the advantage is that of one row."""
-    plain = group_advantages([1.0, 0.0, 0.0, 0.0], [1, 1, 1, 1], clip=FAR, weigh_repeats=True)
-    folded = group_advantages([1.0, 0.0], [1, 3], clip=FAR, weigh_repeats=False)
-    assert folded == pytest.approx(plain[:2])
-    heavy = group_advantages([1.0, 0.0], [1, 3], clip=FAR, weigh_repeats=True)
-    assert heavy == pytest.approx([folded[0], 3 * folded[1]])
-
-
-def test_group_advantages_by_hand() -> None:
+def test_group_advantages_by_hand_are_clipped_on_both_sides() -> None:
     # 1 right of 4: mean 1/4, deviation sqrt(3)/4 = 0.4330127.
-    right, wrong = group_advantages([1.0, 0.0], [1, 3], clip=3.0, weigh_repeats=True)
+    right, wrong = group_advantages([1.0, 0.0], [1, 3])
     assert right == pytest.approx(0.75 / (0.4330127 + 0.05)) == pytest.approx(1.552755, abs=1e-6)
-    assert wrong == pytest.approx(-3 * 0.25 / 0.4830127)
-    # Without counts the advantages of a group add up to nothing.
-    assert math.fsum(group_advantages([0.1, 0.4, 0.9], [1, 1, 1], clip=3.0, weigh_repeats=True)) == pytest.approx(
-        0.0, abs=1e-12
-    )
-
-
-def test_advantages_are_clipped_on_both_sides() -> None:
+    assert wrong == pytest.approx(-0.25 / 0.4830127)
     rewards, counts = [1.0, *[0.0] * 30], [1] * 31
-    assert max(group_advantages(rewards, counts, clip=FAR, weigh_repeats=True)) > 3.0
-    assert max(group_advantages(rewards, counts, clip=3.0, weigh_repeats=True)) == 3.0
-    flipped = [1 - reward for reward in rewards]
-    assert min(group_advantages(flipped, counts, clip=3.0, weigh_repeats=True)) == -3.0
+    assert max(group_advantages(rewards, counts)) == 3.0
+    assert min(group_advantages([1 - reward for reward in rewards], counts)) == -3.0
     assert [clamp(value, 2.0) for value in (-5.0, -2.0, 0.5, 2.0, 5.0)] == [-2.0, -2.0, 0.5, 2.0, 2.0]
-
-
-def test_repeats_weigh_what_is_clipped_and_the_samples_sum_to_nothing() -> None:
-    assert math.fsum(group_advantages([1.0, 0.0, 0.5], [3, 4, 1], clip=3.0, weigh_repeats=True)) == pytest.approx(0.0)
-    # One right of 31: its own advantage is cut at 3, those of the wrong ones are small and keep their weight.
-    right, wrong = group_advantages([1.0, 0.0], [1, 30], clip=3.0, weigh_repeats=True)
-    assert right == 3.0 and wrong == pytest.approx(-30 * (1 / 31) / (math.sqrt(30) / 31 + EPSILON))
-
-
-@given(groups)
-def test_the_clip_of_three_spares_groups_of_ten(group: list[tuple[float, int]]) -> None:
-    rewards, counts = [r for r, _ in group], [c for _, c in group]
-    found = group_advantages(rewards, counts, clip=3.0, weigh_repeats=True)
-    if sum(counts) <= 10:
-        assert found == group_advantages(rewards, counts, clip=FAR, weigh_repeats=True)
-        assert math.fsum(found) == pytest.approx(0.0, abs=1e-9)
-    assert all(abs(a) <= 3.0 * count for a, count in zip(found, counts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -124,22 +72,19 @@ def test_the_clip_of_three_spares_groups_of_ten(group: list[tuple[float, int]]) 
 def test_flat_groups(rewards: list[float], flat: bool) -> None:
     assert is_flat(rewards) is flat
     if rewards and flat:
-        assert group_advantages(rewards, [2] * len(rewards), clip=3.0, weigh_repeats=True) == pytest.approx(
-            [0.0] * len(rewards), abs=1e-9
-        )
+        assert group_advantages(rewards, [2] * len(rewards)) == pytest.approx([0.0] * len(rewards), abs=1e-9)
 
 
 def test_step_advantages_equal_a_hand_loop() -> None:
     values, lengths = [(0.5, 0.25), (0.75, 0.5), (0.0, 0.75)], [3, 1, 2]
-    found = step_advantages(values, lengths, scale=0.5, clip=1.2)
-    assert found == [0.5, 0.5, 0.5, 0.5, -1.2, -1.2]
-    assert len(found) == sum(lengths)
+    found = step_advantages(values, lengths, scale=0.2)
+    assert found == pytest.approx([1.25, 1.25, 1.25, 1.25, -3.0, -3.0])
     # Unclipped step advantages telescope from the root's value to the leaf's.
-    far = step_advantages(values, [1, 1, 1], scale=1.0, clip=FAR)
+    far = step_advantages(values, [1, 1, 1], scale=1.0)
     assert math.fsum(far) == pytest.approx(values[-1][0] - values[0][1])
-    assert step_advantages([], [], scale=1.0, clip=1.0) == []
+    assert step_advantages([], [], scale=1.0) == []
     with pytest.raises(ValueError):
-        step_advantages(values, [1, 2], scale=1.0, clip=1.0)
+        step_advantages(values, [1, 2], scale=1.0)
 
 
 def test_asymmetric() -> None:
@@ -149,9 +94,6 @@ def test_asymmetric() -> None:
 
 
 # -- inside a tree -----------------------------------------------------------------------------------------------------
-
-siblings = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 6)), min_size=1, max_size=4)
-
 
 groups_of_steps = st.lists(
     st.tuples(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 3)), min_size=1, max_size=4), st.integers(1, 3)),
@@ -165,7 +107,7 @@ def test_process_advantages_equal_a_hand_loop(group: list[tuple[list[tuple[float
     scores = [[score for score, _ in row] for row, _ in group]
     lengths = [[length for _, length in row] for row, _ in group]
     counts = [count for _, count in group]
-    found = process_advantages(scores, lengths, counts, clip=FAR)
+    found = process_advantages(scores, lengths, counts)
     every = [score for row, count in zip(scores, counts, strict=True) for score in row for _ in range(count)]
     flat = [score for row in scores for score in row]
     mean, std = statistics.fmean(every), statistics.pstdev(every)
@@ -174,13 +116,13 @@ def test_process_advantages_equal_a_hand_loop(group: list[tuple[list[tuple[float
         expected = []
         for i, length in enumerate(tokens):
             to_go = sum((score - mean) / (std + EPSILON) for score in row[i:]) if teaches else 0.0
-            expected += [to_go] * length
+            expected += [clamp(to_go, ADVANTAGE_CLIP)] * length
         assert got == pytest.approx(expected, abs=1e-4)
 
 
 def test_process_advantages_are_clipped() -> None:
-    [good, bad] = process_advantages([[1.0] * 5, [0.0] * 5], [[1] * 5, [2] * 5], [1, 1], clip=2.0)
-    assert max(good) == 2.0 and min(bad) == -2.0 and len(bad) == 10
+    [good, bad] = process_advantages([[1.0] * 5, [0.0] * 5], [[1] * 5, [2] * 5], [1, 1])
+    assert max(good) == 3.0 and min(bad) == -3.0 and len(bad) == 10
     assert good[-1] == pytest.approx(0.5 / (0.5 + EPSILON))
 
 

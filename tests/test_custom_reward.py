@@ -34,7 +34,7 @@ from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
 from alphazero_llm_trainer.scale.totals import Totals
 from alphazero_llm_trainer.training.prm_data import tree_set
-from alphazero_llm_trainer.training.source import outcome
+from alphazero_llm_trainer.training.rounds import outcome
 from alphazero_llm_trainer.training.value_run import Question
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row

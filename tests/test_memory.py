@@ -185,7 +185,7 @@ def test_less_is_forecast_for_what_saves_memory() -> None:
 def test_ppo_s_critic_is_counted() -> None:
     made = forecast(configured("train.method=ppo"))
     # As `make_ppo_trainer` builds it: a copy of the backbone (its embeddings are the output layer's too) and a layer more.
-    from alphazero_llm_trainer.training.ppo import EXTRA_LAYERS, Critic
+    from alphazero_llm_trainer.training.ppo_critic import EXTRA_LAYERS, Critic
 
     critic = bytes_of(Critic(llama(), EXTRA_LAYERS).backbone.parameters())
     assert part(made, "critic") == critic

@@ -35,7 +35,7 @@ from alphazero_llm_trainer.policy.student import (
     load_student,
 )
 from alphazero_llm_trainer.training.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
-from alphazero_llm_trainer.training.ppo import Critic
+from alphazero_llm_trainer.training.ppo_critic import Critic
 from alphazero_llm_trainer.training.prm import new_scorer
 from alphazero_llm_trainer.training.value import adapter_network
 from alphazero_llm_trainer.training.value_run import save_network

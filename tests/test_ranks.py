@@ -20,7 +20,8 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.training.disk import disk_plan
-from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, dealt, difference, open_ranks
+from alphazero_llm_trainer.training.learner import dealt
+from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, difference, open_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.size import rank_and_size
 
@@ -42,9 +43,8 @@ SMALL = [
 ]
 METHODS = {
     "rft": ["--set", "train.rft.updates_per_round=3", "--set", "train.rft.batch_size=4", "--set", "train.rft.warmup_rounds=0"],
-    # One minibatch a round: TRL deals a round's rows out to minibatches at random, and each process for itself.
     "grpo": [
-        *("--set", "train.grpo.batch_size=16", "--set", "train.rows_per_round=12", "--set", "train.grpo.epochs=1"),
+        *("--set", "train.grpo.batch_size=8", "--set", "train.rows_per_round=12", "--set", "train.grpo.epochs=2"),
         *("--set", "train.demonstration_share=0.25", "--set", "train.grpo.warmup_rounds=0"),
     ],
 }  # fmt: skip
@@ -315,15 +315,13 @@ def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> No
     check_ranks(load_config(), 2)
 
 
-def test_rows_are_dealt_evenly_in_number_and_tokens() -> None:
-    rows = [TrainRow((1, 2), (5,) * (1 + i * 7 % 40), (), (), weight=float(i)) for i in range(48)]
-    parts = [dealt(rows, Ranks(rank, 4), 16) for rank in range(4)]
-    assert sorted(row.weight for part in parts for row in part) == [float(i) for i in range(48)]
-    for start_ in range(0, 12, 4):  # minibatch by minibatch
-        batch = {row.weight for part in parts for row in part[start_ : start_ + 4]}
-        assert batch == {float(i) for i in range(start_ * 4, start_ * 4 + 16)}
-        tokens = [sum(len(row.completion_ids) for row in part[start_ : start_ + 4]) for part in parts]
-        assert max(tokens) < 1.2 * min(tokens)
+def test_a_minibatchs_rows_are_dealt_evenly_in_number_and_tokens() -> None:
+    rows = [TrainRow((1, 2), (5,) * (1 + i * 7 % 40), (), (), reward=float(i)) for i in range(16)]
+    parts = [dealt(rows, Ranks(rank, 4)) for rank in range(4)]
+    assert [len(part) for part in parts] == [4] * 4
+    assert sorted(row.reward for part in parts for row in part) == [float(i) for i in range(16)]
+    tokens = [sum(len(row.completion_ids) for row in part) for part in parts]
+    assert max(tokens) < 1.2 * min(tokens)
 
 
 def test_the_first_difference_is_named() -> None:

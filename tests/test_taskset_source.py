@@ -29,7 +29,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.grading import Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import SPLITS, names, open_problems
-from alphazero_llm_trainer.training.warmup import worked_solutions
+from alphazero_llm_trainer.training.sft import worked_solutions
 from alphazero_llm_trainer.types import Step, Task
 
 FOLDER = Path(__file__).parent / "tasksets" / "word_length"

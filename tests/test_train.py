@@ -20,14 +20,13 @@ from safetensors.torch import load_file
 from alphazero_llm_trainer.cli.base import EXIT_STOPPED
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.weights import save_sealed
 from alphazero_llm_trainer.training.checkpoint import newest, newest_whole, write_manifest
-from alphazero_llm_trainer.training.loop import Run, _RoundWatch
+from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.models import make_trainable
 from alphazero_llm_trainer.training.run import RunFolder
 
@@ -175,7 +174,9 @@ def test_killed_at_a_random_moment_it_resumes_to_the_same_weights(whole_run, tmp
     for name, tensor in weights(run).items():
         assert torch.allclose(tensor, weights(resumed)[name], atol=1e-4), name
     if method == "ppo":
-        critics = [load_file(path / "checkpoint-12" / "critic.safetensors") for path in (run, resumed)]
+        critics = [
+            torch.load(path / "checkpoint-12" / "custom_checkpoint_1.pkl", weights_only=True) for path in (run, resumed)
+        ]
         assert any(tensor.abs().max() > 0 for name, tensor in critics[0].items() if name.startswith("score"))
         for name, tensor in critics[0].items():
             assert torch.allclose(tensor, critics[1][name], atol=1e-4), name
@@ -321,7 +322,7 @@ def test_a_finished_run_is_not_trained_again(whole_run, capsys):
         ["--set", "train.grpo.credit=visits", "--set", "train.groups=tree"],
         ["--use-ppo", "--set", "train.ppo.kl_coefficient=0.05"],
         ["--use-ppo", "--set", "train.adapter=lora", "--set", "train.ppo.critic_rounds=0"],
-        ["--set", "train.grpo.pack=on", "--set", "train.grpo.loss_tokens=all"],  # a key of earlier versions
+        ["--set", "train.grpo.pack=on"],
         ["--set", "train.grpo.credit=step", "--set", "train.grpo.negative_weight=1.0"],
         ["--set", "train.reward=combined", "--set", "train.grpo.kl_coefficient=0.02"],
         ["--set", "teachers.tier=embedded"],
@@ -339,15 +340,15 @@ def test_variants_train(flags, tmp_path):
 
 
 def test_packed_training_ends_in_the_flat_trainings_weights(tmp_path):
-    """TRL's own loss over packed sequences: the same run, update for update."""
-    flags = [*SMALL, "--num-examples", "8", "--set", "train.groups=chain", "--set", "train.grpo.together=false"]
+    """The same run, update for update."""
+    flags = [*SMALL, "--num-examples", "8", "--set", "train.groups=chain"]
     found = {}
     for pack in ("on", "off"):
         assert train_main([*flags, "--set", f"train.grpo.pack={pack}", "--checkpoint-dir", str(tmp_path / pack)]) == 0
         found[pack] = weights(tmp_path / pack / "run-001")
         [line] = [m for m in RunFolder(tmp_path / pack / "run-001").read_metrics() if "loss" in m]
         # Chains of one question share its prompt.
-        assert 0 < line["packed_tokens"] < 1 if pack == "on" else "packed_tokens" not in line
+        assert 0 < line["packed_tokens"] < 1 if pack == "on" else line["packed_tokens"] == 1
     for name, tensor in found["on"].items():
         assert torch.allclose(tensor, found["off"][name], atol=1e-4), name
 
@@ -366,21 +367,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_in_one_sentence(tmp_path, capsy
     flags = [*SMALL, "--set", "train.grpo.learning_rate=1e30", "--set", "train.grpo.max_grad_norm=1e30"]
     assert train_main([*flags, "--checkpoint-dir", str(tmp_path)]) == 2
     message = capsys.readouterr().err.splitlines()[-1]
-    assert message.startswith("error: loss is")
+    assert message.startswith(("error: loss is", "error: grad_norm is"))
     assert "learning rate" in message
-
-
-@pytest.mark.parametrize("broken", ["loss", "grad_norm", "critic_loss"])
-def test_each_figure_that_is_not_finite_names_the_last_good_checkpoint(broken, tmp_path):
-    run = Run(load_config(overrides=["student=embedded"]))
-    run.folder = RunFolder(tmp_path)
-    (tmp_path / "checkpoint-8").mkdir()
-    write_manifest(tmp_path / "checkpoint-8", {})
-    good = {"loss": 0.1, "grad_norm": 1.0, "critic_loss": 0.2}
-    state = SimpleNamespace(global_step=12)
-    _RoundWatch(run).on_log(None, state, None, good)
-    with pytest.raises(TrainingError, match=rf"{broken} is nan at update 12.*checkpoint-8"):
-        _RoundWatch(run).on_log(None, state, None, {**good, broken: float("nan")})
 
 
 def unfinished(run: Path, to: Path) -> Path:

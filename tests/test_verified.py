@@ -26,7 +26,7 @@ from alphazero_llm_trainer.mcts.select import RULES, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.mcts.verified import Judge
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.training.source import RoundSource
+from alphazero_llm_trainer.training.rows import RowBuilder
 from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step, Task
 
 PROBLEM = Problem("p", "question", "test")
@@ -311,8 +311,8 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     found = grown(bare, bare, bare, worked)
     assert found.ended_by == "enough" and found.tree.N[ROOT] == 4
     assert found.tree.prm[1:] == [None, None, 1.0, None]  # the bare answer, and the worked one's lines
-    source: Any = SimpleNamespace(of_policy=trajectories, config=load_config())
-    right = RoundSource.right(source, GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0))
+    source: Any = SimpleNamespace(collector=SimpleNamespace(counted=trajectories), config=load_config())
+    right = RowBuilder.right(source, GradedTree("0/0", task, found.tree, found.cost, found.ended_by, False, 0))
     assert [one.text for one in right] == ["".join(worked), *bare]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config.load import Config
-from ..errors import ConfigError
+from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
 from ..live import Progress, Stop
@@ -154,44 +154,29 @@ def execute(
 
         write_report(folder.path)  # a crash after the last weights may have left none
         return TrainingRun(folder.path, card)
+    from ..training.loop import Run
     from ..training.ranks import config_of_rank, open_ranks
 
     ranks = open_ranks(config)
-    if ranks is not None and ranks.rank:
-        from ..training.follow import follow
-        from ..training.loop import Run
-
+    with ExitStack() as held:
+        if folder is not None and ranks.first:  # before anything is loaded: another process may be at it
+            held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         run = Run(config_of_rank(config, ranks.rank), stop, progress, ranks)
         ranks.together(run.load)
-        follow(run, ranks)
-        place = ranks.tell()
-        if place is None:
-            raise SystemExit(2)
-        ranks.close()
-        return TrainingRun(Path(place), RunFolder(Path(place)).read_card())
-    with ExitStack() as held:
-        if folder is not None:  # before anything is loaded: another process may be at it
-            held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
-        from ..training.loop import Run
-
-        run = Run(config, stop, progress, ranks)
-        if ranks is None:
-            run.load()
-        else:
-            ranks.together(run.load)
-        progress.say(run.opening())
-        if config.train.preflight and not resume and ranks is None:
-            progress.say(run.preflight())
-        if folder is None:
-            folder = new_run(Path(config.train.checkpoint_dir))
-            held.enter_context(FolderLock(folder.path))
-        progress.say(f"run folder: {folder.path}")
-        with ExitStack() as failed:
-            if ranks is not None:
-                failed.callback(ranks.over)
+        if ranks.first:
+            progress.say(run.opening())
+            if config.train.preflight and not resume and ranks.size == 1:
+                progress.say(run.preflight())
+            if folder is None:
+                folder = new_run(Path(config.train.checkpoint_dir))
+                held.enter_context(FolderLock(folder.path))
+            progress.say(f"run folder: {folder.path}")
+        folder = RunFolder(ranks.tell(folder).path)
+        try:
             finished = run.execute(folder, resume)
-            failed.pop_all()
-        if ranks is not None:
-            ranks.tell(str(folder.path))
-            ranks.close()
+        except AlphaZeroError:
+            if not ranks.first:  # rank 0 says it
+                raise SystemExit(2) from None
+            raise
+        ranks.close()
         return TrainingRun(folder.path, folder.read_card() if finished is None else finished)

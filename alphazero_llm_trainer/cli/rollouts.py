@@ -18,7 +18,6 @@ from ..mcts.tree import Tree
 from ..training.credit import group_advantages, is_flat, step_advantages
 
 CREDITS = ("group", "step")
-CLIP = 3.0  # largest advantage, either way: train.grpo.advantage_clip of training.yaml
 TRACE_VERSION = 1
 HARNESS = "alphazero-llm-trainer"
 CUT = ("length", "depth")  # verdicts of responses that a limit ended
@@ -44,15 +43,12 @@ def credited(tree: Tree, found: list[Trajectory], credit: str) -> list[list[floa
     """
     if credit == "step":
         counts, sums = outcomes(tree)
-        return [
-            step_advantages(step_values(one, worth(one), counts, sums), one.lengths, scale=1.0, clip=CLIP)
-            for one in found
-        ]
+        return [step_advantages(step_values(one, worth(one), counts, sums), one.lengths, scale=1.0) for one in found]
     rewards = [worth(one) for one in found]
     if is_flat(rewards):
         return [[0.0] * len(one.token_ids) for one in found]
-    whole = group_advantages(rewards, [one.samples for one in found], clip=CLIP, weigh_repeats=True)
-    return [[a] * len(one.token_ids) for one, a in zip(found, whole, strict=True)]
+    whole = group_advantages(rewards, [one.samples for one in found])
+    return [[one.samples * a] * len(one.token_ids) for one, a in zip(found, whole, strict=True)]
 
 
 def worth(found: Trajectory) -> float:

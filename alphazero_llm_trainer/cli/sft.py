@@ -45,9 +45,9 @@ def run_sft_command(args: argparse.Namespace, config: Config) -> int:
     scratch = args.path is None and from_scratch(config)
     check_out(args.out)
     with FolderLock(args.out), Progress(args.quiet) as progress:
-        tell_loading(args, progress, "PyTorch and TRL", "trl")
+        tell_loading(args, progress, "PyTorch", "torch")
+        from ..training.sft import supervise
         from ..training.start import check_memory
-        from ..training.warmup import supervise
 
         if not scratch:
             check_memory(config, "sft", args.path)

@@ -46,16 +46,12 @@ class GrpoConfig(RoundsConfig):
     clip_high: Share = 0.28
     importance: bool = True
     kl_coefficient: NonNegativeFloat = 0.0
-    kl_unbiased: bool = True
-    advantage_clip: PositiveFloat = 3.0
     credit: Literal["group", "step", "process", "visits"] = "group"
     prm: str | None = None
     process_weight: NonNegativeFloat = 0.5
     negative_weight: Share = 0.3
-    weigh_repeats: bool = True
     teacher_rows: bool = False
     pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
-    together: bool = True
 
     @property
     def weighted_sft(self) -> bool:
@@ -65,12 +61,10 @@ class GrpoConfig(RoundsConfig):
 
 class PpoConfig(RoundsConfig):
     own_rate = 3e-4
-    critic_learning_rate: PositiveFloat | None = None
     batch_size: Positive = 80
     epochs: Positive = 4
     samples: Positive = 8
     rows_per_round: Positive = 256
-    mixed_first: bool = True
     gamma: Share = 1.0
     gae_lambda: Share = 1.0
     clip: Share = 0.2
@@ -209,7 +203,6 @@ class TrainConfig(Section):
     demonstrations: NonNegative = 1350
     demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None = None
     demonstration_weight: NonNegativeFloat = 0.5
-    replay_own: bool = False
     adapter: Literal["full", "lora"] | None = None
     micro_batch: Positive | None = None
     gradient_checkpointing: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 EPSILON = 0.05  # added to a group's standard deviation, so that nearly even groups are not blown up
+ADVANTAGE_CLIP = 3.0  # the largest advantage of one sample, either way
 
 
 def mean_and_std(rewards: Sequence[float], counts: Sequence[int]) -> tuple[float, float]:
@@ -21,24 +22,18 @@ def is_flat(rewards: Sequence[float], tolerance: float = 1e-9) -> bool:
     return len(rewards) < 2 or max(rewards) - min(rewards) <= tolerance
 
 
-def group_advantages(
-    rewards: Sequence[float], counts: Sequence[int], *, clip: float, weigh_repeats: bool
-) -> list[float]:
-    """`(r - mean) / (std + EPSILON)`, clipped to [-clip, clip]: one number a distinct response `[G]`.
+def group_advantages(rewards: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """`(r - mean) / (std + EPSILON)`, clipped to [-ADVANTAGE_CLIP, ADVANTAGE_CLIP]: one number a distinct response `[G]`.
 
-    GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision); mean and deviation are over all samples.
-    A response that was sampled `count` times stands for one row, or with `weigh_repeats` for that many: its clipped
-    advantage times `count`. Over all samples the advantages then sum to 0, but where the clip bites. It can't at 3 in a
-    group of 10 samples or fewer: no sample of n is further than `sqrt(n - 1)` deviations from the mean.
+    GRPO (Shao et al. 2024, DeepSeekMath, section 4.1.2, outcome supervision); mean and deviation are over all samples, a
+    response's `counts` of them. Over all samples the advantages sum to 0, but where the clip bites. It can't at 3 in a group of
+    10 samples or fewer: no sample of n is further than `sqrt(n - 1)` deviations from the mean.
     """
     mean, std = mean_and_std(rewards, counts)
-    weights = counts if weigh_repeats else [1] * len(counts)
-    return [w * clamp((r - mean) / (std + EPSILON), clip) for r, w in zip(rewards, weights, strict=True)]
+    return [clamp((r - mean) / (std + EPSILON), ADVANTAGE_CLIP) for r in rewards]
 
 
-def step_advantages(
-    values: Sequence[tuple[float, float]], lengths: Sequence[int], *, scale: float, clip: float
-) -> list[float]:
+def step_advantages(values: Sequence[tuple[float, float]], lengths: Sequence[int], *, scale: float) -> list[float]:
     """`(Q(child) - V(parent)) / scale` on every token of each step, clipped: one number a token `[T]`.
 
     The advantage of taking a step, from Monte Carlo estimates of both values, as in VinePPO (Kazemnejad et al. 2024); here
@@ -52,12 +47,12 @@ def step_advantages(
     """
     advantages: list[float] = []
     for (child, parent), length in zip(values, lengths, strict=True):
-        advantages += [clamp((child - parent) / scale, clip)] * length
+        advantages += [clamp((child - parent) / scale, ADVANTAGE_CLIP)] * length
     return advantages
 
 
 def process_advantages(
-    scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]], counts: Sequence[int], *, clip: float
+    scores: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]], counts: Sequence[int]
 ) -> list[list[float]]:
     """Process supervision of a group: for each response, one number a token.
 
@@ -80,7 +75,7 @@ def process_advantages(
         left = 0.0
         for score, length in zip(reversed(row), reversed(tokens), strict=True):
             left += (score - mean) / (std + EPSILON)
-            advantages.append([clamp(left, clip)] * length)
+            advantages.append([clamp(left, ADVANTAGE_CLIP)] * length)
         found.append([a for step in reversed(advantages) for a in step])
     return found
 

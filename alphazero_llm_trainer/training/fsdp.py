@@ -9,12 +9,9 @@ the model that is searched with.
 from __future__ import annotations
 
 import os
-from typing import Any
 
-import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from transformers import Trainer, TrainerCallback
 
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
@@ -74,43 +71,11 @@ def check_unpacked(config: Config, spec: StudentModel) -> None:
         )
 
 
-class FsdpTrainer(Trainer):
-    """A trainer that shards on a CPU, too.
+def on_cpus() -> None:
+    """Have accelerate shard on CPUs too, before an `Accelerator` is made.
 
-    accelerate takes FSDP's plugin where processes have GPUs. On CPUs it would train under DDP without a word, although
-    torch can shard there, and tests run there.
+    It takes FSDP's plugin where processes have GPUs. On CPUs it would train under DDP without a word, although torch can shard
+    there, and tests run there.
     """
-
-    def create_accelerator_and_postprocess(self) -> None:
-        if uses_fsdp() and PartialState().distributed_type == DistributedType.MULTI_CPU:
-            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        super().create_accelerator_and_postprocess()
-
-
-class Gathered(TrainerCallback):
-    """Puts the shards' weights together in `whole`, which this process searches with, before each round of `updates`.
-
-    A process that never searches has None, and helps the others.
-    """
-
-    def __init__(self, whole: torch.nn.Module | None, updates: int) -> None:
-        self.whole, self.updates = whole, updates
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        gather(kwargs["model"], self.whole)  # a resumed trainer has loaded its checkpoint into the shards
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.updates == 0:
-            gather(kwargs["model"], self.whole)
-
-
-@torch.no_grad()
-def gather(sharded: torch.nn.Module, whole: torch.nn.Module | None) -> None:
-    """Copy what is trained of a sharded model to `whole`, one parameter at a time; all processes must call it."""
-    own = {} if whole is None else dict(whole.named_parameters())
-    part: Any
-    for name, part in sharded.named_parameters():
-        if part.requires_grad:
-            full = part.full_tensor()
-            if whole is not None:
-                own[name].copy_(full)
+    if uses_fsdp() and PartialState().distributed_type == DistributedType.MULTI_CPU:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU

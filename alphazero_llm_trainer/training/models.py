@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +12,11 @@ from typing import Any, Literal
 import torch
 from peft import LoraConfig as PeftLora
 from peft import PeftModel, get_peft_model, inject_adapter_in_model
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
-from ..config.train import LARGE, RateConfig, RoundsConfig
+from ..config.train import LARGE, RateConfig
 from ..errors import ConfigError
 from ..files import write_json
 from ..policy.adapters import (
@@ -36,6 +36,7 @@ from .memory import PROMPT, rows_of_a_forward
 
 # What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
 SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT|fan_in_fan_out is set"
+BETAS = (0.9, 0.98)  # of AdamW
 PREFIX = "base_model.model."  # of the names in an adapter's file
 
 
@@ -116,32 +117,6 @@ def quiet_arguments() -> dict[str, Any]:
     }
 
 
-def round_arguments(
-    settings: RoundsConfig, model: torch.nn.Module, rounds: int, updates: int, save_every_rounds: int, seed: int
-) -> dict[str, Any]:
-    """The training arguments of a method that trains in rounds of `updates`: its schedule, its optimiser, its checkpoints."""
-    return {
-        "max_steps": rounds * updates,
-        "learning_rate": learning_rate(settings, model),
-        "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs": {"min_lr_rate": 0.05},
-        "warmup_steps": min(settings.warmup_rounds * updates, rounds * updates // 4),
-        "adam_beta2": 0.98,
-        "weight_decay": settings.weight_decay,
-        "max_grad_norm": settings.max_grad_norm,
-        "seed": seed,
-        "data_seed": seed,
-        "remove_unused_columns": False,
-        "ddp_find_unused_parameters": False,
-        "ddp_broadcast_buffers": False,  # they are constants, and ranks need not make equally many forwards
-        "save_strategy": "steps",
-        "save_steps": save_every_rounds * updates,
-        "logging_strategy": "steps",
-        "logging_steps": updates,
-        **quiet_arguments(),
-    }
-
-
 def learning_rate(settings: RateConfig, model: torch.nn.Module) -> float:
     """A method's learning rate for a model made trainable (`make_trainable`)."""
     return settings.rate(
@@ -177,6 +152,29 @@ def make_trainable(
             if name in begun:
                 parameter.copy_(begun[name])
     return made
+
+
+def make_optimizer(
+    trained: Sequence[torch.nn.Parameter],
+    extra: Iterable[torch.nn.Parameter],
+    rate: float,
+    weight_decay: float,
+    eight_bit: bool,
+) -> torch.optim.Optimizer:
+    """AdamW over what is trained; norms and biases don't decay, nor does what is trained beside it."""
+    beside = [*extra]
+    known = {id(p) for p in beside}
+    policy = [p for p in trained if id(p) not in known]
+    groups = [
+        {"params": [p for p in policy if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [*(p for p in policy if p.ndim < 2), *beside], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if eight_bit:
+        from bitsandbytes.optim import PagedAdamW8bit
+
+        return PagedAdamW8bit(groups, lr=rate, betas=BETAS)
+    return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 
 
 def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None:
@@ -269,14 +267,6 @@ def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: s
     return [ADAPTER_FILE, "adapter_config.json", BASE]
 
 
-def restore_adapter(model: Any, folder: Path) -> None:
-    """Put a checkpoint's policy adapter back. transformers loads none of it where a reference adapter lies beside it."""
-    state = load_file(folder / ADAPTER_FILE)
-    with torch.no_grad():
-        for key, parameter in own_parameters(model, POLICY).items():
-            parameter.copy_(state[PREFIX + key.removeprefix(PREFIX).replace(f".{POLICY}.", ".")])
-
-
 def bare(model: Any) -> Any:
     """The model itself, out of peft's wrapper where it is in one."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -293,13 +283,6 @@ def load_trained_state(model: Any, state: dict[str, torch.Tensor]) -> None:
         for name, parameter in model.named_parameters():
             if name in state:
                 parameter.copy_(state[name])
-
-
-def keep_precision(model: Any, state: dict[str, torch.Tensor]) -> None:
-    """Undo TRL's rounding of a 4-bit model's adapters to bf16, in which small updates are lost; `state` is of before."""
-    for name, parameter in model.named_parameters():
-        if name in state and parameter.dtype != state[name].dtype:
-            parameter.data = state[name]
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from ..config.sections import LoraConfig
 from ..config.train import PrmConfig
 from ..policy.adapters import PRM, bind
 from ..policy.prm_verifier import FLOOR
-from .head import token_logprobs
 from .judge import (
     HeldOutWatch,
     JudgeTrainer,
@@ -48,6 +47,7 @@ from .judge import (
 )
 from .models import attach, bare, deepen
 from .rows import ValueRow, pack_values
+from .scoring import token_logprobs
 from .value import ValueCollator
 
 Ids = tuple[int, ...]

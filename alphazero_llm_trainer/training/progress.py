@@ -36,27 +36,17 @@ def tell_round(progress: Progress, line: dict[str, Any], rounds: int) -> None:
 
 
 class UpdateProgress:
-    """A round's updates, left of the bar, with their rate and the time left; away from a terminal as lines, now and then.
+    """A round's updates, left of the bar, with their rate and the time left; away from a terminal as lines, now and then."""
 
-    Args:
-        rounds: of the run.
-    """
-
-    def __init__(self, progress: Progress, rounds: int) -> None:
-        self.progress, self.rounds = progress, rounds
-        self.round = self.done = self.total = 0
-        self.began = 0.0
-
-    def begin(self, number: int, total: int) -> None:
-        """Round `number` has its rows: `total` updates come."""
-        self.round, self.done, self.total, self.began = number + 1, 0, total, self.progress.clock()
+    def __init__(self, progress: Progress, number: int, rounds: int, total: int) -> None:
+        self.progress, self.of, self.total = progress, f"round {number + 1}/{rounds}", total
+        self.done, self.began = 0, progress.clock()
         self.show()
 
     def step(self) -> None:
         """One more is made."""
         self.done += 1
-        if self.done <= self.total:
-            self.show()
+        self.show()
         if self.done == self.total:
             self.progress.describe("")
 
@@ -67,7 +57,7 @@ class UpdateProgress:
         if self.done:
             left = duration(seconds / self.done * (self.total - self.done))
             pace = f" ({rate(self.done, seconds, 'update')}, ETA {left})"
-        self.progress.describe(f"round {self.round}/{self.rounds}, update {self.done}/{self.total}{pace}")
+        self.progress.describe(f"{self.of}, update {self.done}/{self.total}{pace}")
         self.progress.beat()
 
 

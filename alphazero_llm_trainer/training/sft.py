@@ -1,46 +1,51 @@
-"""Supervised fine-tuning with a weight per token: for the embedded student, the control arm and the legacy trainer.
+"""The `sft` command: supervised training on worked solutions, selected on validation, reported on test.
 
-A row is `{"input_ids": [T] ints, "weights": [T] floats}`: the prompt `question + "\\n"`, then `solution + eos`. The
-loss is `sum(w * nll) / sum(w)` over all tokens of an optimiser step, whatever the accumulation.
+Students without a folder that are small (embedded, small) are trained from scratch, with the words of their problems as
+vocabulary; a named folder, and every other student, goes on from its weights.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import cos, pi
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-import trl
-from datasets import Dataset
-from torch.utils.data import Sampler
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    TrainerCallback,
-)
-from trl import SFTConfig, SFTTrainer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
-from ..errors import DataError, TrainingError
+from ..config.load import Config
+from ..errors import DataError
+from ..eval.greedy import answer as answer_all
+from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
 from ..files import sync_all, write_json
-from ..policy.student import Student
-from ..types import Task
-from .head import project_labels_only
-from .models import Economy, bare, load_trained_state, quiet_arguments, trained_state
+from ..live import Progress
+from ..policy.folders import trained_with, write_facts
+from ..policy.student import hush_transformers, limit_threads, load_student, make_student
+from ..problems.load import opening, tasks_of
+from ..problems.source import Source, open_source
+from ..problems.tokenizer import build_tokenizer
+from ..types import Opening, Task
+from .learner import Learner, Schedule
+from .models import Economy, load_trained_state, make_trainable, merged, save_adapter, trained_state
+from .objectives import Likelihood
+from .rows import TrainRow
 
-Row = dict[str, list[Any]]
-Evaluate = Callable[[torch.nn.Module], float]
+if TYPE_CHECKING:
+    from ..policy.student import Student
+
+SAMPLES = 8
+# Where train.sft leaves them open: updates from scratch, passes for a student that goes on, and both learning rates.
+STEPS, PASSES, RATE, GENTLE_RATE = 6000, 3, 3e-3, 2e-4
+QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
+FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +61,253 @@ class StudentShape:
 
 @dataclass(frozen=True, slots=True)
 class SftSettings:
-    """How to train. Steps are optimiser steps; `max_seconds` counts training without evaluations, None for no limit.
-
-    The learning rate warms up linearly over `warmup_steps`, then falls by a cosine to `final_lr_ratio` of itself over
-    the steps or the seconds, whichever are used up first.
-    """
+    """How to train; steps are the optimiser's. A question's tokens weigh `question_weight`, an answer's 1."""
 
     steps: int = 3000
     batch_size: int = 16
     learning_rate: float = 3e-3
     warmup_steps: int = 50
-    final_lr_ratio: float = 0.02
     weight_decay: float = 0.01
-    adam_beta2: float = 0.98
     max_grad_norm: float = 1.0
     question_weight: float = 0.1
     evaluate_every: int = 300
-    max_seconds: float | None = None
     seed: int = 0
     shape: StudentShape = field(default_factory=StudentShape)
 
 
-def sft_rows(tasks: Iterable[Task], student: Student, question_weight: float = 0.1) -> list[Row]:
-    """Rows of worked solutions: question tokens weigh `question_weight`, answer tokens 1."""
-    rows: list[Row] = []
+def settings_of(config: Config, rows: int | None = None) -> SftSettings:
+    """`train.sft` as the trainer's settings: from scratch, or for a student that goes on with `rows` demonstrations."""
+    sft = config.train.sft
+    steps, rate = (STEPS, RATE) if rows is None else (math.ceil(PASSES * rows / sft.batch_size), GENTLE_RATE)
+    weight = QUESTION_WEIGHT if rows is None else 0.0
+    shared = sft.model_dump(exclude={"steps", "learning_rate", "validation_size", "question_weight"})
+    return SftSettings(
+        steps=steps if sft.steps is None else sft.steps,
+        learning_rate=rate if sft.learning_rate is None else sft.learning_rate,
+        question_weight=weight if sft.question_weight is None else sft.question_weight,
+        seed=config.library_seed,
+        **shared,
+    )
+
+
+def supervise(
+    config: Config, path: Path | None, out: Path, eval_size: int, scratch: bool, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Train on worked solutions of `problems.source`, write the student's folder and return its manifest.
+
+    From scratch it is the embedded or the small student. Else the one in `path` (None: the configured one) goes on: its
+    adapter or all of it is trained (`train.adapter`), `out` is a plain folder with `adapter/` in it where there is one, and
+    the manifest has the test accuracy before. The test split is read once otherwise, at the end.
+    """
+    limit, progress = config.search.max_tokens, progress if progress is not None else Progress(quiet=True)
+    source = open_source(config)
+    tokenizer = build_tokenizer(source) if scratch else None
+    demonstrations = worked_solutions(config, source)
+    validation = tasks_of(config, "validation", config.train.sft.validation_size)
+    test = tasks_of(config, "test", eval_size)
+    facts: dict[str, Any] = {"demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}"}
+
+    def answers(tasks: list[Task], **shown: Any) -> list[bool]:
+        student.model.eval()
+        student.engine.set_policy(None, student.engine.version + 1)
+        right = answer_all(student, tasks, max_tokens=limit, **shown).first
+        student.engine.rest()  # updates come next, and they need the memory
+        return right
+
+    def accuracy() -> float:
+        right = answers(validation)
+        progress.say(f"validation accuracy {sum(right) / len(right):.3f} after {progress.done:,} steps")
+        return sum(right) / len(right)
+
+    def measure() -> dict[str, Any]:
+        student.engine.set_policy(None, student.engine.version + 1)
+        found, right = measure_test(student, test, limit, config.seed, progress)
+        return found if scratch else found | {"gain": asdict(paired_bootstrap(right, before))}
+
+    trainable: Any
+    if tokenizer is not None:
+        limit_threads()
+        hush_transformers()
+        settings, adapter = settings_of(config), "full"
+        trainable = new_student(tokenizer, settings.shape, settings.seed)
+        name = "embedded" if config.student == "auto" else config.student
+        student = make_student(name, trainable, tokenizer, config.models[name], config, Opening())
+        facts["student"] = name
+        facts["levels"] = sorted({task.problem.level for task in demonstrations})
+        facts["hold_out"] = config.problems.hold_out
+    else:
+        student = load_student(config, path=path, opening=opening(config, source))
+        settings, adapter = settings_of(config, len(demonstrations)), config.train.adapter or student.spec.adapter
+        set_seed(config.library_seed)
+        trainable = make_trainable(student.model, student.spec, adapter)
+        before = answers(test, progress=progress, doing="test problems before training")
+        facts |= {
+            "student": student.name,
+            "started_from": None if path is None else str(path),
+            "adapter": adapter,
+            "test_before": {"problems": len(test), **asdict(wilson(sum(before), len(before)))},
+        }
+    rows = sft_rows(demonstrations, student, settings.question_weight)
+    economy = Economy.of(config, student.spec, student.model)
+    trained = train_student(trainable, rows, settings, economy, evaluate=accuracy, progress=progress)
+    progress.wait("measuring")
+    manifest = manifest_of(settings, rows, trainable, trained) | facts | measure()
+    out.mkdir(parents=True, exist_ok=True)
+    save_trained(student, adapter, config, out)
+    student.tokenizer.save_pretrained(out)
+    sync_all(out)
+    write_json(out / "manifest.json", manifest)
+    return manifest
+
+
+def save_trained(student: Student, adapter: str, config: Config, folder: Path) -> None:
+    """The student as a plain folder that transformers loads; where an adapter was trained, it is beside, in `adapter/`."""
+    facts = trained_with(student, open_source(config).name)
+    model: Any = student.model
+    if adapter == "lora":
+        save_adapter(model, student.spec.lora, folder / "adapter")
+        write_facts(folder / "adapter", student.name, facts, adapter=True)
+        model = merged(model, config.train.merge_dtype)
+    model.save_pretrained(str(folder))
+    write_facts(folder, student.name, facts)
+
+
+def worked_solutions(config: Config, source: Source) -> list[Task]:
+    """The demonstrations. Raises DataError where a task has no worked solution."""
+    demonstrations = tasks_of(config, "train", max(config.train.demonstrations, 1))
+    without = next((task.problem.id for task in demonstrations if not task.solution), None)
+    if without is not None:
+        raise DataError(
+            f"source {source.name} has no worked solution for {without!r} and sft learns from them: give every training"
+            " task one, or name another source"
+        )
+    return demonstrations
+
+
+def measure_test(
+    student: Any, test: list[Task], limit: int, seed: int, progress: Progress
+) -> tuple[dict[str, Any], list[bool]]:
+    """Greedy accuracy and pass@8 at temperature 1 with 95% intervals; and which greedy answers are right."""
+    shown: dict[str, Any] = {"max_tokens": limit, "progress": progress}
+    greedy = answer_all(student, test, doing="test problems, greedy", **shown).first
+    sampling: dict[str, Any] = {
+        "n": SAMPLES,
+        "temperature": 1.0,
+        "seed": seed,
+        "doing": f"test problems, {SAMPLES} samples each",
+    }
+    sampled = answer_all(student, test, **shown, **sampling).correct
+    interval = wilson(sum(greedy), len(greedy))
+    solved = sum(any(row) for row in sampled)
+    passed = wilson(solved, len(sampled))
+    mean = sum(pass_at_k(SAMPLES, sum(row), 1) for row in sampled) / len(sampled)
+    facts = {
+        "test_greedy": {"problems": len(test), **asdict(interval)},
+        "test_pass_at_8": {"problems": len(test), **asdict(passed)},
+        "test_mean_at_temperature_1": mean,
+    }
+    return facts, greedy
+
+
+def sft_rows(tasks: Iterable[Task], student: Student, question_weight: float = 0.0) -> list[TrainRow]:
+    """Rows of worked solutions: answer tokens weigh 1, question tokens `question_weight` (its first one is never predicted)."""
+    rows: list[TrainRow] = []
     for task in tasks:
         if task.solution is None:
             raise DataError(f"task {task.problem.id!r} has no worked solution to train on; leave it out.")
         prompt, answer = student.worked(task)
-        weights = [question_weight] * len(prompt) + [1.0] * len(answer)
-        rows.append({"input_ids": [*prompt, *answer], "weights": weights})
+        weights = (1.0,) * len(answer)
+        if question_weight:  # the question is a part of what is predicted then
+            prompt, answer = prompt[:1], (*prompt[1:], *answer)
+            weights = (question_weight,) * (len(answer) - len(weights)) + weights
+        rows.append(TrainRow(tuple(prompt), tuple(answer), (), weights, kind="demonstration"))
     return rows
+
+
+def minibatches(rows: Sequence[TrainRow], size: int, seed: int) -> Iterator[list[TrainRow]]:
+    """Rows in a random order, pass after pass; each minibatch's own by length, so that a forward needs little padding."""
+    order: list[int] = []
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        while len(order) < size:
+            order += torch.randperm(len(rows), generator=generator).tolist()
+        yield sorted((rows[i] for i in order[:size]), key=lambda row: len(row.prompt_ids) + len(row.completion_ids))
+        order = order[size:]
+
+
+def train_student(
+    model: Any,
+    rows: Sequence[TrainRow],
+    settings: SftSettings,
+    economy: Economy = Economy(),  # noqa: B008
+    *,
+    evaluate: Callable[[], float] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best evaluated weights.
+
+    Returns steps, seconds (of training alone), the losses of all updates and the evaluations.
+    """
+    if not rows:
+        raise DataError("the list of demonstrations is empty; give at least one row.")
+    shown = progress if progress is not None else Progress(quiet=True)
+    learner = Learner(
+        model,
+        Likelihood(),
+        economy,
+        Schedule(settings.learning_rate, settings.warmup_steps, settings.steps, FINAL_RATE),
+        batch_size=settings.batch_size,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+    )
+    losses: list[float] = []
+    evaluations: list[dict[str, float]] = []
+    best: tuple[float, dict[str, torch.Tensor]] | None = None
+    seconds = 0.0
+    shown.start(settings.steps, unit="step", doing="training")
+    for step, batch in zip(
+        range(1, settings.steps + 1), minibatches(rows, settings.batch_size, settings.seed), strict=False
+    ):
+        began = time.perf_counter()
+        losses.append(learner.update(batch)["loss"])
+        seconds += time.perf_counter() - began
+        shown.at(step)
+        shown.now(f"loss {losses[-1]:.4f}")
+        if evaluate is not None and (step % settings.evaluate_every == 0 or step == settings.steps):
+            accuracy = evaluate()
+            evaluations.append({"step": step, "seconds": round(seconds, 1), "accuracy": accuracy})
+            if best is None or accuracy > best[0]:
+                best = accuracy, trained_state(model)
+    if best is not None:
+        load_trained_state(model, best[1])
+    model.eval()
+    return {"steps": len(losses), "seconds": round(seconds, 1), "losses": losses, "evaluations": evaluations}
+
+
+def manifest_of(
+    settings: SftSettings, rows: Sequence[TrainRow], model: torch.nn.Module, trained: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a student was trained by, for its manifest.json."""
+    evaluations, losses = trained["evaluations"], trained["losses"]
+    data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "seed": settings.seed,
+        "settings": asdict(settings),
+        "rows": len(rows),
+        "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": trained["steps"],
+        "seconds": trained["seconds"],
+        "loss": sum(losses[-50:]) / len(losses[-50:]),
+        "validation_accuracy": max((e["accuracy"] for e in evaluations), default=None),
+        "evaluations": evaluations,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
 
 
 def new_student(tokenizer: PreTrainedTokenizerBase, shape: StudentShape, seed: int) -> LlamaForCausalLM:
@@ -106,293 +327,3 @@ def new_student(tokenizer: PreTrainedTokenizerBase, shape: StudentShape, seed: i
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
-
-
-class WeightedCollator:
-    """Pads rows on the right: `input_ids`, `attention_mask`, `labels` and `weights`, all `[B, T]`.
-
-    Labels are -100 on padding and where the weight is 0.
-    """
-
-    def __init__(self, pad_token_id: int) -> None:
-        self.pad_token_id = pad_token_id
-
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        shape = (len(rows), max(len(row["input_ids"]) for row in rows))
-        ids = torch.full(shape, self.pad_token_id)
-        mask, weights = torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
-        for i, row in enumerate(rows):
-            length = len(row["input_ids"])
-            ids[i, :length] = torch.tensor(row["input_ids"])
-            weights[i, :length] = torch.tensor(row["weights"])
-            mask[i, :length] = 1
-        # The last layer, which is wide, is computed where there is a label.
-        labels = torch.where(weights > 0, ids, -100)
-        return {"input_ids": ids, "attention_mask": mask, "labels": labels, "weights": weights}
-
-
-class WeightedSFTTrainer(SFTTrainer):
-    """TRL's SFT trainer with a weight per token, for rows collated by `WeightedCollator`."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        project_labels_only(bare(self.model))
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None of TRL's: the student's folder gets the run's own (`train.model_card`)."""
-
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor:
-        # The sum of weights takes the place of the token count, so that accumulation and ranks divide by one total. A
-        # row's first token is never predicted.
-        total = torch.stack([batch["weights"][:, 1:].sum() for batch in batch_samples]).sum().to(device)
-        return self.accelerator.gather(total).sum() if self.args.world_size > 1 else total
-
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """The weighted loss of a batch; `num_items_in_batch` is the sum of weights over the whole optimiser step."""
-        weights = inputs["weights"][:, 1:]
-        outputs = model(**{k: v for k, v in inputs.items() if k != "weights"}, use_cache=False, fused_lm_head=True)
-        total = weights.sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
-        # A batch in which every weight is 0 gives a finite zero.
-        loss = -(weights * outputs.log_probs).sum() / total.clamp(min=1e-8)
-        if num_items_in_batch is not None:
-            loss = loss * self.accelerator.num_processes  # DDP averages the gradients over the ranks
-        self._record_metrics(inputs, outputs, "train" if model.training else "eval")
-        return (loss, outputs) if return_outputs else loss
-
-    def _record_metrics(self, inputs: dict[str, Any], outputs: Any, mode: str) -> None:
-        metrics = self._metrics[mode]
-        sums = torch.stack([outputs.label_mask.sum(), outputs.entropy.detach().sum(), outputs.is_top1.sum()])
-        tokens, entropy, right = self.accelerator.gather_for_metrics(sums[None]).sum(0).tolist()
-        metrics["entropy"].append(entropy / max(tokens, 1))
-        metrics["mean_token_accuracy"].append(right / max(tokens, 1))
-        if mode == "train":
-            self._total_train_tokens += self.accelerator.gather_for_metrics(inputs["attention_mask"].sum()).sum().item()
-        metrics["num_tokens"] = [self._total_train_tokens]
-
-
-class UpdatesByLength(Sampler[int]):
-    """Rows in a random order, each update's own sorted by length, so that rows of a forward need little padding.
-
-    An update's loss is one sum over its rows, so which of them share a forward doesn't matter.
-    """
-
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(self.lengths), generator=generator)
-        for update in order.split(self.batch_size):
-            yield from sorted(update.tolist(), key=self.lengths.__getitem__)
-
-
-class TimedSFTTrainer(WeightedSFTTrainer):
-    """Adds the settings' learning-rate schedule, which also follows the clock, and the stop at `max_seconds`."""
-
-    def __init__(
-        self,
-        settings: SftSettings,
-        evaluate: Evaluate | None = None,
-        callbacks: Sequence[TrainerCallback] = (),
-        **kwargs: Any,
-    ) -> None:
-        self.settings = settings
-        self.watch = _TimedWatch(settings, evaluate)
-        super().__init__(**kwargs, callbacks=[self.watch, *callbacks])
-        self.remove_callback(PrinterCallback)  # the caller has the losses; a library doesn't print
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        if self.args.gradient_accumulation_steps == 1:
-            return super()._get_train_sampler(train_dataset)
-        rows: Any = self.train_dataset if train_dataset is None else train_dataset
-        return UpdatesByLength(list(map(len, rows["input_ids"])), self.settings.batch_size, self.settings.seed)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        settings, watch = self.settings, self.watch
-
-        def factor(step: int) -> float:
-            if step < settings.warmup_steps:
-                return (step + 1) / settings.warmup_steps
-            done = step / max(num_training_steps, 1)
-            if settings.max_seconds is not None:
-                done = max(done, watch.trained_seconds() / settings.max_seconds)
-            low = settings.final_lr_ratio
-            return low + (1 - low) * 0.5 * (1 + cos(pi * min(done, 1.0)))
-
-        chosen: Any = self.optimizer if optimizer is None else optimizer
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(chosen, factor)
-        return self.lr_scheduler
-
-
-class _TimedWatch(TrainerCallback):
-    """Keeps the training clock, stops at the limit, evaluates now and then and keeps the best weights."""
-
-    def __init__(self, settings: SftSettings, evaluate: Evaluate | None) -> None:
-        self.settings, self.evaluate = settings, evaluate
-        self.started: float | None = None
-        self.paused = 0.0
-        self.history: list[dict[str, float]] = []
-        self.best: dict[str, torch.Tensor] | None = None
-
-    def trained_seconds(self) -> float:
-        return 0.0 if self.started is None else time.monotonic() - self.started - self.paused
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.started = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        limit = self.settings.max_seconds
-        if limit is not None and self.trained_seconds() >= limit:
-            control.should_training_stop = True
-        last = state.global_step >= state.max_steps or control.should_training_stop
-        if self.evaluate is not None and (last or state.global_step % self.settings.evaluate_every == 0):
-            self._evaluate(model, state.global_step)
-
-    def _evaluate(self, model: Any, step: int) -> None:
-        trained, began = self.trained_seconds(), time.monotonic()
-        model.eval()
-        accuracy = self.evaluate(model)  # type: ignore[misc]
-        model.train()
-        if not self.history or accuracy > max(h["accuracy"] for h in self.history):
-            self.best = trained_state(model)
-        self.history.append({"step": step, "seconds": round(trained, 1), "accuracy": accuracy})
-        self.paused += time.monotonic() - began
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        loss = (logs or {}).get("loss")
-        if loss is not None and not torch.isfinite(torch.tensor(float(loss))):
-            raise TrainingError(f"the loss is {loss} at step {state.global_step}; lower the learning rate.")
-
-
-def train_student(
-    model: PreTrainedModel,
-    rows: Sequence[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    settings: SftSettings,
-    *,
-    out_dir: Path,
-    evaluate: Evaluate | None = None,
-    economy: Economy = Economy(),  # noqa: B008
-    callbacks: Sequence[TrainerCallback] = (),
-) -> dict[str, Any]:
-    """Train `model` in place on `rows`; with `evaluate` (higher is better) it ends with its best evaluated weights.
-
-    Returns steps, seconds (training alone), the loss history (every 50 steps) and the evaluations.
-    """
-    if not rows:
-        raise DataError("the list of demonstrations is empty; give at least one row.")
-    forward, use_cache = model.__dict__.get("forward"), model.config.use_cache
-    trainer = TimedSFTTrainer(
-        settings,
-        evaluate,
-        callbacks,
-        model=model,
-        args=_trainer_arguments(settings, out_dir, economy),
-        train_dataset=Dataset.from_list(list(rows)),
-        processing_class=tokenizer,
-        data_collator=WeightedCollator(tokenizer.pad_token_id),
-    )
-    trainer.train()
-    # TRL patches `forward` on the instance and switches the cache off; undone, the model can be copied, saved and
-    # trained again as it came.
-    model.config.use_cache = use_cache
-    if forward is None:
-        model.__dict__.pop("forward", None)
-    else:
-        model.__dict__["forward"] = forward
-    if trainer.watch.best is not None:
-        load_trained_state(model, trainer.watch.best)
-    model.eval()
-    return {
-        "steps": trainer.state.global_step,
-        "seconds": round(trainer.watch.trained_seconds(), 1),
-        "losses": [[h["step"], h["loss"]] for h in trainer.state.log_history if "loss" in h],
-        "evaluations": trainer.watch.history,
-    }
-
-
-def run_sft(
-    settings: SftSettings,
-    out_dir: Path,
-    *,
-    rows: Sequence[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    evaluate: Evaluate | None = None,
-    measure: Callable[[torch.nn.Module], Mapping[str, Any]] | None = None,
-    model: PreTrainedModel,
-    facts: Mapping[str, Any] | None = None,
-    economy: Economy = Economy(),  # noqa: B008
-    save: Callable[[Any, Path], None] = lambda model, folder: model.save_pretrained(folder),
-    callbacks: Sequence[TrainerCallback] = (),
-) -> dict[str, Any]:
-    """Train a student and write weights, tokenizer and `manifest.json` to `out_dir`.
-
-    `measure` is called once, on the finished model, for the test figures; `facts` are added as they are (say, which
-    tasks the rows are); `save` writes the weights. Returns the manifest.
-    """
-    result = train_student(
-        model, rows, tokenizer, settings, out_dir=out_dir, evaluate=evaluate, economy=economy, callbacks=callbacks
-    )
-    evaluations = result.pop("evaluations")
-    manifest = {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "seed": settings.seed,
-        "settings": asdict(settings),
-        "rows": len(rows),
-        "data_sha256": hashlib.sha256(json.dumps(list(rows), sort_keys=True).encode()).hexdigest(),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": result["steps"],
-        "seconds": result["seconds"],
-        "loss": result["losses"][-1][1] if result["losses"] else None,
-        "validation_accuracy": max((e["accuracy"] for e in evaluations), default=None),
-        "evaluations": evaluations,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "trl": trl.__version__,
-        },
-        **(facts or {}),
-        **(measure(model) if measure is not None else {}),
-    }
-    out_dir.mkdir(parents=True, exist_ok=True)
-    save(model, out_dir)
-    tokenizer.save_pretrained(out_dir)
-    sync_all(out_dir)
-    write_json(out_dir / "manifest.json", manifest)
-    return manifest
-
-
-def _trainer_arguments(settings: SftSettings, out_dir: Path, economy: Economy) -> SFTConfig:
-    size, parts = economy.split(settings.batch_size, "train.sft.batch_size")
-    return SFTConfig(
-        output_dir=str(out_dir),
-        max_steps=settings.steps,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=parts,
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        adam_beta2=settings.adam_beta2,
-        max_grad_norm=settings.max_grad_norm,
-        seed=settings.seed,
-        max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
-        # TRL's defaults suit large models: fp32 is faster on a CPU, and there is nothing to checkpoint in a small one.
-        **economy.arguments(),
-        save_strategy="no",
-        logging_steps=50,
-        **quiet_arguments(),
-    )

@@ -202,7 +202,7 @@ def check_start(config: Config, folder: Path | None = None) -> None:
 def check_libraries(config: Config) -> None:
     """Raise ConfigError for a teachers' key or a library that is missing: all that can be told without torch."""
     from ..teachers.client import open_endpoint
-    from .track import check_tracker
+    from .tracking import check_tracker
 
     tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
     if tier is not None and tier.base_url is not None:

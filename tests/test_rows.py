@@ -8,23 +8,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support import Source
 
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.collect import Collector, GradedTree
+from alphazero_llm_trainer.collect import Collector
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.extract import Trajectory, trajectories
-from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.training.credit import clamp, group_advantages, is_flat, process_advantages
+from alphazero_llm_trainer.training.rounds import RoundStats
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.size import RunSize
-from alphazero_llm_trainer.training.source import RoundSource, RoundStats
 from alphazero_llm_trainer.types import Problem, Step, Task
 
 QUESTIONS = 24
@@ -50,24 +49,10 @@ class Likely:
         return Judgement(scores, math.prod(scores))
 
 
-def source_of(folder: Path, *overrides: str) -> tuple[RoundSource, list[RoundStats]]:
+def source_of(folder: Path, *overrides: str) -> Source:
     config = load_config(overrides=[*OVERRIDES, *overrides])
-    student = load_student(config)
-    seen: list[RoundStats] = []
-    source = RoundSource(
-        student,
-        config,
-        Collector(student, config, None),
-        load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350),
-        [],
-        Journal(folder / "journal.jsonl"),
-        size=RunSize.of(config),
-        verifier=Likely(),
-        on_tree=lambda tree: None,
-        on_round=seen.append,
-        stop=lambda: False,
-    )
-    return source, seen
+    tasks = load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350)
+    return Source.of(config, tasks, folder, Likely())
 
 
 def by_response(rows: Sequence[TrainRow]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...]]:
@@ -75,9 +60,9 @@ def by_response(rows: Sequence[TrainRow]) -> dict[tuple[tuple[int, ...], tuple[i
 
 
 def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Path) -> None:
-    source, [*_] = source_of(tmp_path, "train.grpo.credit=process", "train.grpo.process_weight=0.25")
-    rows = by_response(source.grpo(0))
-    trees, mixed = source.restored(0), 0
+    source = source_of(tmp_path, "train.grpo.credit=process", "train.grpo.process_weight=0.25")
+    rows = by_response(source.rows())
+    trees, mixed = source.trees(), 0
     for tree in trees:
         found = trajectories(tree.tree)
         rewards = [float(t.hre or 0.0) for t in found]
@@ -85,7 +70,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
             continue
         mixed += 1
         counts = [t.samples for t in found]
-        outcome = group_advantages(rewards, counts, clip=3.0, weigh_repeats=False)
+        outcome = group_advantages(rewards, counts)
         # In step mode a tree's steps are the lines that the verifier sees.
         scores, at = [], []
         for t in found:
@@ -93,35 +78,26 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
             pieces = [t.logprobs[end - length : end] for end, length in zip(ends, t.lengths, strict=True)]
             scores.append([math.exp(math.fsum(piece) / len(piece)) for piece in pieces])
             at.append(t.lengths)
-        process = process_advantages(scores, at, counts, clip=3.0)
+        process = process_advantages(scores, at, counts)
         for t, whole, steps in zip(found, outcome, process, strict=True):
             expected = [t.samples * clamp(whole + 0.25 * step, 3.0) for step in steps]
-            assert rows[source.student.prompt_ids(tree.task.problem.question), t.token_ids] == pytest.approx(expected)
+            assert rows[source.prompt(tree), t.token_ids] == pytest.approx(expected)
     assert mixed >= 3
 
 
 def test_what_the_verifier_computed_is_in_the_rounds_cost(tmp_path: Path) -> None:
-    source, seen = source_of(tmp_path, "train.grpo.credit=process")
-    source.grpo(0)
-    [stats] = seen
-    assert stats.cost.scored_tokens == source.verifier.scored_tokens > 0  # type: ignore[union-attr]
+    source = source_of(tmp_path, "train.grpo.credit=process")
+    source.rows()
+    assert source.stats is not None and source.builder.verifier is not None
+    assert source.stats.cost.scored_tokens == source.builder.verifier.scored_tokens > 0
 
 
-def credited(source: RoundSource, trees: list[GradedTree]) -> list[TrainRow]:
-    return source.credited(trees, RoundStats(0))
-
-
-@pytest.mark.parametrize("credit", ["step"])
+@pytest.mark.parametrize("credit", ["step", "group"])
 def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -> None:
-    source, _ = source_of(tmp_path, f"train.grpo.credit={credit}")
-    trees, _ = source.search(0)
-    wrong = {
-        (source.student.prompt_ids(tree.task.problem.question), t.token_ids)
-        for tree in trees
-        for t in trajectories(tree.tree)
-        if not t.hre
-    }
-    rows = credited(source, trees)
+    source = source_of(tmp_path, f"train.grpo.credit={credit}")
+    trees, _ = source.rounds.search(0)
+    wrong = {(source.prompt(tree), t.token_ids) for tree in trees for t in trajectories(tree.tree) if not t.hre}
+    rows = source.builder.credited(trees, RoundStats(0))
     ends = [row.advantages[-1] for row in rows if (row.prompt_ids, row.completion_ids) in wrong]
     assert len(ends) >= 10 and max(ends) <= 0.0, "no wrong response is praised for its last step"
     # As if the combined reward had liked wrong responses: with PRE it can be any number in [0, 1].
@@ -129,16 +105,16 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
         grown = tree.tree
         grown.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(grown.N)]
         grown.reward = [None if reward is None else 1.0 - reward for reward in grown.reward]
-    assert credited(source, trees) == rows
-    combined, _ = source_of(tmp_path / "combined", f"train.grpo.credit={credit}", "train.reward=combined")
-    assert credited(combined, trees) != rows
+    assert source.builder.credited(trees, RoundStats(0)) == rows
+    combined = source_of(tmp_path / "combined", f"train.grpo.credit={credit}", "train.reward=combined")
+    assert combined.builder.credited(trees, RoundStats(0)) != rows
 
 
 @pytest.mark.parametrize("credit", ["group", "step", "visits"])
 def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None:
-    source, [*_] = source_of(tmp_path, f"train.grpo.credit={credit}")
-    rows = source.grpo(0)
-    assert len(rows) == source.size.rows_per_round == 400
+    source = source_of(tmp_path, f"train.grpo.credit={credit}")
+    rows = source.rows()
+    assert len(rows) == source.builder.size.rows_per_round == 400
     assert all(len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows)
     values = {value for row in rows for value in row.advantages}
     assert len(values) > 4 and min(values) < 0 < max(values)
@@ -151,28 +127,21 @@ def test_process_credit_without_a_model_is_one_sentence(tmp_path: Path, capsys: 
     assert not list(tmp_path.iterdir())
 
 
-def test_own_responses_to_solved_questions_are_replayed_after_a_restart_too(tmp_path: Path) -> None:
-    overrides = ("train.replay_own=true", "train.demonstration_share=0.5", "train.rows_per_round=60")
-    source, _ = source_of(tmp_path, *overrides)
-    source.demonstrations = load_tasks("embedded", "train", 3, levels=source.config.problems.levels)
-    rows = source.grpo(0)
-    own = {(row.prompt_ids, row.completion_ids) for row in rows if row.kind == "demonstration"}
-    own -= {source.student.worked(task) for task in source.demonstrations}
-    right = set()
-    for tree in source.restored(0):
-        found = trajectories(tree.tree)
-        if found and all(t.hre == 1.0 for t in found):
-            prompt = source.student.prompt_ids(tree.task.problem.question)
-            right.add((prompt, max(found, key=lambda t: t.samples).token_ids))
-    assert own and own <= right
-    assert all(row.advantages[0] == 0.5 for row in rows if row.kind == "demonstration")
-    again, _ = source_of(tmp_path, *overrides)
-    again.demonstrations = source.demonstrations
-    assert again.grpo(0) == rows, "a run that goes on draws the same rows from its journal"
+def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        source = source_of(tmp_path, "train.demonstration_share=0.5", "train.rows_per_round=60")
+        source.builder.demonstrations = load_tasks("embedded", "train", 3, levels=source.config.problems.levels)
+        found.append(source.rows())
+    assert found[0] == found[1]
+    replayed = [row for row in found[0] if row.kind == "demonstration"]
+    assert len(replayed) >= 60 and all(row.advantages[0] == 0.5 for row in replayed)
+    questions = {row.prompt_ids for row in replayed}
+    assert questions == {source.builder.student.worked(task)[0] for task in source.builder.demonstrations}
 
 
 def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_path: Path) -> None:
-    source, _ = source_of(tmp_path, "train.grpo.credit=process", "search.concurrent=3")
+    source = source_of(tmp_path, "train.grpo.credit=process", "search.concurrent=3")
     most = alive = 0
 
     class Counted(Likely):
@@ -185,30 +154,31 @@ def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_p
             alive -= 1
             return judged
 
-    source.verifier = Counted()
-    source.grpo(0)
+    source.builder.verifier = Counted()
+    source.rows()
     assert most == 3
 
 
 def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path: Path) -> None:
-    source, _ = source_of(tmp_path, "train.method=rft", "train.rft.responses=1")
-    rows = source.expert(0)
+    source = source_of(tmp_path, "train.method=rft", "train.rft.responses=1")
+    rows = source.rows()
     right: dict[tuple[int, ...], list[Trajectory]] = {}
-    for tree in source.restored(0):
-        prompt = source.student.prompt_ids(tree.task.problem.question)
+    for tree in source.trees():
+        prompt = source.prompt(tree)
         right[prompt] = sorted((t for t in trajectories(tree.tree) if t.right), key=lambda t: -t.samples)
     wanted = {(prompt, t.token_ids) for prompt, found in right.items() for t in found[:1]}
     assert any(len(found) > 1 for found in right.values()), "no question has more right responses than are taken"
-    assert {(row.prompt_ids, row.completion_ids) for row in source._buffer} == wanted
+    assert {(row.prompt_ids, row.completion_ids) for row in source.builder._own} == wanted
     assert {(row.prompt_ids, row.completion_ids) for row in rows} <= wanted
-    assert {row.weight for row in rows} == {1.0}
+    assert {value for row in rows for value in row.advantages} == {1.0}
 
 
 def test_a_rounds_own_rows_decide_its_updates(tmp_path: Path) -> None:
     def rows(name: str, *overrides: str) -> tuple[list[TrainRow], RoundStats]:
-        source, seen = source_of(tmp_path / name, "train.method=rft", *overrides)
-        found = source.expert(0)
-        return found, seen[0]
+        source = source_of(tmp_path / name, "train.method=rft", *overrides)
+        found = source.rows()
+        assert source.stats is not None
+        return found, source.stats
 
     once, stats = rows("once", "train.rft.epochs=1", "train.rft.updates_per_round=1000")
     assert 2 <= stats.updates == math.ceil(stats.rows / 16) and len(once) == 16 * stats.updates
@@ -222,9 +192,9 @@ VERIFIED = ["train.groups=verified", "train.method=rft", "problems.levels=[2,3]"
 
 
 def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_path: Path) -> None:
-    source, [stats] = searched(tmp_path, *VERIFIED, "train.iterations=4", "search.verify.first_temperature=1.0")
+    source, stats = searched(tmp_path, *VERIFIED, "train.iterations=4", "search.verify.first_temperature=1.0")
     rejected, wrong = 0, 0
-    for found in source.restored(0):
+    for found in source.trees():
         problem, tree, rule = found.task.problem, found.tree, problems_of(found.task.problem)
         for node in range(ROOT + 1, len(tree)):
             right = rule.check_step(problem, [step.text for step in tree.steps(node)])
@@ -244,18 +214,19 @@ def test_a_verified_tree_ends_at_its_budget_or_at_enough_right_responses(tmp_pat
         tmp_path, *VERIFIED, "train.iterations=1000", "search.budget_tokens=120", "search.data.enough_correct=1"
     )
     ended = {}
-    for found in source.restored(0):
+    for found in source.trees():
         right = sum(one.right for one in trajectories(found.tree))
         assert right == (found.ended_by == "enough") and found.cost.sampled_tokens <= 120
         ended[found.ended_by] = found
     assert set(ended) == {"enough", "tokens"}
 
 
-def searched(folder: Path, *overrides: str) -> tuple[RoundSource, list[RoundStats]]:
+def searched(folder: Path, *overrides: str) -> tuple[Source, RoundStats]:
     """The source after its first round's search."""
-    source, seen = source_of(folder, *overrides)
-    source.expert(0)
-    return source, seen
+    source = source_of(folder, *overrides)
+    source.rows()
+    assert source.stats is not None
+    return source, source.stats
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,199 @@
+"""The student measured: before, at checkpoints and after; the best weights, and everything that is written at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..collect import Collector
+from ..config.load import Config
+from ..eval.greedy import Answers, answer
+from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
+from ..files import sync_all
+from ..live import Progress
+from ..policy.folders import trained_with, write_facts
+from ..policy.student import Student
+from ..policy.weights import load_sealed, save_sealed
+from ..problems.source import open_source, source_of
+from ..report.folder import write_report
+from ..rewards.combined import outcome
+from ..types import Cost, Task
+from .hub import upload
+from .model_card import write_model_card
+from .models import load_trained_state, merged, save_adapter, trained_state
+from .run import RunFolder
+from .size import RunSize
+from .tracking import Tracking
+
+
+class Measured:
+    """A run's student and its held-out problems."""
+
+    config: Config
+    size: RunSize
+    student: Student
+    trainable: Any  # the student's model, with what training changes
+    adapter: str
+    collector: Collector
+    test: Sequence[Task]
+    validation: Sequence[Task]
+    folder: RunFolder
+    tracking: Tracking
+    progress: Progress
+    best: tuple[float, int] | None  # the best validation score, and after how many rounds
+    ends: Counter[str]
+
+    def evaluate(self, tasks: Sequence[Task], doing: str | None = None) -> Answers:
+        """Greedy answers of the student as it is now; the problems are counted on `progress` as what it is `doing`."""
+        self.student.model.eval()
+        self.student.engine.set_policy(None, self.student.engine.version)
+        shown: dict[str, Any] = {} if doing is None or not tasks else {"progress": self.progress, "doing": doing}
+        answers = answer(
+            self.student, tasks, max_tokens=self.config.search.max_tokens, custom=self.collector.custom, **shown
+        )
+        self.student.engine.forget()
+        self.student.engine.rest()
+        return answers
+
+    def keep_answers(self, when: str, answers: Answers) -> None:
+        """What the held-out problems were answered, for the problems that flipped."""
+        if self.test:
+            responses = [samples[0] if samples else "" for samples in answers.responses]  # "": its prompt was too long
+            self.folder.write_answers(when, self.test, responses, answers.first)
+
+    def keep(self, accuracy: float, rounds_done: int) -> None:
+        """Remember the weights of now as the best so far."""
+        self.best = (accuracy, rounds_done)
+        save_sealed(trained_state(self.trainable), self.folder.best)
+
+    def before(self, card: dict[str, Any]) -> None:
+        """The untrained student's results on the test problems; a resumed run has them in its card."""
+        if "before" not in card:
+            answers = self.evaluate(self.test, "held-out problems before training")
+            self.keep_answers("before", answers)
+            card["before"] = summary(answers, self.test)
+            if self.validation:
+                answers = self.evaluate(self.validation, "validation before training")
+                card["validation_before"] = self.score(answers)
+            self.folder.write_card(card)
+        self.validation_before = card.get("validation_before")
+
+    def validate(self, rounds_done: int) -> float | None:
+        """The score on validation problems after `rounds_done` rounds; the best weights so far are kept."""
+        if not self.validation:
+            return None
+        answers = self.evaluate(self.validation)
+        accuracy = self.score(answers)
+        if self.config.train.keep_best and (self.best is None or accuracy > self.best[0]):
+            self.keep(accuracy, rounds_done)
+        return accuracy
+
+    def score(self, answers: Answers) -> float:
+        """What the best weights are chosen by: accuracy, or with a reward of the user's own the mean outcome."""
+        weights = self.config.rewards
+        if not weights.own:
+            return sum(answers.first) / len(answers.first)
+        pairs = zip(answers.grades, answers.rewards, strict=True)
+        known = [outcome(grade, reward, weights) for grade, reward in pairs if reward is not None]
+        return sum(value or 0.0 for value in known) / len(known)
+
+    def restore_best(self, facts: dict[str, Any]) -> None:
+        """Go on from a checkpoint's best; at the start the untrained student is the one to beat."""
+        if facts.get("best") is not None:
+            self.best = (facts["best"][0], facts["best"][1])
+        elif self.config.train.keep_best and self.validation_before is not None:
+            self.keep(self.validation_before, 0)
+
+    def conclude(self, card: dict[str, Any]) -> dict[str, Any]:
+        """Take the best weights, evaluate them on the test problems once, write everything."""
+        kept = "last"
+        if self.best is not None:
+            load_trained_state(self.trainable, load_sealed(self.folder.best))
+            kept = f"best on validation ({self.best[0]:.3f} after round {self.best[1]})"
+            if self.best[1] == 0:
+                kept = f"the student as it was: no checkpoint beat its validation score of {self.best[0]:.3f}"
+        self.student.model.eval()
+        after = self.evaluate(self.test, "held-out problems after training")
+        self.keep_answers("after", after)
+        metrics = self.folder.read_metrics()
+        total = Cost()
+        for line in metrics:
+            if "cost" in line:
+                total.add(Cost(**line["cost"]))
+        card["after"] = summary(after, self.test)
+        gain = (
+            paired_bootstrap(after.first, card["before"]["correct"], groups=repeats(self.test))
+            if card["after"]["accuracy"]
+            else None
+        )
+        card["gain"] = None if gain is None else asdict(gain)
+        card["reward_gain"] = reward_gain(card["before"], card["after"], self.test)
+        card["failed_rewards"] = sum(line.get("failed_rewards", 0) for line in metrics)
+        card["kept"] = kept
+        card["search_cost"] = total.as_dict()
+        card["ends"] = dict(self.ends)
+        self.save_student()
+        base = self.config.train.student or self.student.spec.path
+        for place in (self.folder.student, self.folder.adapter):
+            if place.is_dir():
+                write_model_card(place, card, base, adapter=place == self.folder.adapter)
+        self.folder.write_card(card)
+        write_report(self.folder.path)
+        test = {name: card[name]["accuracy"]["value"] for name in ("before", "after") if card[name]["accuracy"]}
+        self.tracking.log({"test": test, "total": card["search_cost"]}, self.size.questions)
+        if self.config.train.push_to_hub is not None:
+            parts = {".": self.folder.student} | ({"adapter": self.folder.adapter} if self.adapter == "lora" else {})
+            card["uploaded"] = upload(self.config.train.push_to_hub, parts)
+            self.folder.write_card(card)
+        return card
+
+    def save_student(self) -> None:
+        """`student/` is a plain folder that transformers loads; adapters go to `adapter/` too, as they were trained."""
+        model: Any = self.student.model
+        spec = trained_with(self.student, open_source(self.config).name)
+        if self.adapter == "lora":
+            save_adapter(model, self.student.spec.lora, self.folder.adapter)
+            write_facts(self.folder.adapter, self.student.name, spec, adapter=True)
+            sync_all(self.folder.adapter)
+            model = merged(model, self.config.train.merge_dtype)
+        model.save_pretrained(str(self.folder.student))
+        self.student.tokenizer.save_pretrained(self.folder.student)
+        write_facts(self.folder.student, self.student.name, spec)
+        sync_all(self.folder.student)  # the card that says "finished" is written after it
+
+
+def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
+    """Accuracy with its interval (over `distinct` problems; None without gold), cost, and each problem's result for paired
+    comparisons. With a reward of the user's own its mean, too, each problem's, and how many failed."""
+    right, total, distinct = sum(answers.first), len(answers.first), len(set(repeats(tasks)))
+    known = [reward for reward in answers.rewards if reward is not None]
+    rewarded = {
+        "reward": asdict(mean_interval(known)),
+        "rewards": answers.rewards,
+        "failed_rewards": total - len(known),
+    }
+    return {
+        "accuracy": asdict(wilson(right, total, distinct))
+        if any(task.gold or source_of(task.problem).gold_free for task in tasks)
+        else None,
+        "problems": total,
+        "distinct": distinct,
+        "tokens": answers.tokens,
+        "seconds": round(answers.seconds, 2),
+        "too_long": answers.skipped,
+        "correct": answers.first,
+        **(rewarded if known else {}),
+    }
+
+
+def reward_gain(before: dict[str, Any], after: dict[str, Any], tasks: Sequence[Task]) -> dict[str, Any] | None:
+    """The paired gain in the user's own reward, over the problems where it failed neither time; None without one."""
+    pairs = zip(before.get("rewards", ()), after.get("rewards", ()), repeats(tasks), strict=False)
+    known = [(a, b, group) for b, a, group in pairs if b is not None and a is not None]
+    if not known:
+        return None
+    later, earlier, groups = zip(*known, strict=True)
+    numbers: dict[int, int] = {}
+    return asdict(paired_bootstrap(later, earlier, groups=[numbers.setdefault(g, len(numbers)) for g in groups]))

@@ -1,0 +1,280 @@
+"""What is trained, and an update of it: the model, its optimiser and its schedule, through accelerate.
+
+accelerate has the devices, DDP, FSDP2 and the saved states. A minibatch may be computed in parts, and shared by processes: each
+objective is a sum over tokens by the whole minibatch's total, so that the parts' gradients add up to one mean.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from safetensors.torch import load_file, save_file
+from transformers import get_scheduler
+
+from ..errors import TrainingError
+from .fsdp import on_cpus, uses_fsdp
+from .models import Economy, checkpoint_layers, load_trained_state, make_optimizer, trained_state
+from .ranks import ALONE, Ranks
+from .rows import TrainRow
+from .scoring import Scorer, Scores, score
+
+FINAL_RATE = 0.05  # of the learning rate, where its cosine ends
+WEIGHTS = "model.safetensors"  # what is trained, in a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A linear warm-up over `warmup` updates to `rate`, a cosine to `final` of it at `total`."""
+
+    rate: float
+    warmup: int
+    total: int
+    final: float = FINAL_RATE
+
+
+class Objective(Protocol):
+    """What a method minimises."""
+
+    pack: str
+
+    def total(self, rows: Sequence[TrainRow]) -> float:
+        """What the mean of a minibatch is taken over: its tokens, or their weights."""
+
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The loss of a part of a minibatch, and figures that add up to the minibatch's."""
+
+    def extra(self) -> Mapping[str, torch.nn.Parameter]:
+        """What is trained beside the policy: PPO's critic."""
+
+    def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
+        """Round `number` has these rows of this process's. Returns figures of the round."""
+
+    def end(self) -> dict[str, float]:
+        """Figures of the round's updates."""
+
+
+class Learner:
+    """A model under training.
+
+    Args:
+        model: made trainable (`make_trainable`); under FSDP a copy is sharded, and `publish` brings its weights back.
+        objective: what is minimised.
+        economy: precision, rows of a forward, optimiser, recomputed activations.
+        schedule: of the learning rate.
+        batch_size: rows of a minibatch.
+        ranks: the processes that share each minibatch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective,
+        economy: Economy,
+        schedule: Schedule,
+        *,
+        batch_size: int,
+        weight_decay: float,
+        max_grad_norm: float,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        on_cpus()
+        handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]  # they are constants
+        self.accelerator = Accelerator(
+            cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=handlers
+        )
+        self.whole, self.objective, self.economy, self.ranks = model, objective, economy, ranks
+        self.max_grad_norm, self.updates = max_grad_norm, 0
+        self.rows_of_a_forward, _ = economy.split(batch_size // ranks.size, "the method's batch_size")
+        self.sharded = uses_fsdp()
+        inner = copy.deepcopy(model) if self.sharded and ranks.searches else model
+        if self.sharded and economy.autocast:
+            inner = inner.float()  # the optimiser's copy, in full precision
+        if economy.checkpointing:
+            checkpoint_layers(inner)
+        scorer = Scorer(inner)
+        self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
+        trained = [p for p in inner.parameters() if p.requires_grad]
+        optimizer = make_optimizer(trained, objective.extra().values(), schedule.rate, weight_decay, economy.eight_bit)
+        self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
+        self.scorer.eval()  # but for an update
+        self.schedule = get_scheduler(
+            "cosine_with_min_lr",
+            optimizer,
+            num_warmup_steps=schedule.warmup,
+            num_training_steps=schedule.total,
+            scheduler_specific_kwargs={"min_lr_rate": schedule.final},
+        )
+        self.accelerator.register_for_checkpointing(self.schedule)
+        if objective.extra():
+            self.accelerator.register_for_checkpointing(Kept(objective.extra()))
+        self.accelerator.register_save_state_pre_hook(self.save_trained)
+        self.accelerator.register_load_state_pre_hook(self.load_trained)
+
+    # -- updates -----------------------------------------------------------------------------------------------------
+
+    def score(self, rows: Sequence[TrainRow]) -> Scores:
+        """Log-probabilities and entropies of rows' responses under the weights of now."""
+        with self.autocast():
+            return score(self.scorer, self.config, rows, self.pack, self.dtype, self.accelerator.device)
+
+    @property
+    def pack(self) -> str:
+        # Under FSDP a forward is one of all ranks, and packed rows make other numbers of them.
+        return "off" if self.sharded else self.objective.pack
+
+    def autocast(self) -> Any:
+        """Products in bfloat16, over weights as they are."""
+        kind = self.accelerator.device.type
+        return torch.autocast(kind, torch.bfloat16) if self.economy.autocast else nullcontext()
+
+    def parts_of(self, rows: Sequence[TrainRow]) -> list[Sequence[TrainRow]]:
+        """Rows by forward."""
+        size = self.rows_of_a_forward
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    def dealt(self, minibatch: Sequence[TrainRow]) -> list[TrainRow]:
+        """This process's part of a minibatch."""
+        return dealt(minibatch, self.ranks)
+
+    def update(self, minibatch: Sequence[TrainRow]) -> dict[str, float]:
+        """One step of the optimiser on a minibatch, which all ranks have whole. Returns its loss and other figures.
+
+        Raises TrainingError where loss or gradient are not finite; the weights are then as they were.
+        """
+        self.scorer.train()
+        device, parts = self.accelerator.device, self.parts_of(self.dealt(minibatch))
+        total = torch.tensor(max(self.objective.total(minibatch), 1e-8), device=device)
+        tokens = sum(len(row.completion_ids) for row in minibatch)
+        sums: dict[str, Any] = {}
+        for i, part in enumerate(parts):
+            with nullcontext() if i == len(parts) - 1 else self.accelerator.no_sync(self.scorer):
+                with self.autocast():
+                    scores = self.score(part)
+                    loss, figures = self.objective.loss(part, scores, total)
+                # DDP and FSDP take the mean of the ranks' gradients, and this is a part of the minibatch's mean already.
+                self.accelerator.backward(loss * self.ranks.size)
+            figures |= {
+                "loss": loss,
+                "entropy": (scores.entropy * mask_of(part, scores.logprobs)).sum() / tokens,
+                "packed_tokens": torch.tensor(scores.packed / len(parts) / self.ranks.size, device=device),
+            }
+            for name, value in figures.items():
+                sums[name] = sums.get(name, 0.0) + value.detach().float()
+        found = dict(zip(sums, self.accelerator.reduce(torch.stack([*sums.values()])).tolist(), strict=True))
+        found["grad_norm"] = self.clip()
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(found[name]):
+                raise TrainingError(f"{name} is {found[name]} at update {self.updates + 1}: lower the learning rate")
+        self.optimizer.step()
+        found["learning_rate"] = self.schedule.get_last_lr()[0]
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+        self.scorer.eval()
+        return found
+
+    def clip(self) -> float:
+        """Scale the gradients down to `max_grad_norm`, the critic's by a norm of their own. Returns the policy's."""
+        beside = list(self.objective.extra().values())
+        if beside:
+            torch.nn.utils.clip_grad_norm_(beside, self.max_grad_norm)
+        known = {id(p) for p in beside}
+        policy = [p for p in self.scorer.parameters() if p.requires_grad and id(p) not in known]
+        norm: Any = self.accelerator.clip_grad_norm_(policy, self.max_grad_norm)
+        return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+    def skip(self, updates: int) -> None:
+        """Leave out `updates` places of the schedule."""
+        for _ in range(updates):
+            self.schedule.step()
+        self.updates += updates
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Under FSDP: put the shards' weights together in the model that this process searches with. All ranks must call it."""
+        if not self.sharded:
+            return
+        own = dict(self.whole.named_parameters())
+        prefix = "model."
+        part: Any
+        for name, part in self.scorer.named_parameters():
+            if part.requires_grad:
+                full = part.full_tensor()
+                if self.ranks.searches:
+                    own[name.removeprefix(prefix)].copy_(full)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """What the next update depends on: trained weights, optimiser, schedule, random numbers. All ranks call it."""
+        self.accelerator.save_state(str(folder))
+        self.ranks.wait()
+
+    def restore(self, folder: Path, updates: int) -> None:
+        """Go on from what `save` wrote after so many updates."""
+        self.accelerator.load_state(str(folder))
+        self.updates = updates
+        self.publish()
+
+    def save_trained(self, models: list[Any], weights: list[Any], folder: str) -> None:
+        """accelerate would save all weights, a frozen base's too. FSDP's shards are saved by accelerate, before this."""
+        weights.clear()
+        if not self.sharded and self.ranks.first:
+            save_file({k: v.contiguous() for k, v in trained_state(self.whole).items()}, Path(folder) / WEIGHTS)
+
+    def load_trained(self, models: list[Any], folder: str) -> None:
+        models.clear()
+        if not self.sharded:
+            load_trained_state(self.whole, load_file(Path(folder) / WEIGHTS))
+
+
+class Kept:
+    """Parameters as accelerate keeps them in a checkpoint."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state[name])
+
+
+def dealt(rows: Sequence[TrainRow], ranks: Ranks) -> list[TrainRow]:
+    """This rank's rows of a minibatch: as many as any other's, and about as many tokens.
+
+    The longest row goes to the first rank, and so on to the last and back again.
+    """
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i].prompt_ids) - len(rows[i].completion_ids))
+    turns = [order[i : i + ranks.size] for i in range(0, len(order), ranks.size)]
+    picked = [turn[ranks.rank if i % 2 == 0 else -1 - ranks.rank] for i, turn in enumerate(turns)]
+    return [rows[i] for i in sorted(picked)]
+
+
+def mask_of(rows: Sequence[TrainRow], like: torch.Tensor, kind: str | None = None) -> torch.Tensor:
+    """Which of the tokens `[B, T]` are there; of rows of one `kind` alone where it is given."""
+    lengths = [len(row.completion_ids) if kind in (None, row.kind) else 0 for row in rows]
+    ends = torch.tensor(lengths, device=like.device)[:, None]
+    return (torch.arange(like.shape[1], device=like.device) < ends).float()
+
+
+def padded(values: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
+    """Numbers of each row's tokens as a tensor in the shape of `like [B, T]`, 0 beyond a row's end."""
+    found = torch.zeros(like.shape)
+    for i, one in enumerate(values):
+        found[i, : len(one)] = torch.tensor(one)
+    return found.to(like.device)

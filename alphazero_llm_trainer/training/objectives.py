@@ -1,0 +1,209 @@
+"""What each method minimises over a round's rows: the losses of `losses.py`, with what they need beside the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..config.train import GrpoConfig, PpoConfig
+from .credit import gae
+from .learner import Learner, mask_of, padded
+from .losses import grpo_loss, value_loss, weighted_likelihood
+from .models import load_trained_state, trained_state
+from .rows import TrainRow
+from .scoring import Scorer, Scores, score
+
+if TYPE_CHECKING:
+    from .ppo_critic import Critic
+
+Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's identity in its round
+
+
+class Likelihood:
+    """`sft`, `rft` and `legacy`: weighted likelihood of responses."""
+
+    def __init__(self, pack: str = "off") -> None:
+        self.pack = pack
+
+    def total(self, rows: Sequence[TrainRow]) -> float:
+        """The sum of the weights."""
+        return sum(sum(row.advantages) for row in rows)
+
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """See `weighted_likelihood`."""
+        weights = padded([row.advantages for row in rows], scores.logprobs)
+        return weighted_likelihood(scores.logprobs, weights, total), {}
+
+    def extra(self) -> Mapping[str, torch.nn.Parameter]:
+        """Nothing."""
+        return {}
+
+    def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
+        """Nothing is known of a round's rows but the rows."""
+        return {}
+
+    def end(self) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+
+class Grpo:
+    """GRPO over rows that bring their advantages and the log-probabilities that they were sampled with."""
+
+    def __init__(
+        self, settings: GrpoConfig | PpoConfig, model: Any, *, clip_low: float, clip_high: float, pack: str
+    ) -> None:
+        self.settings, self.model, self.pack = settings, model, pack
+        self.clips = {"clip_low": clip_low, "clip_high": clip_high}
+        self.importance = getattr(settings, "importance", True)
+        # The reference policy is what the run started from: a copy of what is trained, put in for a moment.
+        self.start = trained_state(model) if settings.kl_coefficient else None
+        self.reference: Numbers = {}
+        self.seen, self.gap = 0, 0.0  # updates of this round, and what the first one found (`gap_to_engine`)
+
+    def total(self, rows: Sequence[TrainRow]) -> float:
+        """How many tokens there are."""
+        self.seen += 1
+        return sum(len(row.completion_ids) for row in rows)
+
+    def extra(self) -> Mapping[str, torch.nn.Parameter]:
+        """Nothing."""
+        return {}
+
+    def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
+        """Score a round's rows under the reference policy, where a KL penalty is on. Returns figures of the round."""
+        self.seen, self.gap = 0, 0.0
+        if self.start is not None:
+            now = trained_state(self.model)
+            load_trained_state(self.model, self.start)
+            self.reference = scored(self.model, learner, rows)
+            load_trained_state(self.model, now)
+        of_policy = torch.tensor([a for row in rows if row.kind == "policy" for a in row.advantages if a])
+        if len(of_policy) < 2:
+            return {}
+        return {"advantage_mean": of_policy.mean().item(), "advantage_std": of_policy.std().item()}
+
+    def advantages(self, rows: Sequence[TrainRow], like: torch.Tensor) -> torch.Tensor:
+        """`[B, T]`."""
+        return padded([row.advantages for row in rows], like)
+
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """See `grpo_loss`."""
+        logprobs, mask = scores.logprobs, mask_of(rows, scores.logprobs)
+        old = padded([row.old_logprobs for row in rows], logprobs) if self.importance else logprobs.detach()
+        reference = padded([self.reference[id(row)] for row in rows], logprobs) if self.reference else None
+        kl = 0.0 if reference is None else self.settings.kl_coefficient
+        if self.seen == 1 and self.importance:
+            # Nothing is learnt yet: what the ratio is to, the engine's numbers, should be this forward's.
+            self.gap = max(self.gap, ((logprobs.detach() - old).abs() * mask).max().item())
+        given: dict[str, Any] = {**self.clips, "kl_coefficient": kl, "reference": reference}
+        return grpo_loss(logprobs, old, self.advantages(rows, logprobs), mask, total, **given)
+
+    def end(self) -> dict[str, float]:
+        """The largest difference between the engine's log-probability of a sampled token and the trainer's, in nats."""
+        return {"engine_logprob_gap": self.gap} if self.importance else {}
+
+
+class Ppo(Grpo):
+    """PPO (Schulman et al. 2017): GAE from a critic's values, whitened; the KL penalty is in the reward (Ouyang et al. 2022,
+    equation 2). Replayed demonstrations keep their constant advantage and are no data for the critic."""
+
+    def __init__(self, settings: PpoConfig, model: Any, critic: Critic, pack: str) -> None:
+        super().__init__(settings, model, clip_low=settings.clip, clip_high=settings.clip, pack=pack)
+        self.critic, self.ppo = critic, settings
+        self.estimates: dict[int, tuple[Sequence[float], Sequence[float], Sequence[float]]] = {}
+
+    def total(self, rows: Sequence[TrainRow]) -> float:
+        """How many tokens there are; the critic's mean is over the policy's alone."""
+        ours = sum(len(row.completion_ids) for row in rows if row.kind == "policy")
+        self.policy_tokens = torch.tensor(max(ours, 1.0), device=self.critic.score.weight.device)
+        return super().total(rows)
+
+    def extra(self) -> Mapping[str, torch.nn.Parameter]:
+        """The critic's parameters."""
+        return self.critic.trained()
+
+    def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
+        """Values of all tokens under the critic of now, and what follows from them: advantages, returns."""
+        super().begin(learner, rows, number)
+        ours = [row for row in {id(row): row for row in rows}.values() if row.kind == "policy"]
+        values = self.values_of(learner, ours)
+        advantages: Numbers = {}
+        self.estimates = {}
+        for row in ours:
+            earned: list[float] = [0.0] * len(row.completion_ids)
+            if self.reference:
+                gaps = zip(row.old_logprobs, self.reference[id(row)], strict=True)
+                earned = [-self.ppo.kl_coefficient * (old - reference) for old, reference in gaps]
+            earned[-1] += row.reward  # the outcome is earned at the last token
+            a, back = gae(earned, values[id(row)], gamma=self.ppo.gamma, lam=self.ppo.gae_lambda)
+            advantages[id(row)] = a
+            self.estimates[id(row)] = a, back, values[id(row)]
+        repeated = [row for row in rows if row.kind == "policy"]
+        found = torch.tensor([a for row in repeated for a in advantages[id(row)]])
+        if not len(found):
+            return {}
+        mean, std = found.mean().item(), found.std(correction=0).item()
+        # First the critic learns what to expect: its first rounds train it alone, and replay demonstrations.
+        waits = number < self.ppo.critic_rounds
+        for key, (raw, returns, old) in self.estimates.items():
+            white = [0.0 if waits else (one - mean) / (std + 1e-8) for one in raw]
+            self.estimates[key] = white, returns, old
+        return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, values)
+
+    def values_of(self, learner: Learner, rows: Sequence[TrainRow]) -> dict[int, Sequence[float]]:
+        """The critic's values of each row's tokens."""
+        known: dict[int, Sequence[float]] = {}
+        with torch.no_grad(), learner.autocast():
+            for part in learner.parts_of(rows):
+                found = self.critic(part)
+                known |= {
+                    id(row): one[: len(row.completion_ids)].tolist() for row, one in zip(part, found, strict=True)
+                }
+        return known
+
+    def advantages(self, rows: Sequence[TrainRow], like: torch.Tensor) -> torch.Tensor:
+        """`[B, T]`: the whitened ones, and what demonstrations bring."""
+        return padded([self.estimates[id(r)][0] if id(r) in self.estimates else r.advantages for r in rows], like)
+
+    def loss(
+        self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The policy's clipped loss without a KL of its own, and the critic's."""
+        reference, self.reference = self.reference, {}
+        loss, figures = super().loss(rows, scores, total)
+        self.reference = reference
+        mask = mask_of(rows, scores.logprobs, "policy")
+        if not mask.any():
+            return loss, figures
+        known = [self.estimates.get(id(row), ((), (), ())) for row in rows]
+        returns, old = (padded([one[i] for one in known], scores.logprobs) for i in (1, 2))
+        of_critic, more = value_loss(self.critic(rows), old, returns, mask, self.policy_tokens, self.ppo.value_clip)
+        return loss + self.ppo.value_coefficient * of_critic, figures | more | {"critic_loss": of_critic}
+
+
+def scored(model: Any, learner: Learner, rows: Sequence[TrainRow]) -> Numbers:
+    """The log-probabilities of rows' tokens under a whole model."""
+    found: Numbers = {}
+    scorer, given = Scorer(model), (learner.config, learner.pack, learner.dtype, learner.accelerator.device)
+    with torch.no_grad(), learner.autocast():
+        for part in learner.parts_of(rows):
+            logprobs = score(scorer, given[0], part, *given[1:]).logprobs
+            found |= {id(row): one[: len(row.completion_ids)].tolist() for row, one in zip(part, logprobs, strict=True)}
+    return found
+
+
+def explained(rows: Sequence[TrainRow], values: Mapping[int, Sequence[float]]) -> dict[str, float]:
+    """The critic's mean value of the tokens, and how much of the outcomes' variance it explains."""
+    value = torch.tensor([v for row in rows for v in values[id(row)]])
+    earned = torch.tensor([row.reward for row in rows for _ in row.completion_ids])
+    found, variance = {"value_mean": value.mean().item()}, earned.var(correction=0).item()
+    if variance > 0:
+        found["explained_variance"] = 1.0 - (earned - value).var(correction=0).item() / variance
+    return found

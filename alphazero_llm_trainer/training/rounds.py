@@ -1,0 +1,223 @@
+"""A round of questions: searched, or read from the journal; on one process or on several.
+
+Several processes (`accelerate launch`, `torchrun`) run the same loop. Each searches its share with an engine of its own; the
+first one has the folder, the journal and the terminal, and gets all trees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..collect import FAILED_REWARD, Collector, GradedTree
+from ..errors import RewardError
+from ..mcts.extract import trajectories
+from ..mcts.journal import Journal
+from ..mcts.tree import ROOT, Tree
+from ..types import Cost, Task
+from .ranks import ALONE, Ranks
+from .size import RunSize
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
+
+
+class Interrupted(Exception):
+    """The user asked to stop in the middle of a round."""
+
+
+@dataclass(slots=True)
+class RoundStats:
+    """What a round's searches gave. Shares are of its questions; `depth` is the mean of the trees' deepest nodes.
+
+    `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the questions that the user's own
+    reward ended, which are among the `failed` ones. `simulations_per_second` is None where trees of before a stop were used.
+    """
+
+    round: int
+    questions: int = 0
+    flat_at_first: int = 0
+    flat: int = 0
+    extensions: int = 0
+    extended: int = 0
+    taught: int = 0
+    all_right: int = 0
+    all_wrong: int = 0
+    mixed: int = 0
+    trajectories: int = 0
+    samples: int = 0
+    mean_reward: float = 0.0
+    solved: int = 0
+    rows: int = 0
+    updates: int = 0
+    rows_unused: int = 0
+    rows_filled: int = 0
+    failed: int = 0
+    failed_rewards: int = 0
+    simulations: int = 0
+    nodes_per_tree: float = 0.0
+    tokens_per_tree: float = 0.0
+    depth: float = 0.0
+    simulations_per_second: float | None = None
+    search_seconds: float = 0.0
+    reused_trees: int = 0
+    cost: Cost = field(default_factory=Cost)
+
+    def as_dict(self) -> dict[str, Any]:
+        names = [name for name in self.__slots__ if name != "cost"]
+        return {**{name: getattr(self, name) for name in names}, "cost": self.cost.as_dict()}
+
+    def count(self, trees: Sequence[GradedTree], collector: Collector) -> None:
+        """Count a round's trees."""
+        self.questions = len(trees)
+        total = 0.0
+        for tree in trees:
+            found = trajectories(tree.tree)
+            self.failed += tree.ended_by.startswith("failed")
+            self.failed_rewards += tree.failed_reward is not None
+            self.flat_at_first += tree.flat_at_first
+            self.flat += collector.flat(tree.tree)
+            self.extensions += tree.extensions
+            self.extended += tree.extensions > 0
+            kind = outcome(tree.tree)
+            self.all_right += kind == "solved"
+            self.all_wrong += kind == "hopeless"
+            self.mixed += kind == "mixed"
+            self.trajectories += len(found)
+            self.taught += sum(not t.student for t in found)
+            self.samples += sum(t.samples for t in found)
+            self.solved += any(t.right for t in found)
+            total += sum(collector.reward(t) * t.samples for t in found)
+            self.cost.add(tree.cost)
+            self.simulations += tree.tree.N[ROOT]
+            self.nodes_per_tree += (len(tree.tree) - 1) / len(trees)
+            self.tokens_per_tree += tree.cost.sampled_tokens / len(trees)
+            self.depth += max(tree.tree.depths()) / len(trees)
+        self.mean_reward = total / max(self.samples, 1)
+
+
+def outcome(tree: Tree) -> str | None:
+    """What a graded tree's responses came out as: all right "solved", all wrong (or equally good) "hopeless", "mixed"; None
+    without any."""
+    found = trajectories(tree)
+    if len({one.outcome for one in found}) > 1:
+        return "mixed"
+    return None if not found else "solved" if found[0].right else "hopeless"
+
+
+class Rounds:
+    """The rounds of a run: the same trees for the same weights, whatever was killed in between.
+
+    Args:
+        student: the policy under training; its engine is told about new weights at the start of each round.
+        collector: searches and grades.
+        tasks: training questions in order; round k takes the k-th slice of `size.questions_per_round`.
+        journal: where finished trees go, and come from after a restart; None on every process but the first.
+        seed: of all searches.
+        on_tree: called after each tree.
+        stop: True once the user wants to end.
+        ranks: the processes that share the run.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        collector: Collector,
+        tasks: Sequence[Task],
+        journal: Journal | None,
+        size: RunSize,
+        seed: int,
+        *,
+        on_tree: Callable[[GradedTree], None],
+        stop: Callable[[], bool],
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.student, self.collector, self.tasks, self.journal = student, collector, tasks, journal
+        self.size, self.seed, self.on_tree, self.stop, self.ranks = size, seed, on_tree, stop, ranks
+
+    def search(self, number: int) -> tuple[list[GradedTree], RoundStats]:
+        """The graded trees of a round, in the order of its questions, and what they came out as.
+
+        Beside the first process both are empty. Raises Interrupted where the user asked to stop, RewardError where the reward
+        of every question so far failed.
+        """
+        began = time.perf_counter()
+        self.student.engine.set_policy(None, number)
+        tasks, found = self.tasks_of_round(number), {tree.key: tree for tree in self.restored(number)}
+        stats = RoundStats(number, reused_trees=len(found))
+        missing: list[str] = self.ranks.tell([key for key in tasks if key not in found])
+        if missing:
+            self.search_missing(missing, tasks, number, found)
+        if self.collector.perplexity is not None:
+            self.collector.perplexity.forget()
+        if any(self.ranks.gather(self.stop())):
+            raise Interrupted
+        if not self.ranks.first:
+            return [], stats
+        trees = [found[key] for key in tasks]
+        self.check_rewards(trees)
+        stats.search_seconds = time.perf_counter() - began
+        stats.count(trees, self.collector)
+        if not stats.reused_trees:
+            stats.simulations_per_second = stats.simulations / max(stats.search_seconds, 1e-9)
+        # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
+        stats.cost.seconds = stats.search_seconds
+        return trees, stats
+
+    def search_missing(
+        self, missing: Sequence[str], tasks: dict[str, Task], number: int, found: dict[str, GradedTree]
+    ) -> None:
+        """Search the questions of round `number` that `found` lacks, and put their trees there and into the journal."""
+        share = [(key, tasks[key]) for key in self.ranks.share(missing)]
+        records: list[dict[str, Any]] = []
+
+        async def search() -> None:
+            async for tree in self.collector.collect(share, self.seed):
+                if tree.ended_by == "stopped":
+                    continue
+                record = tree.record(round=number, policy=self.student.engine.version)
+                if self.ranks.first:
+                    self.keep(record, tree, found)
+                else:
+                    records.append(record)
+
+        gathered, failed = [], True
+        try:
+            asyncio.run(search())
+            failed = False
+        finally:  # a process that fails tells the others, which wait here
+            gathered = self.ranks.gather(None if failed else records)
+        if None in gathered:
+            raise SystemExit(2)
+        if self.ranks.first:
+            for record in [one for others in gathered for one in others]:
+                self.keep(record, GradedTree.from_record(record, tasks[record["key"]]), found)
+
+    def keep(self, record: dict[str, Any], tree: GradedTree, found: dict[str, GradedTree]) -> None:
+        """A new tree goes into the journal first."""
+        assert self.journal is not None
+        self.journal.append(record)
+        found[tree.key] = tree
+        self.on_tree(tree)
+
+    def restored(self, number: int) -> list[GradedTree]:
+        """The trees of a round that the journal has."""
+        if self.journal is None:
+            return []
+        records = ((self.journal.get(key), task) for key, task in self.tasks_of_round(number).items())
+        return [GradedTree.from_record(record, task) for record, task in records if record is not None]
+
+    def tasks_of_round(self, number: int) -> dict[str, Task]:
+        """A round's questions by their keys in the journal."""
+        return self.size.of_round(self.tasks, number)
+
+    def check_rewards(self, trees: Sequence[GradedTree]) -> None:
+        """Raise RewardError where the user's own reward has failed for every question of the run so far."""
+        failed = [tree.failed_reward for tree in trees if tree.failed_reward is not None]
+        if not failed or self.journal is None:
+            return
+        if all(str(record["ended_by"]).startswith(FAILED_REWARD) for record in self.journal.records.values()):
+            raise RewardError(f"the reward of every question failed ({len(failed):,} so far); the first: {failed[0]}")

@@ -1,0 +1,184 @@
+"""Log-probabilities of rows' responses under a language model, with gradients: in packed sequences or in a flat batch.
+
+The last layer is computed only where a token is predicted that counts: with a vocabulary of 50,000 words and more it is most
+of an update (`benchmarks/real_training.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, Partial
+
+from .attention import NAME
+from .models import bare
+from .packing import IGNORED, PackingPlan, Work, plan, spread, tensors
+from .rows import TrainRow
+
+TILES = {"cpu": 2**19}  # logits in fp32 at a time: 2 MiB, which stay in a core's cache
+TILE = 2**26  # elsewhere: 256 MiB
+LEAST = -1e4  # of a logarithm whose probability is 0 in fp32
+# What a model may do with its logits beside a product: of those that do the whole forward is asked.
+SCALES = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+PACKS_FROM = 0.9  # share of the flat batch's work that packing must come down to, under `pack: auto`
+MASKS_IN_4D = ("sdpa", "eager", NAME)  # attention implementations that take an additive mask of our own
+
+
+class LabelLogProbs(torch.autograd.Function):
+    """Log-probabilities and entropies (nats, `[N]`) of `targets [N]` under softmax(`hidden [N, H]` @ `weight [V, H]`.T).
+
+    The logits are kept for the backward pass in the precision that autocast asks for, and become their own gradient in place:
+    `g * (onehot - p)`. The entropies have no gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kind = hidden.device.type
+        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        narrow, matrix = hidden.to(precision), weight.to(precision)
+        logprobs, entropy, normalizer = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        with torch.autocast(kind, enabled=False):
+            logits = narrow @ matrix.T if any(ctx.needs_input_grad[:2]) else None
+            for rows in tiles(narrow, matrix):
+                tile = (narrow[rows] @ matrix.T if logits is None else logits[rows]).to(torch.float32, copy=True)
+                own, most = tile.gather(1, targets[rows, None])[:, 0], tile.amax(1)
+                # A probability of 0 may have the logarithm -inf, and has no share of the entropy.
+                masses = tile.sub_(most[:, None]).clamp_(min=LEAST).exp()
+                mass = masses.sum(1)
+                logprobs[rows] = own - most - mass.log()
+                entropy[rows] = mass.log() - masses.mul_(tile).sum(1) / mass
+                normalizer[rows] = most + mass.log()
+        ctx.save_for_backward(narrow, matrix, targets, normalizer)
+        ctx.logits, ctx.given = logits, (hidden.dtype, weight.dtype)
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, _: None) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        narrow, matrix, targets, normalizer = ctx.saved_tensors
+        logits, ctx.logits = ctx.logits, None
+        for rows in tiles(narrow, matrix):
+            chances = logits[rows].to(torch.float32, copy=True).sub_(normalizer[rows, None]).exp_()
+            chances.mul_(-gradient[rows, None])
+            chances.scatter_add_(1, targets[rows, None], gradient[rows, None])
+            logits[rows] = chances
+        of_hidden = (logits @ matrix).to(ctx.given[0]) if ctx.needs_input_grad[0] else None
+        of_weight = (logits.T @ narrow).to(ctx.given[1]) if ctx.needs_input_grad[1] else None
+        return of_hidden, of_weight, None
+
+
+def tiles(hidden: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
+    """Slices of the rows of logits `[N, V]`, as many rows in each as a tile has room for."""
+    size = max(1, TILES.get(hidden.device.type, TILE) // len(weight))
+    return (slice(start, start + size) for start in range(0, len(hidden), size))
+
+
+def plain(model: Any) -> bool:
+    """Whether a causal model's head is a product and nothing else."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    return head is not None and head.bias is None and all(getattr(config, name, None) is None for name in SCALES)
+
+
+def token_logprobs(model: Any, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities (nats, `[N]`) of `tokens [N]` under the model's head over `hidden [N, H]`."""
+    return LabelLogProbs.apply(hidden, model.get_output_embeddings().weight, tokens)[0]
+
+
+class Scorer(torch.nn.Module):
+    """A causal language model as the module that is trained: what DDP and FSDP wrap.
+
+    `forward` gives log-probabilities and entropies (nats, `[G, N]`) of `labels [G, N]`, the token that each position predicts,
+    0 where that is `IGNORED`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._no_split_modules = bare(model)._no_split_modules  # where accelerate looks for FSDP's layers
+
+    @property
+    def config(self) -> Any:
+        return bare(self.model).config
+
+    def forward(self, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`inputs` are the model's own: `input_ids [G, N]`, `attention_mask` and perhaps `position_ids`."""
+        model, mask = bare(self.model), labels != IGNORED
+        if plain(model):
+            hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+            weight = model.get_output_embeddings().weight
+            if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
+                weight = weight.full_tensor(grad_placements=[Partial("avg")])  # each rank's gradient is of its own rows
+            found = LabelLogProbs.apply(hidden[mask], weight, labels[mask])
+        else:
+            logits = model(**inputs, use_cache=False).logits[mask].float()
+            every = logits.log_softmax(-1)
+            entropy = -(every.exp() * every).sum(-1).detach()
+            found = every.gather(1, labels[mask][:, None])[:, 0], entropy
+        # `masked_scatter` leaves a batch without a label connected to the model: its gradient is 0, not an error.
+        logprobs, entropy = (one.new_zeros(mask.shape).masked_scatter(mask, one) for one in found)
+        return logprobs, entropy
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of rows' response tokens `[B, T]`, 0 beyond a row's end: log-probabilities and entropies in nats.
+
+    `packed` is the share of a flat batch's tokens that was computed.
+    """
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    packed: float
+
+
+def score(scorer: Any, config: Any, rows: Sequence[TrainRow], pack: str, dtype: torch.dtype, device: Any) -> Scores:
+    """The scores of `rows` under `scorer` (a `Scorer`, perhaps in DDP's or FSDP's hands) over a model of `config`.
+
+    Args:
+        pack: `on`: responses of one question share its prompt and their beginnings in one sequence; `off`: a flat batch;
+            `auto`: what is less work.
+        dtype: of the additive masks of packed sequences.
+    """
+    if pack != "off" and config._attn_implementation in MASKS_IN_4D:
+        made = plan_rows(rows, config)
+        if pack == "on" or made.work < PACKS_FROM * made.flat_work:
+            found = []
+            for batch in made.batches:
+                given = tensors(batch, dtype, device)
+                found.append(scorer(given.pop("shift_labels"), **given))
+            logprobs, entropy = (spread(list(one), made.where) for one in zip(*found, strict=True))
+            return Scores(logprobs, entropy, made.tokens / made.flat_tokens)
+    return flat(scorer, rows, device)
+
+
+def plan_rows(rows: Sequence[TrainRow], config: Any) -> PackingPlan:
+    """How to pack these rows."""
+    prompts = [np.array(row.prompt_ids, dtype=np.int64) for row in rows]
+    completions = [np.array(row.completion_ids, dtype=np.int64) for row in rows]
+    return plan(prompts, completions, max(map(len, completions)), Work.of(config))
+
+
+def flat(scorer: Any, rows: Sequence[TrainRow], device: Any) -> Scores:
+    """One row a sequence, padded on the right."""
+    width = max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+    longest = max(len(row.completion_ids) for row in rows)
+    ids, mask = (np.zeros((len(rows), width), dtype=np.int64) for _ in range(2))
+    labels = np.full((len(rows), width), IGNORED)
+    where = np.full((len(rows), longest), -1, dtype=np.int64)
+    for r, row in enumerate(rows):
+        first, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.completion_ids)
+        ids[r, :end], mask[r, :end] = (*row.prompt_ids, *row.completion_ids), 1
+        labels[r, first - 1 : end - 1] = row.completion_ids  # a token is predicted at the position before it
+        where[r, : end - first] = r * width + np.arange(first - 1, end - 1)
+    given = {"input_ids": ids, "attention_mask": mask}
+    found = scorer(
+        torch.from_numpy(labels).to(device), **{name: torch.from_numpy(one).to(device) for name, one in given.items()}
+    )
+    logprobs, entropy = (spread([one], where) for one in found)
+    return Scores(logprobs, entropy, 1.0)

@@ -1,0 +1,103 @@
+"""Experiment tracking through accelerate's trackers: MLflow, Weights & Biases, Trackio or TensorBoard.
+
+The stores are in the run's folder, below `track/`, unless the library's own environment variables name another place
+(MLFLOW_TRACKING_URI, WANDB_DIR, TRACKIO_DIR). W&B is offline unless WANDB_API_KEY or WANDB_MODE says otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..config.load import flat
+from ..errors import ConfigError
+
+PROJECT = "alphazero-llm-trainer"
+NOT_PARAMETERS = ("models", "teacher_tiers")  # lists of what could be used
+
+
+def check_tracker(kind: str) -> None:
+    """Raises ConfigError where the library of the tracker `kind` is not installed."""
+    if kind != "none" and find_spec(kind) is None:
+        raise ConfigError(
+            f"train.track is {kind}, which is not installed: install alphazero-llm-trainer[track] or set train.track=none"
+        )
+
+
+class Tracking:
+    """A run's tracker; `kind` "none" is none. What the libraries print goes to standard error."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.tracker: Any = None
+        if kind == "none":
+            return
+        store = (folder / "track").absolute()
+        store.mkdir(parents=True, exist_ok=True)
+        options = OPTIONS[kind](store, folder.name)
+        from accelerate import PartialState
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        PartialState()  # the trackers ask it which process they are in
+        name = PROJECT if kind != "tensorboard" else "tensorboard"
+        with redirect_stdout(sys.stderr):
+            self.tracker = LOGGER_TYPE_TO_CLASS[kind](name, **options)
+            self.tracker.start()
+
+    def parameters(self, config: Mapping[str, Any]) -> None:
+        """What the run was started with; nested mappings become dotted names, lists and None text."""
+        if self.tracker is not None:
+            kept = {key: value for key, value in config.items() if key not in NOT_PARAMETERS}
+            plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in flat(kept)}
+            with redirect_stdout(sys.stderr):
+                self.tracker.store_init_configuration(plain)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """Numbers of a round, a validation or the end by dotted names; `step` is the training questions done."""
+        if self.tracker is not None:
+            self.tracker.log({k: float(v) for k, v in flat(values) if isinstance(v, int | float)}, step=step)
+
+    def finish(self) -> None:
+        """The run ended, however."""
+        if self.tracker is not None:
+            with redirect_stdout(sys.stderr):
+                self.tracker.finish()
+
+
+def mlflow(store: Path, name: str) -> dict[str, Any]:
+    """One SQLite store a run."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would write to the home folder
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{store / 'mlflow.db'}")
+    return {"logging_dir": (store / "artifacts").as_uri(), "run_name": name}
+
+
+def wandb(store: Path, name: str) -> dict[str, Any]:
+    """Offline without a key; `wandb sync` uploads it later."""
+    for variable in (
+        "WANDB_DIR",
+        "WANDB_CACHE_DIR",
+        "WANDB_DATA_DIR",
+        "WANDB_CONFIG_DIR",
+    ):  # else below the home folder
+        os.environ.setdefault(variable, str(store))
+    os.environ.setdefault("WANDB_SILENT", "true")
+    online = "WANDB_MODE" in os.environ or "WANDB_API_KEY" in os.environ
+    return {"name": name} if online else {"name": name, "mode": "offline"}
+
+
+def trackio(store: Path, name: str) -> dict[str, Any]:
+    """Trackio's own SQLite file; the dashboard is `trackio show`."""
+    os.environ.setdefault("TRACKIO_DIR", str(store / "trackio"))
+    return {"name": name, "resume": "allow", "embed": False}
+
+
+def tensorboard(store: Path, name: str) -> dict[str, Any]:
+    """Event files."""
+    return {"logging_dir": str(store)}
+
+
+OPTIONS = {"mlflow": mlflow, "wandb": wandb, "trackio": trackio, "tensorboard": tensorboard}

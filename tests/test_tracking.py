@@ -1,0 +1,118 @@
+"""A run's figures in the trackers' own offline stores, written by the real libraries and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.training import tracking
+from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.run import RunFolder
+
+VARIABLES = ("MLFLOW_TRACKING_URI", "WANDB_DIR", "WANDB_MODE", "WANDB_API_KEY", "TRACKIO_DIR", "WANDB_CACHE_DIR",
+             "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME")  # fmt: skip
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty home folder, and none of the trackers' variables set: nothing may be written outside the run."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.chdir(folder)
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return folder
+
+
+def strays(home: Path) -> list[Path]:
+    """Files that a tracker left in the home folder; matplotlib keeps its font list there."""
+    return [path for path in home.rglob("*") if path.is_file() and "matplotlib" not in path.parts]
+
+
+def tracked(kind: str, path: Path) -> RunFolder:
+    """Two rounds of a few questions under the tracker `kind`."""
+    config = load_config(
+        overrides=[
+            {"student": "embedded", "rewards": {"use_student_model": False}},
+            {"train": {"num_examples": 16, "questions_per_round": 8, "save_every": 8, "eval_size": 10}},
+            {"train": {"validation_size": 10, "demonstrations": 20, "rows_per_round": 16, "track": kind}},
+        ]
+    )
+    run, folder = Run(config), RunFolder(path)
+    run.load()
+    path.mkdir()
+    assert run.execute(folder) is not None
+    return folder
+
+
+def rounds(folder: RunFolder) -> list[dict[str, Any]]:
+    found = [line for line in folder.read_metrics() if "mean_reward" in line]
+    assert len(found) == 2
+    return found
+
+
+def test_mlflow_has_the_run(tmp_path: Path, home: Path) -> None:
+    import mlflow
+
+    folder = tracked("mlflow", tmp_path / "run-001")
+    client = mlflow.MlflowClient(f"sqlite:///{folder.path / 'track' / 'mlflow.db'}")
+    [experiment] = [one for one in client.search_experiments() if one.name == tracking.PROJECT]
+    [found] = client.search_runs([experiment.experiment_id])
+    assert found.info.run_name == "run-001"
+    assert found.data.params["train.grpo.clip_high"] == "0.28"
+    assert found.data.params["search.budget_tokens"] == "None"
+    assert not any(name.startswith("teacher_tiers") for name in found.data.params)
+    for name in ("mean_reward", "simulations", "nodes_per_tree", "cost.sampled_tokens"):
+        outer, _, inner = name.partition(".")
+        logged = {(one.step, one.value) for one in client.get_metric_history(found.info.run_id, name)}
+        kept = {(8 * (i + 1), line[outer][inner] if inner else line[outer]) for i, line in enumerate(rounds(folder))}
+        assert kept <= logged
+    assert found.data.metrics["test.after"] == folder.read_card()["after"]["accuracy"]["value"]
+    assert strays(home) == []
+
+
+def test_wandb_offline_and_tensorboard_have_the_run(tmp_path: Path, home: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tracked("wandb", tmp_path / "run-001")
+    [log] = (folder.path / "track" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"mean_reward" in log.read_bytes() and strays(home) == []
+    folder = tracked("tensorboard", tmp_path / "run-002")
+    events = EventAccumulator(str(folder.path / "track" / "tensorboard"))
+    events.Reload()
+    rewards = [(one.step, one.value) for one in events.Scalars("mean_reward")]
+    assert rewards == [(8 * (i + 1), pytest.approx(line["mean_reward"])) for i, line in enumerate(rounds(folder))]
+    assert strays(home) == []
+
+
+@pytest.mark.slow
+def test_trackio_has_the_run(tmp_path: Path, home: Path) -> None:
+    """In a process of its own: the library reads its folder's variable when it is first imported."""
+    script = (
+        "import sys; from pathlib import Path; from test_tracking import tracked; tracked('trackio', Path(sys.argv[1]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    subprocess.run([sys.executable, "-c", script, tmp_path / "run-001"], check=True, env=environment, timeout=300)
+    folder = RunFolder(tmp_path / "run-001")
+    with sqlite3.connect(folder.path / "track" / "trackio" / f"{tracking.PROJECT}.db") as store:
+        logged = [(step, json.loads(values)) for step, values in store.execute("select step, metrics from metrics")]
+    losses = [(step, values["loss"]) for step, values in logged if "loss" in values]
+    assert losses == [(8 * (i + 1), line["loss"]) for i, line in enumerate(rounds(folder))]
+    assert strays(home) == []
+
+
+def test_a_missing_library_is_named_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"train\.track is mlflow, which is not installed"):
+        Run(load_config(overrides=[{"student": "embedded", "train": {"track": "mlflow"}}])).load()
