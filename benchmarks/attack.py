@@ -1,5 +1,5 @@
-"""Everything that was ever tried to break it, again: bad input, flipped bits, power cuts, kills, full disks, hostile clients
-and teachers.
+"""What tries to break it, again and again: flipped bits of weights, kills, hostile clients and teachers. Power cuts and full
+disks are in `tests/`.
 
     uv run python benchmarks/attack.py --minutes 20
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import errno
 import io
 import json
 import os
@@ -35,20 +34,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx  # noqa: E402
 import torch  # noqa: E402
-from cut_runs import SMALL, TREES, CutSample, CutTrain, product, refused, train_on, trees_of  # noqa: E402
-from cut_runs import command as command_line  # noqa: E402
 from faults import a_job, forked, keys_of, trees_in, wait_for, what_counts  # noqa: E402
-from fuzz import LONGEST_SECONDS, TARGETS, tried  # noqa: E402
-from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
 from kill_test import COMMANDS  # noqa: E402
 from serve import BAD  # noqa: E402
-from test_bad_input import LINES  # noqa: E402
 from test_teacher_faults import KINDS, ONE, QUESTION, always, play  # noqa: E402
 
 from alphazero_llm_trainer.cli.main import main as command  # noqa: E402
-from alphazero_llm_trainer.errors import AlphaZeroError, CheckpointError, ConfigError  # noqa: E402
-from alphazero_llm_trainer.files import LOCK, FolderLock, read_sealed, write_sealed  # noqa: E402
-from alphazero_llm_trainer.mcts.journal import Journal, line_of  # noqa: E402
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError  # noqa: E402
+from alphazero_llm_trainer.files import LOCK, FolderLock  # noqa: E402
 from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed  # noqa: E402
 from alphazero_llm_trainer.scale.sample import run_sample  # noqa: E402
 from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
@@ -56,105 +49,20 @@ from alphazero_llm_trainer.teachers.client import ChatClient  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results" / "reliability.json"
+LONGEST_SECONDS = 5.0  # of an answer that is refused at once
 EXAMPLES = 5  # failures that are kept in words
 CODE = "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())"
 LIMITED = "import resource as r; r.setrlimit(r.{limit}, ({most}, {most})); " + CODE
 # As nice as Ray makes its actors, they starve where anything else runs.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "RAY_worker_niceness": "0"}
 FILES, SILENT = 300, 320  # descriptors of the server, and clients that say nothing to it
-NEVER = 10**9
-REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 KILLS = 3  # of a command, a turn
-DRAWN = 40  # examples of a fuzzer's target, a turn
 
 # What a try came to: None, or what was wrong.
 Tries = Iterator[str | None]
 
 
-# -- input -------------------------------------------------------------------------------------------------------------
-
-
-def command_lines(rng: Random, folder: Path) -> Tries:
-    """Command lines that can't be: one sentence and exit code 2."""
-    for case, (words, named) in LINES.items():
-        said, began = io.StringIO(), time.perf_counter()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            try:
-                code: Any = command(words)
-            except SystemExit as stop:
-                code = stop.code
-        fine = code == 2 and named in said.getvalue() and said.getvalue().strip().count("\n") == 0
-        late = time.perf_counter() - began > 10 * LONGEST_SECONDS  # it may import torch first
-        yield None if fine and not late else f"{case}: exit code {code}, {said.getvalue()[:200]!r}"
-
-
-def fuzzers(rng: Random, folder: Path) -> Tries:
-    """Configurations, journals, manifests, rows, requests, answers and command lines as hypothesis draws them."""
-    for name, target in TARGETS.items():
-        wrong: list[str] = []
-        tries = 0
-
-        @seed(rng.getrandbits(32))
-        @settings(max_examples=DRAWN, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(target.draws())
-        def once(drawn: Any) -> None:
-            nonlocal tries
-            tries += 1
-            tried(target, drawn)
-
-        try:
-            once()
-        except Exception as error:  # noqa: BLE001 - whatever a target raises is the finding
-            wrong.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
-        yield from [None] * (tries - len(wrong))
-        yield from wrong
-
-
 # -- disks -------------------------------------------------------------------------------------------------------------
-
-
-def flips(rng: Random, folder: Path) -> Tries:
-    """A bit of a journal or of a card: it is noticed, or what is read is what was written."""
-    path = folder / "journal.jsonl"
-    records = [{"key": f"k{i}", "tree": {"W": [rng.random()], "text": ["a = 3\n"]}} for i in range(5)]
-    whole = b"".join(map(line_of, records))
-    for _ in range(100):
-        at, bit = rng.randrange(len(whole)), rng.randrange(8)
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :])
-        with contextlib.suppress(AlphaZeroError):
-            journal = Journal(path)
-            journal.close()
-            kept = {one["key"]: one for one in records}
-            wrong = [
-                key
-                for key, found in journal.records.items()
-                if key not in kept or any(found.get(name) != value for name, value in kept[key].items())
-            ]
-            yield f"journal: bit {bit} of byte {at} was not noticed in {wrong}" if wrong else None
-            continue
-        yield None
-    card = folder / "card.json"
-    for number in (1, 2):
-        write_sealed(card, {"number": number, "config": {"seed": 7}})
-    whole = card.read_bytes()
-    for _ in range(100):
-        at, bit = rng.randrange(len(whole)), rng.randrange(8)
-        card.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :])
-        found = read_sealed(card)
-        fine = found.get("config") == {"seed": 7} and found.get("number") in (1, 2)
-        # A flip in the name of the hash leaves a card without one, as older versions wrote them.
-        yield None if fine else f"card: bit {bit} of byte {at} was not noticed"
-
-
-def sample_cuts(rng: Random, folder: Path) -> Tries:
-    """Power cuts at every write, rename and sync of a whole run of `sample`, eight kinds of loss each: all that was reported
-    is there, and some of what was left goes on to the undisturbed run's trees. Counted are different states of the disk."""
-    yield from cut(CutSample(folder, rng, rng.randint(10, 30), keep=3))
-
-
-def train_cuts(rng: Random, folder: Path) -> Tries:
-    """The same of `train`: weights, figures and costs are the undisturbed run's."""
-    yield from cut(CutTrain(folder, rng, rng.choice(("grpo", "rft", "ppo")), keep=3, most=5))
 
 
 def weights(rng: Random, folder: Path) -> Tries:
@@ -171,70 +79,6 @@ def weights(rng: Random, folder: Path) -> Tries:
             yield f"weights: bit {bit} of byte {at} was not noticed"
         except CheckpointError:
             yield None
-
-
-def cut(run: CutSample | CutTrain) -> Tries:
-    yield from [None] * (run.cuts.states - len(run.cuts.wrong))
-    yield from run.cuts.wrong
-    yield from run.goes_on()
-
-
-def sample_refusals(rng: Random, folder: Path) -> Tries:
-    """`sample` on a disk that is full, over its quota, read-only or broken from a random write on, or whose folder is removed:
-    one sentence and exit code 1, and the run goes on to the undisturbed one's trees."""
-    operations, wrong = refused(TREES, folder / "whole", NEVER, errno.EDQUOT)
-    yield wrong
-    whole = trees_of(folder / "whole")
-    for error in (*REFUSED, None):
-        first = rng.randrange(operations)
-        place = folder / str(error)
-        yield refused(TREES, place, first, error)[1]
-        if error is not None:
-            code, said = command_line((*TREES[:-1], "--resume", "--out", str(place)))
-            fine = code == 0 and trees_of(place) == whole
-            yield (
-                None if fine else f"after {os.strerror(error)} at operation {first}: exit code {code}, {said[-300:]!r}"
-            )
-
-
-def train_refusals(rng: Random, folder: Path) -> Tries:
-    """The same of `train`."""
-    words = ("-q", "train", f"--use-{rng.choice(('grpo', 'rft', 'ppo'))}", *SMALL, "--checkpoint-dir")
-    operations, wrong = refused(words, folder / "whole", NEVER, errno.EDQUOT)
-    yield wrong
-    whole = product(folder / "whole")
-    for error in (*REFUSED, None):
-        place = folder / str(error)
-        yield refused(words, place, rng.randrange(operations), error)[1]
-        if error is not None:
-            yield train_on(words, place, whole)
-
-
-def small_files(rng: Random, folder: Path) -> Tries:
-    """`sample` and `train` where files may not grow beyond some size: one sentence and exit code 1, and a run without the limit
-    goes on."""
-    train, train_again = ("-q", "train", "--use-grpo", *SMALL), ("-q", "train", "--resume")
-    for words, again, flag, most in (
-        (TREES[:-1], (*TREES[:-1], "--resume"), "--out", rng.choice((1_000, 2_000, 3_000))),
-        (train, train_again, "--checkpoint-dir", rng.choice((60_000, 1_000_000, 4_000_000))),
-    ):
-        place = str(folder / words[1])
-        done = run([LIMITED.format(limit="RLIMIT_FSIZE", most=most), *words, flag, place])
-        said = done.stderr.strip().splitlines()
-        fine = done.returncode == 1 and said[-1:] and said[-1].startswith("error: ") and "Traceback" not in done.stderr
-        yield None if fine else f"files of {most} bytes: exit code {done.returncode}, {done.stderr[-300:]!r}"
-        done = run([CODE, *again, flag, place])
-        yield (
-            None if done.returncode == 0 else f"after files of {most} bytes: {done.returncode}, {done.stderr[-300:]!r}"
-        )
-
-
-def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    """Python code with its arguments in a process of its own."""
-    return subprocess.run([sys.executable, "-c", *words], env=ENVIRONMENT, capture_output=True, text=True, check=False)
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
 
 
 def locks(rng: Random, folder: Path) -> Tries:
@@ -258,9 +102,11 @@ def locks(rng: Random, folder: Path) -> Tries:
     with FolderLock(folder):
         for name in ("sft", "value", "prm", "sample", "eval"):
             size = ("-n", "10") if name in ("value", "prm", "sample", "eval") else ()
-            code, said = command_line(("-q", name, *size, "--out", str(folder)))
-            fine = code == 2 and f"process {os.getpid()}" in said
-            yield None if fine else f"a second {name} of a held folder: exit code {code}, {said[-200:]!r}"
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+                code = command(("-q", name, *size, "--out", str(folder)))
+            fine = code == 2 and f"process {os.getpid()}" in said.getvalue()
+            yield None if fine else f"a second {name} of a held folder: exit code {code}, {said.getvalue()[-200:]!r}"
 
 
 def kills(rng: Random, folder: Path) -> Tries:
@@ -445,14 +291,7 @@ def crowds(rng: Random, folder: Path) -> Tries:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Random, Path], Tries]] = {
-    "command lines that can't be": command_lines,
-    "drawn by hypothesis": fuzzers,
-    "flipped bits": flips,
     "flipped bits of weights": weights,
-    "power cuts of sample": sample_cuts,
-    "power cuts of train": train_cuts,
-    "disks that refuse sample": sample_refusals,
-    "disks that refuse train": train_refusals,
     "locks": locks,
     "kills of sample": kills,
     "kills of other commands": killed_commands,
@@ -460,12 +299,9 @@ PARTS: dict[str, Callable[[Random, Path], Tries]] = {
     "hostile teachers": teachers,
     "hostile clients": clients,
     "crowds of clients": crowds,
-    "files that may not grow": small_files,
 }
 # Once through takes a minute and more: they are left out of a shorter attack than LONG_MINUTES, unless they are named.
 LONG = (
-    "power cuts of train",
-    "disks that refuse train",
     "kills of other commands",
     "kills under Ray",
     "crowds of clients",

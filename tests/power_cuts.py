@@ -10,10 +10,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,9 +19,7 @@ import pytest
 
 UNSYNCED = ("lost", "kept", "torn", "zeros")  # what becomes of bytes that were written and not synced
 NAMES = ("synced", "kept")
-REMOVALS = ("unlink", "remove", "rmdir")
-CALLS = ("replace", "rename", "link", "mkdir", *REMOVALS)  # of `os`: they change names
-LARGE = 1 << 16  # bytes of a file that is linked where nothing changes it, not written again
+CALLS = ("replace", "rename", "link", "mkdir", "unlink", "remove", "rmdir")  # of `os`: they change names
 
 # What is below a folder: the bytes of its files, and None for its folders.
 State = dict[str, bytes | None]
@@ -51,7 +46,7 @@ class ForgetfulDisk:
         self.plain_sync, self.plain_open = os.fsync, io.open
         patch.setattr(os, "fsync", self.fsync)
         for name in CALLS:
-            patch.setattr(os, name, self.watched(getattr(os, name), removes=name in REMOVALS))
+            patch.setattr(os, name, self.watched(getattr(os, name)))
         patch.setattr(io, "open", self.open)
         patch.setattr(builtins, "open", self.open)
 
@@ -66,9 +61,6 @@ class ForgetfulDisk:
     def below(self, path: Any) -> bool:
         return isinstance(path, str | os.PathLike) and Path(os.path.abspath(path)).is_relative_to(self.root)
 
-    def before(self) -> None:
-        """Something is about to be written or named."""
-
     def happened(self) -> None:
         """Something did: this is a moment to cut."""
         if self.inside:  # what a check itself does
@@ -81,15 +73,12 @@ class ForgetfulDisk:
         finally:
             self.inside = False
 
-    def watched(self, plain: Callable[..., Any], removes: bool) -> Callable[..., Any]:
+    def watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """A function of `os` whose first or second argument is a path."""
 
         def call(*given: Any, **named: Any) -> Any:
-            ours = any(map(self.below, given[:2]))
-            if ours and not removes:
-                self.before()
             result = plain(*given, **named)
-            if ours:
+            if any(map(self.below, given[:2])):
                 self.happened()
             return result
 
@@ -116,7 +105,6 @@ class ForgetfulDisk:
         """In place of `open`: a file of `root` that is written tells of each write."""
         if self.inside or not set(mode) & set("wax+") or not self.below(file):
             return self.plain_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
-        self.before()
         raw = _Watched(file, mode.replace("b", "").replace("t", ""), closefd, opener)
         raw.disk = self
         self.happened()
@@ -189,130 +177,26 @@ class ForgetfulDisk:
         return restored(self.left(), target)
 
 
-class RefusingDisk(ForgetfulDisk):
-    """A disk that takes no write, new name or sync below `root` any more from operation `first` on, counted from 0.
-
-    With `error` None nothing is refused: somebody removes the whole folder then.
-    """
-
-    def __init__(self, root: Path, patch: pytest.MonkeyPatch, first: int, error: int | None) -> None:
-        self.done, self.first, self.error = 0, first, error
-        super().__init__(root, patch, lambda disk: None)
-
-    def before(self) -> None:
-        if self.inside:
-            return
-        self.done += 1
-        if self.error is not None and self.done > self.first:
-            raise OSError(self.error, os.strerror(self.error), str(self.root))
-        if self.error is None and self.done == self.first + 1:
-            self.inside = True
-            shutil.rmtree(self.root)
-            self.inside = False
-
-    def happened(self) -> None:
-        pass
-
-    def fsync(self, number: int) -> None:
-        if Path(os.readlink(f"/proc/self/fd/{number}")).is_relative_to(self.root):
-            self.before()
-
-
 class _Watched(io.FileIO):
     disk: ForgetfulDisk
 
     def write(self, data: Any, /) -> int:
-        self.disk.before()
         count = super().write(data)
         self.disk.happened()
         return count
 
     def truncate(self, size: int | None = None, /) -> int:
-        self.disk.before()
         count = super().truncate(size)
         self.disk.happened()
         return count
 
 
-def restored(state: State, target: Path, pool: Path | None = None) -> Path:
-    """Write a state to `target`. With `pool` its large files are links: they must not be changed."""
+def restored(state: State, target: Path) -> Path:
+    """Write a state to `target`."""
     target.mkdir(parents=True, exist_ok=True)
     for name, content in state.items():
-        place = target / name
         if content is None:
-            place.mkdir(exist_ok=True)
-        elif pool is None or len(content) < LARGE:
-            place.write_bytes(content)
+            (target / name).mkdir(exist_ok=True)
         else:
-            kept = pool / f"{hash(content)}-{len(content)}"
-            if not kept.exists():
-                kept.write_bytes(content)
-            os.link(kept, place)
+            (target / name).write_bytes(content)
     return target
-
-
-class Cuts:
-    """Every state that a power cut may leave of a run in `root`: each is checked once, some are kept to be gone on from.
-
-    Args:
-        scratch: where states are written, and removed again.
-        check: raises where something that was reported as done is not in the folder it is given, or can't be gone on from.
-        reported: all that was reported so far; a state that was checked is checked again once that has changed.
-        keep: how many states are kept, spread over the run at random.
-        most: how many of the eight states of a moment are tried, drawn at random; the harshest is one of them.
-    """
-
-    def __init__(
-        self, scratch: Path, check: Callable[[Path], None], reported: Callable[[], object], keep: int, rng: Random,
-        most: int = len(UNSYNCED) * len(NAMES),
-    ) -> None:  # fmt: skip
-        self.scratch, self.check, self.reported, self.keep, self.rng, self.most = (
-            scratch,
-            check,
-            reported,
-            keep,
-            rng,
-            most,
-        )
-        self.tried = 0  # moments and kinds of loss
-        self.wrong: list[str] = []
-        self.kept: list[State] = []
-        self.seen: set[int] = set()
-        (scratch / "pool").mkdir()
-
-    @property
-    def states(self) -> int:
-        """How many different states were checked."""
-        return len(self.seen)
-
-    @contextmanager
-    def watching(self, root: Path) -> Iterator[pytest.MonkeyPatch]:
-        """`root` is a forgetful disk meanwhile."""
-        root.mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            disk = ForgetfulDisk(root, patch, self.look)
-            try:
-                yield patch
-                disk.happened()  # what is there once the run has returned
-            finally:
-                disk.close()
-
-    def look(self, disk: ForgetfulDisk) -> None:
-        kinds = list(product(UNSYNCED, NAMES))
-        for unsynced, names in [kinds[0], *self.rng.sample(kinds[1:], self.most - 1)]:
-            state = disk.left(unsynced, names, self.rng)
-            self.tried += 1
-            known = hash((frozenset(state.items()), self.reported()))
-            if known in self.seen:
-                continue
-            self.seen.add(known)
-            place = restored(state, self.scratch / "cut", self.scratch / "pool")
-            try:
-                self.check(place)
-            except Exception as error:  # noqa: BLE001 - whatever a resume would end with is the finding
-                self.wrong.append(f"cut {disk.cuts}, {unsynced}, names {names}: {type(error).__name__}: {error}"[:400])
-            shutil.rmtree(place)
-            # Each state seen so far has the same chance to be among the kept ones.
-            at = len(self.kept) if len(self.kept) < self.keep else self.rng.randrange(len(self.seen))
-            if at < self.keep:
-                self.kept[at : at + 1] = [state]
