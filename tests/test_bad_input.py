@@ -24,7 +24,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         code: Any = main(words)
     except SystemExit as stop:
         code = stop.code
-    [said] = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("loading ")]
+    [said] = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("loading")]
     assert code == 2, said
     assert said.startswith("error: ") and len(said) < 1000, said
     return said
