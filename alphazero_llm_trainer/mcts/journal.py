@@ -5,18 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import DataError
-from ..files import parse_json, put_in_place, sync
+from ..files import parse_json, sync
 from .columns import IDS, NUMBERS, TEXTS, check_columns
-
-HASH = re.compile(rb',"sha256":"([0-9a-f]{64})"}\n?$')
-HASH_BYTES = 80  # of the end of a line: its hash is there or nowhere
 
 
 class Records(Mapping[str, dict[str, Any]]):
@@ -42,11 +38,11 @@ class Records(Mapping[str, dict[str, Any]]):
 
 
 class Journal:
-    """An append-only JSON Lines file of records with a unique `key`, each line with the hash of what is before it.
+    """An append-only JSON Lines file of records with a unique `key`.
 
-    Opening it reads what is there, a line at a time: it checks hashes and notes where each record is. A last line without its
-    line end was cut by a crash: it is dropped from the file, and its tree counts as not searched. So does a line that doesn't
-    fit its hash: `damaged` says which those were. Any other broken line is a DataError: the file is not what was written.
+    Opening it reads what is there, a line at a time, and notes where each record is. A last line without its line end was cut
+    by a crash: it is dropped from the file, and its tree counts as not searched. Any other broken line is a DataError: the
+    file is not what was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,22 +50,18 @@ class Journal:
         self._places: dict[str, int] = {}  # key -> where its line begins, in bytes
         self.records = Records(path, self._places)
         self.dropped_bytes = 0
-        self.damaged: list[str] = []
         if path.exists():
-            self.dropped_bytes, self.damaged = repaired(path)
+            self.dropped_bytes = drop_half_line(path)
             self._find()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
 
     def _find(self) -> None:
-        """Note where each record is. Only a line without a hash is looked at for more than its key."""
+        """Note where each record is."""
         place = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                hashed = HASH.search(line, max(len(line) - HASH_BYTES, 0)) is not None
-                where = f"line {number}"
-                key = key_of(self.path, where, line) if hashed else parse(self.path, where, line)["key"]
-                self._places[key] = place
+                self._places[key_of(self.path, f"line {number}", line)] = place
                 place += len(line)
 
     def append(self, record: dict[str, Any]) -> None:
@@ -103,36 +95,8 @@ class Journal:
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:
-    """A record as a line of a journal; its last entry is the hash of all bytes before that entry."""
-    body = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()[:-1]
-    return body + f',"sha256":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
-
-
-def damaged(line: bytes) -> bool:
-    """Whether a line has a hash and is not what was hashed. Journals before version 0.5 have no hashes."""
-    found = HASH.search(line, max(len(line) - HASH_BYTES, 0))
-    return found is not None and hashlib.sha256(line[: found.start()]).hexdigest().encode() != found[1]
-
-
-def repaired(path: Path) -> tuple[int, list[str]]:
-    """Take out of a file what a crash cut off at its end, and the lines that don't fit their hashes.
-
-    Returns how many bytes were cut off, and where those lines were.
-    """
-    dropped = drop_half_line(path)
-    with path.open("rb") as file:
-        lost = [number for number, line in enumerate(file, 1) if damaged(line)]
-    if lost:
-        rewrite(path, without=set(lost))
-    return dropped, [f"{path} line {number}" for number in lost]
-
-
-def rewrite(path: Path, without: Collection[int]) -> None:
-    """Put a journal in its own place without some lines, which are counted from 1."""
-    part = path.with_name(path.name + ".part")
-    with path.open("rb") as file, part.open("wb") as kept:
-        kept.writelines(line for number, line in enumerate(file, 1) if number not in without)
-    put_in_place(part, path)
+    """A record as a line of a journal."""
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def close(file: IO[bytes], path: Path) -> None:
@@ -163,19 +127,14 @@ def record_at(path: Path, place: int) -> dict[str, Any]:
 
 
 def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
-    """One journal line as a record, without its hash; `where` it is in the file is for messages."""
-    if damaged(line):
-        raise DataError(
-            f"journal {path} {where} doesn't fit its hash: it was changed or damaged; --resume searches it again, or"
-            " remove that line"
-        )
+    """One journal line as a record; `where` it is in the file is for messages."""
     try:
         record = parse_json(line)
     except ValueError as error:
         raise DataError(f"journal {path} {where} is not JSON: restore the file or remove that line") from error
     if not isinstance(record, dict) or not isinstance(record.get("key"), str):
         raise DataError(f"journal {path} {where} has no key: it is not a tree journal")
-    record.pop("sha256", None)
+    record.pop("sha256", None)  # of a line that 0.5 wrote
     return record
 
 
@@ -240,8 +199,6 @@ JOURNAL, PATTERN = "journal.jsonl", "shard-*.jsonl"
 class Shards:
     """A journal in numbered files `shard-00000.jsonl`, ... of `size` records each. Keys are unique over all of them.
 
-    A line that doesn't fit its hash, in a file that is not finished, counts as not there: `damaged` says which.
-
     It keeps keys in memory, not records. A full file is closed for good: `closed` then holds its
     `{"name", "records", "bytes", "sha256"}`, which a manifest stores and hands in again to go on.
 
@@ -266,7 +223,6 @@ class Shards:
         self.closed: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.dropped_bytes = 0
-        self.damaged: list[str] = []
         for entry in closed:
             self._check(dict(entry))
         self._records, self._digest = 0, hashlib.sha256()
@@ -300,9 +256,7 @@ class Shards:
 
     def _recover(self, path: Path, known: Callable[[str, dict[str, Any]], None], last: bool) -> None:
         """Take in a file that no manifest calls finished: the one that was being written, or one just filled."""
-        dropped, lost = repaired(path)
-        self.dropped_bytes += dropped
-        self.damaged += lost
+        self.dropped_bytes += drop_half_line(path)
         self._records, self._digest = 0, hashlib.sha256()
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -390,8 +344,8 @@ def read_shards(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def key_of(path: Path, where: str, line: bytes) -> str:
-    """The key of a journal line, read off its beginning where it stands there: a tree's line is long."""
-    if line.startswith(b'{"key":"'):
+    """The key of a whole journal line, read off its beginning where it stands there: a tree's line is long."""
+    if line.startswith(b'{"key":"') and line.endswith(b"}\n"):
         try:
             return json.JSONDecoder().raw_decode(line[:4096].decode(errors="ignore"), len('{"key":'))[0]
         except ValueError:

@@ -145,8 +145,6 @@ def _sample(
     schedule = folder.schedule(list(tasks), settings.attempts)
     if folder.shards.dropped_bytes:
         progress.say(f"dropped {folder.shards.dropped_bytes:,} bytes of a half-written tree: it is searched again")
-    for line in folder.shards.damaged:
-        progress.say(f"{line} doesn't fit its hash: its tree is searched again")
     progress.start(len(tasks), len(tasks) - len(schedule), "tree")
     searching, reported = time.perf_counter(), 0.0
 

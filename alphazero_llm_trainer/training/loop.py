@@ -336,8 +336,6 @@ class Run(Measured):
         # What the processes before this one took to their last checkpoint counts too.
         self.began -= facts.get("total_seconds", 0.0)
         self.journal = Journal(self.folder.journal)
-        for line in self.journal.damaged:
-            self.progress.say(f"{line} doesn't fit its hash: its tree is searched again")
         self.collector.keep_books(self.folder.path)
         self.progress.start(self.size.questions, len(self.journal.records))
         return checkpoint, facts.get("update", 0), start

@@ -144,8 +144,6 @@ def collect_trees(
         }
     )
     journal, policy = Journal(path), policy_fingerprint(student.model)
-    for line in journal.damaged:
-        progress.say(f"{line} doesn't fit its hash: its tree is searched again")
     if any(record.get("policy") != policy for record in journal.records.values()):
         raise DataError(
             f"journal {path} was searched by another policy than student {student.title}: name another folder"
