@@ -232,11 +232,6 @@ def test_the_root_s_steps_are_drawn_first_and_then_halved() -> None:
             assert counts[0] - counts[1] <= 1 and counts[2] < counts[1]
 
 
-def test_a_small_budget_is_not_all_spent_on_drawing_candidates() -> None:
-    tree = step_search(1, candidates=50, iterations=10).tree
-    assert sum(leaf == ROOT for leaf, _, _ in tree.simulations) == 5
-
-
 class HalfGood:
     """FAKE verifier: a step's score is a hash of its text, and none is rejected. A test tool."""
 
@@ -272,15 +267,6 @@ def test_a_budget_of_tokens_is_halved_under_a_verifier() -> None:
     assert len(shares) > 10 and min(shares) > 0.5
 
 
-def test_rules_under_a_verifier_differ_and_null_is_puct() -> None:
-    trees = {
-        select: verified_search(3, select, budget_tokens=800, exploration=1.0).tree.to_dict()
-        for select in ("ucb1", "puct", "gumbel", None)
-    }
-    assert trees[None] == trees["puct"]
-    assert trees["ucb1"]["parent"] != trees["puct"]["parent"] != trees["gumbel"]["parent"]
-
-
 def test_an_undrawn_step_is_completed_by_the_mixed_value() -> None:
     tree = Tree()
     good, bad = (tree.attach(ROOT, Step((i,), (math.log(0.3),), str(i))) for i in range(2))
@@ -296,25 +282,3 @@ def test_an_undrawn_step_is_completed_by_the_mixed_value() -> None:
     # Of 25 visits 21 are the good one's, more than its share; the new step's 2 fall short of it.
     assert open_gumbel(tree, ROOT, 0.01, [good, bad]) == ROOT
     assert open_gumbel(tree, ROOT, 0.1, []) == ROOT
-
-
-def test_another_tree_s_noise_changes_nothing_and_its_own_seed_does() -> None:
-    trees = [token_search(5, iterations=30).tree.to_dict() for _ in range(2)]
-    assert trees[0] == trees[1]
-    config = SearchConfig(mode="token", select="gumbel", iterations=30)
-
-    async def many() -> dict[int, Any]:
-        search = Search(ScriptedTokens(5), scripted_evaluate, config)
-        return {i: result.tree.to_dict() async for i, result in search.run_many([(a_problem(), s) for s in (5, 6, 7)])}
-
-    batch = run(many)
-    assert batch[0] == trees[0], "alone and in a batch"
-    assert batch[0]["N"] != batch[1]["N"]
-
-
-def test_a_search_goes_on_with_its_tree() -> None:
-    first = token_search(3, iterations=20)
-    config = SearchConfig(mode="token", select="gumbel", iterations=20)
-    search = Search(ScriptedTokens(3), scripted_evaluate, config)
-    again = run(lambda: search.run(a_problem(), 4, Tree.from_dict(first.tree.to_dict())))
-    assert len(again.tree.simulations) == 40

@@ -33,11 +33,10 @@ from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, mix
 from alphazero_llm_trainer.mcts.select import puct, ucb1
-from alphazero_llm_trainer.mcts.targets import endings, policy_targets
+from alphazero_llm_trainer.mcts.targets import policy_targets
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
-from alphazero_llm_trainer.types import Cost, Direction, Problem, RewardParts, Step
-from alphazero_llm_trainer.viewer.text import draw_tree
+from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
 
 GOLDEN = Path(__file__).parent / "golden" / "token.json"
 
@@ -152,21 +151,6 @@ def test_a_greedy_rollout_expands_its_own_path_for_free() -> None:
     assert greedy.calls["topk"] == sampled.calls["topk"] == 0  # every rollout brings the top-k of each step
 
 
-def test_priors_sum_to_1_and_every_simulation_is_a_visit() -> None:
-    for seed in range(10):
-        result = token_search(ScriptedTokens(seed), seed=seed, iterations=40, top_k=4)
-        tree = result.tree
-        assert tree.N[ROOT] == 40 and not any(tree.virtual)
-        for node in range(len(tree)):
-            children = tree.children[node]
-            if children:
-                assert math.isclose(math.fsum(tree.prior[c] for c in children), 1.0, abs_tol=1e-12)  # type: ignore[misc]
-                assert len({tree.token_ids[c] for c in children}) == len(children) == 4
-        # Every rollout and every visit of a terminal node is one finished response.
-        assert sum(r.count for r in tree.rollouts) + sum(tree.N[leaf] for leaf in tree.leaves()) == 40
-        assert Tree.from_dict(json.loads(json.dumps(tree.to_dict()))).to_dict() == tree.to_dict()
-
-
 def test_the_golden_token_tree() -> None:
     assert json.loads(json.dumps(golden())) == json.loads(GOLDEN.read_text())
 
@@ -225,23 +209,6 @@ def test_leaves_are_backed_up_in_ask_order() -> None:
     assert tree.N == [3, 1, 1] and tree.W == [1.5, 0.5, 1.0]
 
 
-def test_leaves_that_were_let_go_leave_nothing_behind() -> None:
-    tree = Tree()
-    mcts = Mcts(tree, ucb1, 1.0, 50)
-    [root] = mcts.ask()
-    assert tree.virtual == [1]
-    mcts.cancel()
-    assert tree.virtual == [0] and tree.N == [0]
-    mcts.tell(root, Evaluation(value=1.0))  # too late
-    assert tree.N == [0]
-
-
-def test_width_1_is_the_sequential_search() -> None:
-    for seed in range(5):
-        wide = token_search(ScriptedTokens(seed), seed=seed, iterations=30, width=1, virtual_loss=3)
-        assert wide.tree.to_dict() == token_search(ScriptedTokens(seed), seed=seed, iterations=30).tree.to_dict()
-
-
 def test_virtual_loss_by_hand() -> None:
     tree = Tree()
     tree.expand(ROOT, [Step((0,), (-1.0,), "a"), Step((1,), (-1.0,), "b")], [0.6, 0.4])
@@ -260,34 +227,6 @@ def test_virtual_loss_by_hand() -> None:
 
 def test_the_mix_is_alphagos() -> None:
     assert mix(0.2, 1.0, 1.0) == 1.0 and mix(0.2, 1.0, 0.0) == 0.2 and mix(0.2, 1.0, 0.25) == pytest.approx(0.4)
-
-
-def test_estimates_are_kept_beside_the_backed_up_values() -> None:
-    tree = token_search(ScriptedTokens(2), iterations=1, rollout="greedy", value=hashed_value).tree
-    assert tree.V[ROOT] == hashed_reward(f"V{(112, 48)}") and len(tree.rollouts) == 1
-    assert tree.W[ROOT] == pytest.approx(0.5 * tree.V[ROOT] + 0.5 * tree.rollouts[0].reward)
-
-
-def test_the_fitted_weight_is_taken_unless_another_is_asked_for() -> None:
-    for asked, used in ((None, 0.5), (0.25, 0.25), (1.0, 1.0)):
-        found = token_search(ScriptedTokens(2), iterations=1, value=hashed_value, rollout_weight=asked).tree
-        assert found.W[ROOT] == pytest.approx(mix(found.V[ROOT], found.rollouts[0].reward, used))  # type: ignore[arg-type]
-
-
-def test_a_mixed_step_search_mixes_from_the_leaf_upwards() -> None:
-    class Valued(ScriptedPolicy):
-        def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-            return (7,)
-
-    async def half(token_ids: tuple[int, ...]) -> float:
-        return 0.5
-
-    config = SearchConfig(iterations=1, samples=1, rollout_weight=0.25)
-    half.rollout_weight, half.computes = 1.0, False  # type: ignore[attr-defined]
-    tree = run(lambda: Search(Valued(5), scripted_evaluate, config, value=half).run(a_problem(), 3)).tree
-    [leaf] = tree.leaves()
-    assert tree.V[ROOT] == 0.5 and tree.W[leaf] == tree.reward[leaf]
-    assert tree.W[ROOT] == pytest.approx(0.75 * 0.5 + 0.25 * tree.reward[leaf])  # type: ignore[operator]
 
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
@@ -392,32 +331,6 @@ def test_a_token_budget_is_never_overspent(rollout: str, budget: int) -> None:
         assert 0 < result.cost.sampled_tokens <= budget and not any(result.tree.virtual)
 
 
-def test_a_beam_keeps_to_the_budget_as_well() -> None:
-    for budget in (5, 20, 60):
-        result = token_search(
-            engine_tokens(), iterations=50, top_k=4, rollout="beam", budget_tokens=budget, max_tokens=9
-        )
-        assert result.cost.sampled_tokens <= budget
-
-
-def test_step_search_without_rollouts_keeps_to_its_budget_and_its_response_counts() -> None:
-    class Valued(ScriptedPolicy):
-        def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
-            return (7,)
-
-    for seed in range(8):
-        config = SearchConfig(rollout="none", iterations=30, samples=2, budget_tokens=60)
-        one = Search(Valued(seed), graded, config, value=hashed_value)
-        result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
-        assert result.cost.sampled_tokens <= 60
-        assert result.choice is None or result.choice.node in {node for node, *_ in endings(result.tree)}
-
-
-def test_one_simulation_without_rollouts_still_answers() -> None:
-    result = token_search(ScriptedTokens(4), iterations=1, rollout="none", value=hashed_value)
-    assert result.choice is not None and result.choice.response
-
-
 def test_a_response_never_outgrows_the_context() -> None:
     problem = a_problem("p" * 20)
     for rollout in ("greedy", "sample", "beam"):
@@ -427,40 +340,6 @@ def test_a_response_never_outgrows_the_context() -> None:
         assert result.tree.N[ROOT] == 30 and prompt < 32
         lengths = {prompt + len(t.token_ids) for t in trajectories(result.tree)}
         assert max(lengths) == 32
-
-
-def test_a_failing_evaluation_leaves_nothing_running_and_no_virtual_loss() -> None:
-    class Failing(ScriptedTokens):
-        running = 0
-
-        async def rollout(self, *arguments: Any) -> Any:
-            self.calls["rollout"] += 1
-            if self.calls["rollout"] == 3:
-                raise RuntimeError("broken")
-            type(self).running += 1
-            try:
-                await asyncio.sleep(0 if self.calls["rollout"] == 1 else 5)
-                return await super().rollout(*arguments)
-            finally:
-                type(self).running -= 1
-
-    tree = Tree()
-    config = SearchConfig(mode="token", iterations=20, width=4, max_tokens=20)
-    one = Search(Failing(1), scripted_evaluate, config)
-    with pytest.raises(RuntimeError, match="broken"):
-        run(lambda: one.run(a_problem(), 0, tree), seconds=3)
-    assert Failing.running == 0 and not any(tree.virtual)
-
-
-def test_the_text_of_a_response_is_decoded_as_a_whole() -> None:
-    class Pairs(ScriptedTokens):
-        """Two tokens make a character, as bytes do: alone they decode to a replacement mark."""
-
-        def text(self, token_ids: tuple[int, ...]) -> str:
-            return "?" if len(token_ids) == 1 else "#### " + str(sum(token_ids))
-
-    result = token_search(Pairs(2), iterations=20)
-    assert result.choice is not None and "?" not in result.choice.response
 
 
 # -- (g) rollouts as data ----------------------------------------------------------------------------------------------
@@ -575,14 +454,6 @@ def test_beam_rollouts_find_what_enumeration_finds() -> None:
     assert tuple(greedy[3:]) == narrow.token_ids
 
 
-def test_costs_of_a_token_search_count_what_was_sampled() -> None:
-    policy = engine_tokens()
-    result = token_search(policy, iterations=10, top_k=4, rollout="sample", max_tokens=10)
-    assert isinstance(result.cost, Cost) and result.cost.sampled_tokens == policy.engine.cost.sampled_tokens > 10
-    capped = token_search(engine_tokens(), iterations=1000, top_k=4, max_tokens=10, budget_tokens=60)
-    assert capped.ended_by == "tokens" and 50 <= capped.cost.sampled_tokens <= 60
-
-
 def test_the_final_answer_line_ends_a_response_wherever_the_rollout_went_on() -> None:
     class Lines(TinyStudent):
         def decode(self, ids: tuple[int, ...]) -> str:
@@ -594,15 +465,6 @@ def test_the_final_answer_line_ends_a_response_wherever_the_rollout_went_on() ->
     assert policy.verdict((10,)) is None  # the line is still open: a digit may follow
     assert [step.text for step in policy.lines((9, 2, 10, 2), (0.0,) * 4)] == ["x\n", "#### 5\n"]
     assert [d for d in Direction] and Leaf(1, 2) == Leaf(1, 2)
-
-
-def test_a_token_tree_is_drawn_in_few_lines() -> None:
-    result = token_search(ScriptedTokens(5, close=0.1), iterations=30)
-    drawn = draw_tree(result.tree, result.choice.node, most=3)  # type: ignore[union-attr]
-    lines = drawn.splitlines()
-    assert lines[0].startswith("root  N=30") and "unvisited" in drawn and "more" in drawn
-    assert any("~" in line and "x" in line for line in lines) and any(line.lstrip().startswith("*") for line in lines)
-    assert len(lines) < len(result.tree) / 2 and all("x0" not in line for line in lines)
 
 
 if __name__ == "__main__" and "--write-golden" in sys.argv:

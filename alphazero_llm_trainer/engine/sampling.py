@@ -86,6 +86,7 @@ def _draw(
             continue
         if (rows[i], temperatures[i]) != (row, temperature):
             row, temperature = rows[i], temperatures[i]
+            # Inverse transform: the first token whose cumulated p_T(a) = exp(l_a / T) / Z exceeds the uniform number.
             sums = np.exp((after - after.max()).astype(np.float64) / temperature).cumsum()
         # Rounding may put the last sum at the number drawn: the last token is then the one.
         tokens.append(min(int(sums.searchsorted(uniform * sums[-1], side="right")), len(sums) - 1))

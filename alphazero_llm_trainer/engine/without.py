@@ -39,6 +39,7 @@ class Taken:
                     made.append(at.after[token])
                 at = at.after[token]
             at.share = 1.0
+        # share(s) = sum over drawn next tokens a of p(a | s) share(s a): what of the probability after s is taken.
         for node in reversed(made):  # children before their parents
             if node.share < 1.0:
                 node.share = min(1.0, math.fsum(child.chance * child.share for child in node.after.values()))
@@ -54,6 +55,7 @@ class Taken:
         highest = left.max()
         if highest == -math.inf:
             return None
+        # q(a) is proportional to p_T(a) (1 - share(s a)): a token weighs what its drawn continuations leave of it.
         weights = np.exp((left - highest) / temperature)
         for token, child in self.after.items():
             weights[token] *= 1.0 - child.share

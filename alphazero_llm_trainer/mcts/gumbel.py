@@ -60,7 +60,9 @@ def mixed_value(raw: float | None, priors: Sequence[float], visits: Sequence[int
     seen = math.fsum(p for p, n in zip(priors, visits, strict=True) if n)
     if not total or not seen:
         return 0.0 if raw is None else raw
+    # sum_visited P(a) Q(a) / sum_visited P(a): the visited children's values under the policy.
     weighted = math.fsum(p * q for p, n, q in zip(priors, visits, values, strict=True) if n) / seen
+    # v_mix = (v + N * weighted) / (1 + N): the node's own estimate counts as one visit among N.
     return weighted if raw is None else (raw + total * weighted) / (1 + total)
 
 
@@ -77,9 +79,12 @@ def improved_logits(
         visits, values: N and Q of the children; Q of an unvisited one is not read.
         raw: the node's own value, None where it has none.
     """
+    # completedQ(a) = Q(a) where a was visited, else v_mix: an unvisited child is neither punished nor favoured.
     mixed = mixed_value(raw, softmax(logits), visits, values)
     completed = [q if n else mixed for q, n in zip(values, visits, strict=True)]
     low = min(completed)
+    # sigma(q) = (c_visit + max_b N(b)) * c_scale * q, q rescaled to [0, 1] over the K children: the more visits, the more
+    # the values outweigh the priors.
     factor = (MAX_VISIT_INIT + max(visits)) * scale / max(max(completed) - low, EPSILON)
     return [logit + factor * (q - low) for logit, q in zip(logits, completed, strict=True)]
 
@@ -223,7 +228,8 @@ class GumbelRoot:
             self._skipped += 1
         scores = dict(zip(children, node_logits(tree, node, children, self.scale), strict=True))
         noise = dict(zip(tree.children[node], self._gumbels(len(tree.children[node])), strict=True))
-        # The first of equals, as children are in the order they were made.
+        # Gumbel-top-k: argmax of g(a) + logit(a) + sigma(q(a)) among those that the halving's round visits next; a sample
+        # of the improved policy without replacement (equation 12). The first of equals: children are in order.
         return max((c for c in children if visits[c] == wanted), key=lambda child: noise[child] + scores[child])
 
     def _wanted(self, visits: dict[int, int]) -> int:

@@ -26,6 +26,7 @@ def ucb1(tree: Tree, node: int, exploration: float) -> int:
     log_parent = math.log(parent) if parent > 0 else 0.0
     best, best_score = -1, -math.inf
     for child in tree.children[node]:
+        # N counts simulations in flight too, W doesn't: each is a visit of value 0, which lowers the mean W/N.
         visits = N[child] + virtual[child]
         score = math.inf if visits == 0 else W[child] / visits + exploration * math.sqrt(log_parent / visits)
         if score > best_score:
@@ -47,6 +48,7 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
     for i, child in enumerate(children):
         visits = N[child] + virtual[child]
         share = prior[child] if priors is None else priors[i]
+        # U = c P sqrt(N_parent)/(1 + N): falls as the child is visited, rises as its siblings are.
         score = exploration * share * root_visits / (1 + visits)  # type: ignore[operator]
         if visits:
             score = W[child] / visits + score
@@ -65,8 +67,9 @@ def open_puct(tree: Tree, node: int, exploration: float, live: Sequence[int]) ->
     if not live:
         return node
     N, W, virtual = tree.N, tree.W, tree.virtual
-    drawn = probabilities(tree, node)
+    drawn = probabilities(tree, node)  # P of each child; what is left of 1 is the new step's
     scale = exploration * math.sqrt(N[node] + virtual[node])
+    # The new step's arm: Q is the node's mean, P = 1 - sum of the drawn, N the draws so far.
     mean = W[node] / N[node] if N[node] else 0.0
     best, best_score = node, mean + scale * max(1.0 - math.fsum(drawn.values()), 0.0) / (1 + len(drawn))
     for child in live:
@@ -107,6 +110,7 @@ def open_gumbel(tree: Tree, node: int, scale: float, live: Sequence[int]) -> int
     left = max(1.0 - math.fsum(drawn.values()), 0.0)
     logits = [math.log(max(p, 1e-300)) for p in (*(drawn[child] for child in live), left)]
     values = [W[child] / N[child] if N[child] else 0.0 for child in live]
+    # pi' = softmax(log P + sigma(completed Q)) over K live children and the new step, `[K + 1]`.
     policy = softmax(improved_logits(logits, [*(N[c] for c in live), 0], [*values, 0.0], raw_value(tree, node), scale))
     best = furthest_short(policy, [*(N[child] + virtual[child] for child in live), len(drawn)])
     return node if best == len(live) else live[best]

@@ -183,6 +183,7 @@ class TokenExpansion:
 
     def _children(self, top: Sequence[tuple[int, float]]) -> tuple[list[Step], list[float]]:
         """The top-k as steps of one token, and their probabilities renormalised over the k."""
+        # P(a) = p(a) / sum of p over the k kept tokens; less the maximum first, so that exp doesn't underflow.
         highest = max(logprob for _, logprob in top)
         weights = [math.exp(logprob - highest) for _, logprob in top]
         total = math.fsum(weights)

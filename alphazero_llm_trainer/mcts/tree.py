@@ -159,6 +159,7 @@ class Tree:
     def backup(self, node: int, reward: float, above: int = -1) -> None:
         """Add one visit of `reward` to `node` and all its ancestors up to `above` (left out; -1: to the root)."""
         self.backups.append((node, reward, above))
+        # One visit along the path: N += 1, W += r, so that Q = W/N is the mean reward through a node.
         while node != above:
             self.N[node] += 1
             self.W[node] += reward
