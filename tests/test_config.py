@@ -16,13 +16,12 @@ from alphazero_llm_trainer.config.load import (
     Config,
     load_config,
     load_training,
-    merge,
     parse_override,
     read_yaml,
     shipped,
     validate,
 )
-from alphazero_llm_trainer.config.sections import Section
+from alphazero_llm_trainer.config.sections import BudgetConfig, SearchConfig, Section, TeachersConfig
 from alphazero_llm_trainer.errors import ConfigError
 
 
@@ -80,19 +79,9 @@ def refused(caught: pytest.ExceptionInfo[BaseException], *words: str) -> None:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_numbers_to_check() -> None:
-    assert len(FLOATS) >= 25 and ("train", "grpo", "learning_rate") in FLOATS and ("search", "budget_seconds") in FLOATS
-    assert len(INTS) >= 30 and ("search", "budget_tokens") in INTS
-
-
-def test_yaml_reads_such_numbers_as_text() -> None:
-    assert yaml.safe_load("2e-5") == "2e-5"  # the trap itself
-
-
 @pytest.mark.parametrize("path", FLOATS, ids=".".join)
-@pytest.mark.parametrize("text", ["2e-2", "1E-2", "2.5e-1", "0.5"])
-def test_every_float_takes_every_way_of_writing_one(path: tuple[str, ...], text: str, tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
+def test_every_float_may_be_written_with_an_exponent(path: tuple[str, ...], tmp_path: Path) -> None:
+    file, text = tmp_path / "mine.yaml", "2e-2"
     file.write_text("\n".join("  " * i + f"{part}:" for i, part in enumerate(path)) + f" {text}\n")
     for config in (load_config(file), load_config(overrides=[f"{'.'.join(path)}={text}"])):
         value = value_at(config, path)
@@ -100,36 +89,25 @@ def test_every_float_takes_every_way_of_writing_one(path: tuple[str, ...], text:
 
 
 @pytest.mark.parametrize("path", FLOATS, ids=".".join)
-@pytest.mark.parametrize("text", ["-0.5", ".nan", ".inf", "fast", "[1]"])
-def test_every_float_refuses_what_it_is_not(path: tuple[str, ...], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=[f"{'.'.join(path)}={text}"])
-    refused(caught, ".".join(path))
+def test_every_float_refuses_what_it_is_not(path: tuple[str, ...]) -> None:
+    for text in ("-0.5", ".nan", "fast"):
+        with pytest.raises(ConfigError) as caught:
+            load_config(overrides=[f"{'.'.join(path)}={text}"])
+        refused(caught, ".".join(path))
 
 
 @pytest.mark.parametrize("path", INTS, ids=".".join)
-@pytest.mark.parametrize("text", ["-1", "1.5", "many", ".inf"])
-def test_every_integer_refuses_what_it_is_not(path: tuple[str, ...], text: str) -> None:
-    if path == ("problems", "levels"):
-        text = f"[{text}]"
+def test_every_integer_refuses_what_it_is_not(path: tuple[str, ...]) -> None:
+    for text in ("-1", "1.5", "many"):
+        with pytest.raises(ConfigError) as caught:
+            load_config(overrides=[f"{'.'.join(path)}={f'[{text}]' if path == ('problems', 'levels') else text}"])
+        refused(caught, ".".join(path))
+
+
+def test_a_temperature_that_is_all_but_0_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(overrides=[f"{'.'.join(path)}={text}"])
-    refused(caught, ".".join(path))
-
-
-TEMPERATURES = [path for path in FLOATS if path[-1].endswith("temperature")]
-
-
-def test_there_are_temperatures_to_check() -> None:
-    assert len(TEMPERATURES) == 4
-
-
-@pytest.mark.parametrize("path", TEMPERATURES, ids=".".join)
-@pytest.mark.parametrize("text", ["1e-39", "0.0099"])
-def test_a_temperature_that_is_all_but_0_is_refused(path: tuple[str, ...], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=[f"{'.'.join(path)}={text}"])
-    refused(caught, ".".join(path), "0 for the likeliest tokens, or at least 0.01")
+        load_config(overrides=["search.temperature=0.0099"])
+    refused(caught, "search.temperature", "0 for the likeliest tokens, or at least 0.01")
 
 
 # -- shipped files -----------------------------------------------------------------------------------------------------
@@ -138,13 +116,6 @@ def test_a_temperature_that_is_all_but_0_is_refused(path: tuple[str, ...], text:
 def test_training_yaml_documents_every_key_and_no_other() -> None:
     written = set(keys(read_yaml(shipped("training.yaml"))))
     assert written == set(LEAVES)
-
-
-def test_the_codes_defaults_are_the_shipped_ones() -> None:
-    """Somebody who builds a Config by hand gets what the files say."""
-    config = load_config()
-    bare = validate({"models": config.model_dump()["models"], "teacher_tiers": config.model_dump()["teacher_tiers"]})
-    assert bare == config
 
 
 def test_the_other_files_hold_models_and_tiers() -> None:
@@ -191,12 +162,6 @@ def test_later_settings_win(tmp_path: Path) -> None:
     assert load_config(overrides=["search.budget_tokens=5", "search.budget_tokens=null"]).search.budget_tokens is None
 
 
-def test_merging_changes_neither_side() -> None:
-    base, over = {"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 9}, "d": {"e": 1}}
-    assert merge(base, over) == {"a": {"b": 9, "c": 2}, "d": {"e": 1}}
-    assert base == {"a": {"b": 1, "c": 2}, "d": 3} and over == {"a": {"b": 9}, "d": {"e": 1}}
-
-
 def test_overrides_are_yaml() -> None:
     assert parse_override("a.b=[1, 2]") == {"a": {"b": [1, 2]}}
     assert parse_override("a=x=y") == {"a": "x=y"}
@@ -228,20 +193,16 @@ def test_the_recipe_makes_room_for_what_it_does_not_fit(given: str, tmp_path: Pa
     assert load_training(tmp_path / "own.yaml") == plain
 
 
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "empty.yaml"
-    file.write_text("# nothing\n")
-    assert load_config(file) == load_config()
-
-
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("seeed=3", ["seeed", "unknown"]),
-        ("train.grpo.learning_rat=1", ["train.grpo.learning_rat", "unknown"]),
+        ("seeed=3", ["unknown configuration key seeed: did you mean seed?"]),
+        ("train.grpo.learning_rat=1", ["unknown", "did you mean train.grpo.learning_rate?"]),
+        ("train.teachers=1", ["train.teachers", "unknown", "see config/training.yaml"]),
+        ("seed=true", ["seed is True", "give a number"]),
         ("rewards.hre_weight=1.4", ["rewards.hre_weight", "1.4", "less than or equal to 1"]),
         ("rewards.hre_weight=-0.1", ["rewards.hre_weight", "-0.1"]),
         ("search.iterations=0", ["search.iterations", "0", "greater than 0"]),
@@ -277,13 +238,6 @@ def test_an_override_that_is_not_yaml() -> None:
     refused(caught, "--set student", "[a")
 
 
-@pytest.mark.parametrize("text", ["train..epochs=1", ".seed=1", "seed.=1"])
-def test_an_override_with_an_empty_part(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=[text])
-    refused(caught)
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -310,12 +264,6 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             load_config(path)
         refused(caught, str(path), "can't be read")
-
-
-def test_a_file_that_is_not_shipped_is_one_sentence() -> None:
-    with pytest.raises(ConfigError) as caught:
-        shipped("nothing.yaml")
-    refused(caught, "nothing.yaml", "reinstall")
 
 
 def test_the_shipped_comments_explain_every_choice() -> None:
@@ -354,8 +302,7 @@ def test_learning_rates_go_by_size_unless_they_are_named():
     assert named.rate(660_000, "full") == named.rate(135_000_000, "full") == 2e-6
 
 
-def test_a_loss_over_all_tokens_is_still_read_and_one_over_some_is_named():
-    old = {"train": {"grpo": {"loss_tokens": "all", "loss_share": 0.5, "epochs": 7}}}
-    assert load_config(overrides=[old]).train.grpo.epochs == 7
-    with pytest.raises(ConfigError, match="loss_tokens"):
-        load_config(overrides=["train.grpo.loss_tokens=entropy"])
+def test_a_section_by_itself_has_the_shipped_values() -> None:
+    config = load_config()
+    assert SearchConfig(iterations=6) == config.search.model_copy(update={"iterations": 6})
+    assert BudgetConfig() == TeachersConfig().budget == config.teachers.budget

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import hashlib
 import os
-import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -32,29 +32,26 @@ from .sections import (
     TeachersConfig,
     TeacherTier,
 )
-from .train import CollectConfig, TrainConfig
+from .shipped import merge, parse_yaml, read_yaml, shipped, shipped_section, shown
+from .train import TrainConfig
 
-# libyaml's parser is seven times faster than the one in Python, and not in every build of PyYAML.
-MOST_DEPTH = 50
-GONE = {"choose", "exploration", "dollars_weight", "seconds_weight"}  # the teachers' bandit, which found no better one
-SOME_TOKENS = {"loss_tokens", "loss_share"}  # of GRPO's loss, which taught no more than all of them
 AUTO_LARGE, AUTO_SMALL = "llama-3.2-3b", "embedded"  # what the student `auto` is with CUDA, and without
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Config(Section):
-    seed: Seed = 7
-    student: str = "auto"
-    problems: ProblemsConfig = ProblemsConfig()
-    dataset: DatasetConfig = DatasetConfig()
-    engine: EngineConfig = EngineConfig()
-    search: SearchConfig = SearchConfig()
-    rewards: RewardConfig = RewardConfig()
-    teachers: TeachersConfig = TeachersConfig()
-    train: TrainConfig = TrainConfig()
-    sample: SampleConfig = SampleConfig()
-    eval: EvalConfig = EvalConfig()
-    serve: ServeConfig = ServeConfig()
+    place = ""
+    seed: Seed
+    student: str
+    problems: ProblemsConfig
+    dataset: DatasetConfig
+    engine: EngineConfig
+    search: SearchConfig
+    rewards: RewardConfig
+    teachers: TeachersConfig
+    train: TrainConfig
+    sample: SampleConfig
+    eval: EvalConfig
+    serve: ServeConfig
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
 
@@ -64,84 +61,6 @@ class Config(Section):
         if self.seed < 2**32:
             return self.seed
         return int.from_bytes(hashlib.blake2b(str(self.seed).encode(), digest_size=4).digest(), "big")
-
-
-def shipped(name: str) -> Path:
-    """The path of a shipped YAML file: `config/` in a checkout, `config_files/` in a wheel."""
-    package = Path(__file__).parent.parent
-    for folder in (package / "config_files", package.parent / "config"):
-        if (folder / name).is_file():
-            return folder / name
-    raise ConfigError(f"config file {name} is not in the installation: reinstall alphazero-llm-trainer")
-
-
-def parse_yaml(text: str) -> Any:
-    """What a YAML text says. Raises YAMLError, or ValueError for a date that is none and for what is nested too deep."""
-    depth = 0
-    for event in yaml.parse(text, LOADER):  # libyaml's composer recurses without a bound, its parser doesn't
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MOST_DEPTH:
-            raise ValueError("it is nested too deep")
-    return yaml.load(text, LOADER)  # noqa: S506 - the safe loader, in C where it is there
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping, or ConfigError naming the file."""
-    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe may never end
-        raise ConfigError(f"config file {path} is no regular file: write the YAML into one")
-    try:
-        loaded = parse_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config file {path} can't be read ({error.strerror}): check the path") from error
-    except (yaml.YAMLError, ValueError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = f" at line {place.line + 1}" if place is not None else ""
-        raise ConfigError(f"config file {path} is not valid YAML{where}: mend it or leave it out") from error
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise ConfigError(
-            f"config file {path} holds a {type(loaded).__name__}, not a mapping: write `key: value` lines"
-        )
-    return loaded
-
-
-def check_sections(raw: Mapping[str, Any], section: type[Section] = Config, path: str = "") -> None:
-    """Raise ConfigError where `raw` has something else than a mapping in the place of a section.
-
-    Each layer is checked before it is merged: what a later one has of the same section would hide it.
-    """
-    for name, value in raw.items():
-        field = section.model_fields.get(name)
-        kind = None if field is None else field.annotation
-        inner = kind if isinstance(kind, type) and issubclass(kind, Section) else None
-        if inner is None and get_origin(kind) is not dict:
-            continue
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"{path}{name} is {shown(value)}, which is a section: write its keys below it, or leave it out"
-            )
-        if inner is not None:
-            check_sections(value, inner, f"{path}{name}.")
-
-
-def shown(value: Any) -> str:
-    """A value for a message, cut where it is long or deep."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 200
-    try:
-        return short.repr(value)
-    except ValueError:  # Python writes no number of thousands of digits
-        return "a number of thousands of digits"
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `over` on top; mappings merge, everything else is replaced."""
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
@@ -158,26 +77,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-def modern(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`raw` with the keys of earlier versions where they stand now, and without those that are gone."""
-    for judge in ("value", "prm"):
-        train: Any = raw.get("train")
-        section = train.get(judge) if isinstance(train, Mapping) else None
-        if isinstance(section, Mapping) and (old := CollectConfig.model_fields.keys() & section.keys()):
-            moved = {key: section[key] for key in old}
-            rest = {key: value for key, value in section.items() if key not in old}
-            raw = {**raw, "train": {**train, judge: merge(rest, {"collect": moved})}}
-    train = raw.get("train")
-    grpo = train.get("grpo") if isinstance(train, Mapping) else None
-    if isinstance(grpo, Mapping) and grpo.get("loss_tokens") == "all":
-        kept = {key: value for key, value in grpo.items() if key not in SOME_TOKENS}
-        raw = {**raw, "train": {**train, "grpo": kept}}
-    teachers = raw.get("teachers")
-    if isinstance(teachers, Mapping) and GONE & teachers.keys():
-        raw = {**raw, "teachers": {key: value for key, value in teachers.items() if key not in GONE}}
-    return raw
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -223,7 +122,6 @@ def load_config(
     if recipe is not None:
         layers.insert(0, read_yaml(shipped(recipe)))
     for layer in layers:
-        check_sections(layer)
         merged = merge(merged, layer)
     return validate(merged)
 
@@ -231,7 +129,7 @@ def load_config(
 def given_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What a user gives on top of the shipped files, one nested mapping each, later ones win."""
     first = [] if path is None else [read_yaml(Path(path))]
-    return [modern(parse_override(one) if isinstance(one, str) else one) for one in [*first, *overrides]]
+    return [parse_override(one) if isinstance(one, str) else one for one in [*first, *overrides]]
 
 
 def load_training(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
@@ -256,7 +154,7 @@ def validate(raw: Mapping[str, Any]) -> Config:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration is {shown(raw)}, which is no mapping: write its keys")
     try:
-        config = Config.model_validate(with_limits(modern(raw)))
+        config = Config.model_validate(with_limits(raw))
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
     if config.student != "auto" and config.student not in config.models:
@@ -344,8 +242,19 @@ def explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown configuration key {field}: remove it or see config/training.yaml for the keys there are"
+        return f"unknown configuration key {field}: {nearest(first['loc'])}"
     if first["type"] == "missing":
         return f"configuration key {field} is missing: add it"
     reason = first["msg"][0].lower() + first["msg"][1:]
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
+
+
+def nearest(place: Sequence[str | int]) -> str:
+    """What to write in place of an unknown key: the known one beside it that is spelt most like it."""
+    section: Any = shipped_section("")
+    for part in place[:-1]:
+        section = section.get(part, {}) if isinstance(section, Mapping) else {}
+    found = difflib.get_close_matches(str(place[-1]), [str(key) for key in section], n=1)
+    if found:
+        return f"did you mean {'.'.join([*map(str, place[:-1]), found[0]])}?"
+    return "remove it or see config/training.yaml for the keys there are"

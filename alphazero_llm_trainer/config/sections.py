@@ -1,13 +1,24 @@
-"""The sections of the configuration, `train` apart: one frozen model each, with the defaults of config/training.yaml."""
+"""The sections of the configuration, `train` apart: frozen models that say what is valid. training.yaml has the values."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ..types import MIN_TEMPERATURE
+from .shipped import merge, shipped_section
 
 MOST = 10**15  # of anything that is counted
 Positive = Annotated[int, Field(gt=0, le=MOST)]
@@ -40,52 +51,71 @@ def kinds(annotation: Any) -> set[Any]:
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, no unknown keys. YAML 1.1 reads `2e-5` as a string; the field types coerce it."""
+    """Base of every section: frozen, no unknown keys. YAML 1.1 reads `2e-5` as a string; the field types coerce it.
+
+    What isn't given is as config/training.yaml has it at `place`, the one place of defaults; "" is the whole file.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    place: ClassVar[str | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def fill(cls, given: Any) -> Any:
+        """What is given, over the shipped file's values. A field with a default here is null there: see `load.with_limits`."""
+        if cls.place is None or not isinstance(given, Mapping):
+            return given
+        values = shipped_section(cls.place)
+        left_open = {key for key, field in cls.model_fields.items() if not field.is_required() and values[key] is None}
+        return merge(
+            {key: value for key, value in values.items() if key not in left_open},
+            given,
+            f"{cls.place}." if cls.place else "",
+        )
 
     @field_validator("*", mode="before")
     @classmethod
     def no_mistaken_type(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML's `true` is no 1, and no path or name holds a NUL."""
+        """YAML's `true` is no 1."""
         if isinstance(value, bool) and kinds(cls.model_fields[str(info.field_name)].annotation) & {int, float}:
             raise PydanticCustomError("number", "give a number")
-        if isinstance(value, str) and "\0" in value:
-            raise PydanticCustomError("text", "leave out the NUL character")
         return value
 
 
 class ProblemsConfig(Section):
-    source: str = "embedded"
-    levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None = None
-    question_column: str | None = None
-    answer_column: str | None = None
-    solution_column: str | None = None
-    grade: Literal["numbers", "math", "words", "exact", "choice"] | None = None
-    system_prompt: str | None = None
-    shots: NonNegative = 0
-    hold_out: str = "questions"
-    train_size: Positive = 50
-    eval_size: Positive = 20
+    place = "problems"
+    source: str
+    levels: tuple[Annotated[int, Field(ge=1, le=4)], ...] | None
+    question_column: str | None
+    answer_column: str | None
+    solution_column: str | None
+    grade: Literal["numbers", "math", "words", "exact", "choice"] | None
+    system_prompt: str | None
+    shots: NonNegative
+    hold_out: str
+    train_size: Positive
+    eval_size: Positive
 
 
 class DatasetConfig(Section):
-    path: str | None = None
+    place = "dataset"
+    path: str | None
 
 
 class VllmConfig(Section):
-    gpu_memory: Annotated[float, Field(gt=0, le=1)] = 0.45
-    eager: bool = False
+    place = "engine.vllm"
+    gpu_memory: Annotated[float, Field(gt=0, le=1)]
+    eager: bool
     # YAML reads `on` and `off` as true and false.
-    sleep: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
-    base_url: str = "http://127.0.0.1:8000/v1"
-    model: str | None = None
-    key_variable: str | None = None
-    timeout_seconds: PositiveFloat = 600.0
-    max_concurrent: Positive = 256
-    adapter_dir: str | None = None
-    gap_mean: PositiveFloat = 0.05
-    gap_max: PositiveFloat = 1.0
+    sleep: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
+    base_url: str
+    model: str | None
+    key_variable: str | None
+    timeout_seconds: PositiveFloat
+    max_concurrent: Positive
+    adapter_dir: str | None
+    gap_mean: PositiveFloat
+    gap_max: PositiveFloat
 
 
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
@@ -99,17 +129,16 @@ MEMO_BYTES = 1 << 30  # whole next-token distributions are kept where all of the
 
 
 class EngineConfig(Section):
-    backend: Literal["inprocess", "vllm", "vllm-server"] = "inprocess"
-    max_batch: Positive | None = None
-    max_context: Positive = 1024
-    cache_tokens: NonNegative = 400_000
-    cache_bytes: NonNegative | None = None
+    place = "engine"
+    backend: Literal["inprocess", "vllm", "vllm-server"]
+    max_batch: Positive | None
+    max_context: Positive
+    cache_tokens: NonNegative
+    cache_bytes: NonNegative | None
     # YAML reads `off` as false.
-    native: Annotated[Literal["auto", "off"], BeforeValidator(lambda given: "off" if given is False else given)] = (
-        "auto"
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    vllm: VllmConfig = VllmConfig()
+    native: Annotated[Literal["auto", "off"], BeforeValidator(lambda given: "off" if given is False else given)]
+    dtype: Literal["auto", "float32", "bfloat16"]
+    vllm: VllmConfig
 
     def cache(self, memory: int) -> int:
         """Bytes of the prefix cache on a device with so much memory: `cache_bytes`, or an eighth of it and 4 GiB at most."""
@@ -123,44 +152,47 @@ class EngineConfig(Section):
 
 
 class DataConfig(Section):
-    prefix_probability: Share = 0.5
-    prefix_tokens: NonNegative = 15
-    enough_correct: NonNegative = 0
+    place = "search.data"
+    prefix_probability: Share
+    prefix_tokens: NonNegative
+    enough_correct: NonNegative
 
 
 class VerifyConfig(Section):
-    reject_below: Share = 0.5
-    patience: Positive = 4
-    accept_above: Share = 0.0
-    first_temperature: Temperature = 0.0
-    repeat: bool = False
-    reserve: NonNegative = 40
+    place = "search.verify"
+    reject_below: Share
+    patience: Positive
+    accept_above: Share
+    first_temperature: Temperature
+    repeat: bool
+    reserve: NonNegative
 
 
 class SearchConfig(Section):
-    mode: Literal["step", "token"] = "step"
-    select: Literal["ucb1", "puct", "gumbel"] | None = None
-    exploration: NonNegativeFloat | None = None
-    candidates: Positive = 16
-    iterations: Positive = 60
-    samples: Positive = 4
-    top_k: Positive = 5
-    rollout: Literal["sample", "greedy", "beam", "none"] = "sample"
-    beam: Positive = 3
-    rollout_weight: Share | None = None
-    value: str | None = None
-    width: Positive = 1
-    virtual_loss: Positive = 1
-    step: Literal["line", "sentence"] = "line"
-    max_depth: Positive = 12
+    place = "search"
+    mode: Literal["step", "token"]
+    select: Literal["ucb1", "puct", "gumbel"] | None
+    exploration: NonNegativeFloat | None
+    candidates: Positive
+    iterations: Positive
+    samples: Positive
+    top_k: Positive
+    rollout: Literal["sample", "greedy", "beam", "none"]
+    beam: Positive
+    rollout_weight: Share | None
+    value: str | None
+    width: Positive
+    virtual_loss: Positive
+    step: Literal["line", "sentence"]
+    max_depth: Positive = 12  # these two are the embedded student's: a configuration has those of its own
     max_tokens: Positive = 160
-    temperature: Temperature = 1.0
-    choose: Literal["vote", "value", "visits"] = "vote"
-    budget_tokens: Positive | None = None
-    budget_seconds: PositiveFloat | None = None
-    concurrent: Positive = 128
-    verify: VerifyConfig = VerifyConfig()
-    data: DataConfig = DataConfig()
+    temperature: Temperature
+    choose: Literal["vote", "value", "visits"]
+    budget_tokens: Positive | None
+    budget_seconds: PositiveFloat | None
+    concurrent: Positive
+    verify: VerifyConfig
+    data: DataConfig
 
     @property
     def rule(self) -> str:
@@ -169,16 +201,17 @@ class SearchConfig(Section):
 
 
 class RewardConfig(Section):
-    hre_weight: Share = 0.4
-    pre_weight: Share = 0.6
-    step_penalty: Share = 0.01
-    right_bonus: Share = 0.1
-    wrong_penalty: Share = 0.05
-    use_student_model: bool = True
-    custom: str | None = None
-    custom_weight: Share = 1.0
-    custom_concurrent: Positive = 8
-    custom_timeout_seconds: PositiveFloat = 60.0
+    place = "rewards"
+    hre_weight: Share
+    pre_weight: Share
+    step_penalty: Share
+    right_bonus: Share
+    wrong_penalty: Share
+    use_student_model: bool
+    custom: str | None
+    custom_weight: Share
+    custom_concurrent: Positive
+    custom_timeout_seconds: PositiveFloat
 
     @property
     def own(self) -> bool:
@@ -189,9 +222,10 @@ class RewardConfig(Section):
 class BudgetConfig(Section):
     """None is no limit."""
 
-    dollars: NonNegativeFloat | None = 5.0
-    tokens: NonNegative | None = None
-    calls: NonNegative | None = None
+    place = "teachers.budget"
+    dollars: NonNegativeFloat | None
+    tokens: NonNegative | None
+    calls: NonNegative | None
 
     def share(self, parts: int) -> BudgetConfig:
         """The budget of one of `parts` processes that can't see each other's books."""
@@ -203,48 +237,52 @@ class BudgetConfig(Section):
 
 
 class TeachersConfig(Section):
-    tier: Literal["none", "embedded", "free", "production", "local"] = "none"
-    right: NonNegative = 1
-    wrong: NonNegative = 1
-    ask: Literal["always", "uncertain", "failing"] = "always"
-    embedded_error_rate: Share = 0.2
-    max_tokens: Positive = 2048
-    timeout_seconds: PositiveFloat = 60.0
-    max_retries: NonNegative = 3
-    max_concurrent: Positive = 8
-    budget: BudgetConfig = BudgetConfig()
-    terminal_checker: bool = False
+    place = "teachers"
+    tier: Literal["none", "embedded", "free", "production", "local"]
+    right: NonNegative
+    wrong: NonNegative
+    ask: Literal["always", "uncertain", "failing"]
+    embedded_error_rate: Share
+    max_tokens: Positive
+    timeout_seconds: PositiveFloat
+    max_retries: NonNegative
+    max_concurrent: Positive
+    budget: BudgetConfig
+    terminal_checker: bool
 
 
 class EvalConfig(Section):
-    beam_width: Positive = 2
+    place = "eval"
+    beam_width: Positive
 
 
 class SampleConfig(Section):
-    shard_trees: Positive = 1000
-    attempts: Positive = 3
-    timeout_seconds: PositiveFloat = 600.0
-    dry_run_trees: Positive = 16
+    place = "sample"
+    shard_trees: Positive
+    attempts: Positive
+    timeout_seconds: PositiveFloat
+    dry_run_trees: Positive
 
 
 class ServeConfig(Section):
-    concurrent: Positive = 64
-    queue: NonNegative = 256
-    connections: Annotated[int, Field(ge=8)] = 2048
-    budget_tokens: Positive = 1000
-    deadline_seconds: PositiveFloat | None = None
-    max_budget_tokens: Positive = 20_000
-    max_simulations: Positive = 1000
-    max_samples: Positive = 64
-    max_deadline_seconds: PositiveFloat = 600.0
-    max_tokens: Positive = 4096
-    max_n: Positive = 16
-    max_body_bytes: Positive = 1 << 20
-    grace_seconds: PositiveFloat = 20.0
-    progress_seconds: PositiveFloat = 0.25
-    traces: NonNegative = 1000
-    trace_bytes: NonNegative = 64 << 20
-    trace_seconds: PositiveFloat = 3600.0
+    place = "serve"
+    concurrent: Positive
+    queue: NonNegative
+    connections: Annotated[int, Field(ge=8)]
+    budget_tokens: Positive
+    deadline_seconds: PositiveFloat | None
+    max_budget_tokens: Positive
+    max_simulations: Positive
+    max_samples: Positive
+    max_deadline_seconds: PositiveFloat
+    max_tokens: Positive
+    max_n: Positive
+    max_body_bytes: Positive
+    grace_seconds: PositiveFloat
+    progress_seconds: PositiveFloat
+    traces: NonNegative
+    trace_bytes: NonNegative
+    trace_seconds: PositiveFloat
 
 
 class LoraConfig(Section):

@@ -19,7 +19,7 @@ class RateConfig(Section):
 
     own_rate: ClassVar[float]
     large_rate: ClassVar[float]
-    learning_rate: PositiveFloat | None = None
+    learning_rate: PositiveFloat | None
 
     def rate(self, parameters: int, adapter: str) -> float:
         """The learning rate for a model of so many parameters, of which all ("full") or an adapter's ("lora") are trained."""
@@ -34,24 +34,24 @@ class RoundsConfig(RateConfig):
     own_rate = 5e-4
     large_rate = 1e-5
     batch_size: Positive
-    warmup_rounds: NonNegative = 4
-    max_grad_norm: PositiveFloat = 1.0
-    weight_decay: NonNegativeFloat = 0.0
+    warmup_rounds: NonNegative
+    max_grad_norm: PositiveFloat
+    weight_decay: NonNegativeFloat
 
 
 class GrpoConfig(RoundsConfig):
-    batch_size: Positive = 20
-    epochs: Positive = 4
-    clip_low: Share = 0.2
-    clip_high: Share = 0.28
-    importance: bool = True
-    kl_coefficient: NonNegativeFloat = 0.0
-    credit: Literal["group", "step", "process", "visits"] = "group"
-    prm: str | None = None
-    process_weight: NonNegativeFloat = 0.5
-    negative_weight: Share = 0.3
-    teacher_rows: bool = False
-    pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
+    place = "train.grpo"
+    epochs: Positive
+    clip_low: Share
+    clip_high: Share
+    importance: bool
+    kl_coefficient: NonNegativeFloat
+    credit: Literal["group", "step", "process", "visits"]
+    prm: str | None
+    process_weight: NonNegativeFloat
+    negative_weight: Share
+    teacher_rows: bool
+    pack: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
 
     @property
     def weighted_sft(self) -> bool:
@@ -60,54 +60,55 @@ class GrpoConfig(RoundsConfig):
 
 
 class PpoConfig(RoundsConfig):
+    place = "train.ppo"
     own_rate = 3e-4
-    batch_size: Positive = 80
-    epochs: Positive = 4
-    samples: Positive = 8
-    rows_per_round: Positive = 256
-    gamma: Share = 1.0
-    gae_lambda: Share = 1.0
-    clip: Share = 0.2
-    value_clip: PositiveFloat = 0.5
-    value_coefficient: NonNegativeFloat = 0.5
-    extra_layers: NonNegative | None = None
-    kl_coefficient: NonNegativeFloat = 0.0
-    critic_rounds: NonNegative = 2
+    epochs: Positive
+    samples: Positive
+    rows_per_round: Positive
+    gamma: Share
+    gae_lambda: Share
+    clip: Share
+    value_clip: PositiveFloat
+    value_coefficient: NonNegativeFloat
+    extra_layers: NonNegative | None
+    kl_coefficient: NonNegativeFloat
+    critic_rounds: NonNegative
 
 
 class ExpertConfig(RoundsConfig):
     """Supervised training on the student's own responses: `train.legacy`, and `train.rft` below."""
 
+    place = "train.legacy"
     large_rate = 5e-5
-    batch_size: Positive = 16
-    updates_per_round: Positive = 14
-    epochs: Positive = 4
-    warmup_rounds: NonNegative = 1
+    updates_per_round: Positive
+    epochs: Positive
 
 
 class RftConfig(ExpertConfig):
-    responses: Positive = 4
+    place = "train.rft"
+    responses: Positive
 
 
 class SftConfig(Section):
-    learning_rate: PositiveFloat | None = None
-    batch_size: Positive = 16
-    steps: Positive | None = None
-    question_weight: Share | None = None
-    warmup_steps: NonNegative = 50
-    weight_decay: NonNegativeFloat = 0.01
-    max_grad_norm: PositiveFloat = 1.0
-    validation_size: Positive = 500
-    evaluate_every: Positive = 300
+    place = "train.sft"
+    learning_rate: PositiveFloat | None
+    batch_size: Positive
+    steps: Positive | None
+    question_weight: Share | None
+    warmup_steps: NonNegative
+    weight_decay: NonNegativeFloat
+    max_grad_norm: PositiveFloat
+    validation_size: Positive
+    evaluate_every: Positive
 
 
 class CollectConfig(Section):
     """Fresh questions that are searched for a judge where no data is given."""
 
-    questions: Annotated[int, Field(ge=10)] = 2000
-    iterations: Positive = 6
-    samples: Positive = 8
-    temperature: Annotated[Temperature, Field(gt=0)] = 1.0
+    questions: Annotated[int, Field(ge=10)]
+    iterations: Positive
+    samples: Positive
+    temperature: Annotated[Temperature, Field(gt=0)]
 
 
 class JudgeConfig(RateConfig):
@@ -115,18 +116,18 @@ class JudgeConfig(RateConfig):
 
     section: ClassVar[Literal["value", "prm"]]
     large_rate = 2e-5
-    collect: CollectConfig = CollectConfig()
-    validation_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
-    test_share: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    collect: CollectConfig
+    validation_share: Annotated[float, Field(gt=0, le=0.5)]
+    test_share: Annotated[float, Field(gt=0, le=0.5)]
     least_outcomes: Positive
-    extra_layers: NonNegative | None = None
-    rank_weight: NonNegativeFloat = 1.0
-    batch_size: Positive = 32
-    micro_batch: Positive | None = None  # what is more than batch_size counts as that
+    extra_layers: NonNegative | None
+    rank_weight: NonNegativeFloat
+    batch_size: Positive
+    micro_batch: Positive | None  # what is more than batch_size counts as that
     epochs: Positive
     warmup_steps: NonNegative
-    weight_decay: NonNegativeFloat = 0.01
-    max_grad_norm: PositiveFloat = 1.0
+    weight_decay: NonNegativeFloat
+    max_grad_norm: PositiveFloat
     evaluate_every: Positive
     patience: Positive
 
@@ -141,82 +142,74 @@ class JudgeConfig(RateConfig):
 
 
 class ValueConfig(JudgeConfig):
+    place = "train.value"
     section = "value"
     own_rate = 1e-3
-    kind: Literal["head", "network"] = "network"
-    collect: CollectConfig = CollectConfig(temperature=1.4)
-    least_outcomes: Positive = 2
-    every_token: bool = True
-    weight_power: Share = 1.0
-    epochs: Positive = 8
-    warmup_steps: NonNegative = 50
-    evaluate_every: Positive = 100
-    patience: Positive = 4
-    calibrate: bool = True
+    kind: Literal["head", "network"]
+    every_token: bool
+    weight_power: Share
+    calibrate: bool
 
 
 class PrmConfig(JudgeConfig):
+    place = "train.prm"
     section = "prm"
     own_rate = 3e-4
-    kind: Literal["implicit", "classifier", "bradley-terry", "all"] = "implicit"
-    base: str | None = None
-    policy: bool = True
-    trainer: Literal["packed", "trl"] = "packed"
-    format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None = None
-    spoiled: NonNegative | None = None
-    margin: Annotated[float, Field(gt=0, le=1)] = 0.5
-    least_outcomes: Positive = 3
-    pairs_per_question: Positive = 32
-    labels: Literal["soft", "hard"] = "hard"
-    logprob: bool = True
-    label_weight: NonNegativeFloat = 1.0
-    sft_weight: NonNegativeFloat = 0.5
-    epochs: Positive = 2
-    warmup_steps: NonNegative = 30
-    evaluate_every: Positive = 50
-    patience: Positive = 8
+    kind: Literal["implicit", "classifier", "bradley-terry", "all"]
+    base: str | None
+    policy: bool
+    trainer: Literal["packed", "trl"]
+    format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None
+    spoiled: NonNegative | None
+    margin: Annotated[float, Field(gt=0, le=1)]
+    pairs_per_question: Positive
+    labels: Literal["soft", "hard"]
+    logprob: bool
+    label_weight: NonNegativeFloat
+    sft_weight: NonNegativeFloat
 
 
 class TrainConfig(Section):
-    method: Literal["grpo", "rft", "ppo", "legacy"] = "grpo"
-    student: str | None = None
-    num_examples: Positive = 5760
-    preflight: NonNegative = 8
-    first_question: NonNegative = 0
-    questions_per_round: Positive = 96
-    checkpoint_dir: str = "checkpoints"
-    save_every: Positive = 960
-    log_interval: Positive = 1
-    track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"] = "none"
-    eval_size: NonNegative = 1000
-    validation_size: NonNegative = 300
-    keep_best: bool = True
-    groups: Literal["tree", "chain", "verified"] = "tree"
-    iterations: Positive = 3
-    samples: Positive = 4
-    requeue_iterations: NonNegative = 3
-    requeue_limit: NonNegative = 1
-    extend: Literal["flat", "mixed", "none"] = "flat"
-    chain_samples: Annotated[int, Field(ge=2)] = 8
-    reward: Literal["hre", "combined"] | None = None
-    rows_per_round: Positive = 32
-    demonstrations: NonNegative = 1350
-    demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None = None
-    demonstration_weight: NonNegativeFloat = 0.5
-    adapter: Literal["full", "lora"] | None = None
-    micro_batch: Positive | None = None
-    gradient_checkpointing: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)] = "auto"
-    optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    merge_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    push_to_hub: str | None = None
-    grpo: GrpoConfig = GrpoConfig()
-    ppo: PpoConfig = PpoConfig()
-    rft: RftConfig = RftConfig()
-    legacy: ExpertConfig = ExpertConfig()
-    sft: SftConfig = SftConfig()
-    value: ValueConfig = ValueConfig()
-    prm: PrmConfig = PrmConfig()
+    place = "train"
+    method: Literal["grpo", "rft", "ppo", "legacy"]
+    student: str | None
+    num_examples: Positive
+    preflight: NonNegative
+    first_question: NonNegative
+    questions_per_round: Positive
+    checkpoint_dir: str
+    save_every: Positive
+    log_interval: Positive
+    track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"]
+    eval_size: NonNegative
+    validation_size: NonNegative
+    keep_best: bool
+    groups: Literal["tree", "chain", "verified"]
+    iterations: Positive
+    samples: Positive
+    requeue_iterations: NonNegative
+    requeue_limit: NonNegative
+    extend: Literal["flat", "mixed", "none"]
+    chain_samples: Annotated[int, Field(ge=2)]
+    reward: Literal["hre", "combined"] | None
+    rows_per_round: Positive
+    demonstrations: NonNegative
+    demonstration_share: Annotated[float, Field(ge=0, lt=1)] | None
+    demonstration_weight: NonNegativeFloat
+    adapter: Literal["full", "lora"] | None
+    micro_batch: Positive | None
+    gradient_checkpointing: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
+    optimizer: Literal["auto", "adamw", "adamw_8bit"]
+    precision: Literal["auto", "float32", "bfloat16"]
+    merge_dtype: Literal["auto", "float32", "bfloat16"]
+    push_to_hub: str | None
+    grpo: GrpoConfig
+    ppo: PpoConfig
+    rft: RftConfig
+    legacy: ExpertConfig
+    sft: SftConfig
+    value: ValueConfig
+    prm: PrmConfig
 
     @property
     def settings(self) -> GrpoConfig | PpoConfig | ExpertConfig:

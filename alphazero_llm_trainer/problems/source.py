@@ -382,7 +382,7 @@ def source_of(problem: Problem) -> Source:
     known = _open.get(problem.source)
     if known is None:
         try:
-            known = _find(ProblemsConfig(source=problem.source), None)
+            known = _find(ProblemsConfig.model_validate({"source": problem.source}), None)
         except UnknownSourceError:  # a question of the user's own
             known = TaskList([], problem.source, "any", "")
         register(known)
