@@ -67,11 +67,8 @@ class Section(BaseModel):
             return given
         values = shipped_section(cls.place)
         left_open = {key for key, field in cls.model_fields.items() if not field.is_required() and values[key] is None}
-        return merge(
-            {key: value for key, value in values.items() if key not in left_open},
-            given,
-            f"{cls.place}." if cls.place else "",
-        )
+        known = {key: value for key, value in values.items() if key not in left_open}
+        return merge(known, given, f"{cls.place}." if cls.place else "")
 
     @field_validator("*", mode="before")
     @classmethod

@@ -65,13 +65,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], place: str = "") -> 
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
-        if isinstance(old, Mapping):
-            if not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"{place}{key} is {shown(value)}, which is a section: write its keys below it, or leave it out"
-                )
-            value = merge(old, value, f"{place}{key}.")
-        merged[key] = value
+        if isinstance(old, Mapping) and not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{place}{key} is {shown(value)}, which is a section: write its keys below it, or leave it out"
+            )
+        merged[key] = merge(old, value, f"{place}{key}.") if isinstance(old, Mapping) else value
     return merged
 
 
