@@ -234,7 +234,7 @@ class Collector:
         self.student, self.config, self.perplexity, self.stop = student, config, perplexity, stop
         if value is None and config.search.value is not None:
             # Here, because torch takes seconds to load and a search actor without a model does without it.
-            from .policy.value_function import load_value
+            from .policy.critic import load_value
 
             value = load_value(Path(config.search.value), student, config)
         self.value = value

@@ -127,12 +127,12 @@ class Seed:
         self.sft("base", "--set", f"train.sft.steps={self.args.base_steps}")
         self.sft("sft")
         prm = self.path / "prm"
-        self.stage("prm", ["prm", "--model", str(self.path / "sft"), "--out", str(prm)], prm / "prm.json")
+        self.stage("prm", ["prm", "--model", str(self.path / "sft"), "--out", str(prm)], prm / "critic.json")
         last = self.train(LAST, RUNGS[LAST], self.args.questions, f"train.grpo.prm={prm}")
         students = {"base": self.path / "base", "sft": self.path / "sft"}
         tokens = read(last / "run.json")["search_cost"]["sampled_tokens"]
         a_sample = tokens / (self.args.questions * RUNGS[LAST].samples)
-        tokens += read(prm / "prm.json").get("cost", {}).get("sampled_tokens", 0)
+        tokens += read(prm / "critic.json")["sampled_tokens"]
         for name, rung in RUNGS.items():
             if rung.rate is None:
                 continue

@@ -44,7 +44,7 @@ DEPENDS: dict[str, tuple[str, ...]] = {
     "step_search_vllm": ("engine", "mcts"),
     "student": ("training/sft.py", "problems/embedded.py"),
     "tree_grpo": (*TRAINING, *EMBEDDED),
-    "value": ("training/value.py", "training/value_run.py", "mcts", "eval/methods.py"),
+    "value": ("training/value.py", "training/critic.py", "mcts", "eval/methods.py"),
     "vllm_contract": ("engine",),
 }
 

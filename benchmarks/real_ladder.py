@@ -61,11 +61,9 @@ AGAIN = {"rft": 8, "expert-more": 8}  # arms that are run with another seed as w
 OVER = [(arm, "rft") for arm in ARMS if arm != "rft"] + [("grpo-trees", "grpo-trees-hre")]
 # Trees of so many questions, three expansions of eight samples each, and about 30 updates on them.
 JUDGED = 300
-TREES = ["--set", "train.prm.collect.iterations=3", "--set", "train.prm.collect.samples=8"]
-SMALL = ["--kind", "classifier", "--set", "train.prm.batch_size=12", "--set", "train.prm.evaluate_every=10"]
-HELD = [f"train.{{}}.{part}_share=0.15" for part in ("validation", "test")]
-JUDGES = ("prm", "value")
-BY_JUDGE = ["best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
+TREES = ["--set", "train.critic.iterations=3", "--set", "train.critic.evaluate_every=10"]
+CRITICS = ("prm", "value")
+BY_CRITIC = ["best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
 # One short round of GRPO with an adapter over the SFT student in 4 bits, which takes the library's slow forward on a CPU.
 FOUR_BIT_PROBLEMS = 50
 FOUR_BITS = ["--use-grpo", "-n", "24", "--save-every", "24", "--set", "train.questions_per_round=24"]
@@ -135,16 +133,11 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
         command = ["eval", "--model", str(folder), "--methods", *methods, "--verifier", "calculator"]
         command += ["--budget-tokens", *map(str, args.budgets), "--num", str(args.searched)]
         found[f"eval-{name}"] = ([*command, "--out", str(args.out / f"eval-{name}"), *EVERY], "results.json", "rows")
-    found["prm"] = (["prm", "--model", str(sft), "-n", str(JUDGED), *TREES, *SMALL], "prm.json", "test")
-    found["value"] = (
-        ["value", "--model", str(sft), "--data", str(args.out / "prm"), "--kind", "head"],
-        "value.json",
-        "test",
-    )
-    for name in JUDGES:
-        shares = [word for share in HELD for word in ("--set", share.format(name))]
-        found[name][0].extend(["--out", str(args.out / name), *shares, *EVERY])
-        command = ["eval", "--model", str(sft), "--methods", *BY_JUDGE, "--verifier", name]
+    data = {"prm": ["-n", str(JUDGED)], "value": ["--data", str(args.out / "prm")]}
+    for name in CRITICS:
+        command = [name, "--model", str(sft), *data[name], *TREES, "--out", str(args.out / name), *EVERY]
+        found[name] = (command, "critic.json", "test")
+        command = ["eval", "--model", str(sft), "--methods", *BY_CRITIC, "--verifier", name]
         # The largest budget alone: a PRM reads the question too, which is most of a small one.
         command += [f"--{name}", str(args.out / name), "--budget-tokens", str(max(args.budgets))]
         command += ["--num", str(args.searched), "--out", str(args.out / f"eval-sft-{name}"), *EVERY]

@@ -47,8 +47,8 @@ from alphazero_llm_trainer.eval.metrics import Interval, holm, paired_bootstrap,
 from alphazero_llm_trainer.eval.verifiers import load_verifier  # noqa: E402
 from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402
 from alphazero_llm_trainer.mcts.tree import Tree  # noqa: E402
+from alphazero_llm_trainer.policy.adapters import fingerprint  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.policy.value_function import policy_fingerprint  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks, opening  # noqa: E402
 from alphazero_llm_trainer.problems.numbers import apply, read_question  # noqa: E402
 from alphazero_llm_trainer.problems.source import open_source  # noqa: E402
@@ -126,7 +126,7 @@ class Bench:
     def cell(self, benchmark: Benchmark, method: str, own: Sequence[str], factor: int) -> Cell:
         """The method's results; read from --work where they were measured on the same problems, weights and code's version."""
         budget = factor * self.setting.tokens
-        identity = [__version__, policy_fingerprint(self.student.model), benchmark.data_hash, *self.base, *own]
+        identity = [__version__, fingerprint(self.student.model), benchmark.data_hash, *self.base, *own]
         name = hashlib.sha256(repr([*identity, method, budget]).encode()).hexdigest()[:16]
         return kept(self.work / "cells" / f"{name}.json", identity, self.context(own), benchmark, method, budget)
 

@@ -156,7 +156,7 @@ def test_no_import_cycle() -> None:
 # -- outside libraries -------------------------------------------------------------------------------------------------
 
 PLACES = {
-    "trl": {"training.prm_trl"},
+    "trl": {"training.prm"},
     "peft": {"training.models"},
     "bitsandbytes": {"training.models"},
     "openai": {"teachers"},
@@ -167,7 +167,7 @@ PLACES = {
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
-    "datasets": {"problems", "training.prm_trl"},
+    "datasets": {"problems", "training.prm"},
     "yaml": {"config", "cli.info", "report", "training.model_card"},
     "pyarrow": {"cli.export", "problems.rows"},
     "reasoning_gym": {"problems.gym"},
@@ -177,7 +177,7 @@ PLACES = {
     "math_verify": {"problems.math_worker"},
 }
 NO_TORCH = {"types", "errors", "files", "answers", "live", "config", "mcts", "rewards", "teachers",
-            "collect", "eval.metrics", "eval.value_figures", "viewer", "report",
+            "collect", "eval.metrics", "eval.critic_figures", "viewer", "report",
             "cli.base", "cli.main", "cli.sample", "cli.export",
             "training.credit", "training.rows", "training.checkpoint", "training.run", "engine.protocol",
             "environment.argv", "environment.taskset_checks", "environment.taskset_scoring",

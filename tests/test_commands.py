@@ -96,7 +96,7 @@ def test_completion_knows_commands_and_new_names_alone(shell: str, capsys: pytes
         (["search", "--simulations", "5"], ["search", "--iterations", "5"], "search.iterations"),
         (["train", "-n", "5"], ["train", "--num-examples", "5"], "train.num_examples"),
         (["train", "--out", "x"], ["train", "--checkpoint-dir", "x"], "train.checkpoint_dir"),
-        (["value", "--num", "50"], ["value", "--questions", "50"], "train.value.collect.questions"),
+        (["value", "--num", "50"], ["value", "--questions", "50"], "train.critic.questions"),
         (["train", "--model", "embedded"], ["train", "--student", "embedded"], "student"),
         (["sample", "--source", "gsm8k"], ["sample", "--set", "problems.source=gsm8k"], "problems.source"),
     ],

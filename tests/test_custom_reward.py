@@ -23,7 +23,6 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
 from alphazero_llm_trainer.errors import ConfigError, DataError, RewardError
-from alphazero_llm_trainer.eval import value_figures as metrics
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.mcts.targets import outcomes, sft_rows, step_preferences, value_targets
@@ -33,9 +32,7 @@ from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
 from alphazero_llm_trainer.scale.totals import Totals
-from alphazero_llm_trainer.training.prm_data import tree_set
 from alphazero_llm_trainer.training.rounds import outcome
-from alphazero_llm_trainer.training.value_run import Question
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task
 from alphazero_llm_trainer.viewer.record import row
 
@@ -232,25 +229,6 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     totals = Totals()
     totals.add({"ended_by": "iterations", "cost": {}, "tree": tree.to_dict()})
     assert (totals.responses, totals.right) == (4, 0)
-
-
-def test_hard_labels_of_a_process_reward_model_are_the_best_graded_outcome() -> None:
-    student: Any = SimpleNamespace(prompt_ids=lambda text: (5,))
-    hard = load_config(overrides=["train.prm.labels=hard"]).train.prm
-    found = {step.step_ids: step for step in tree_set(Question("q", [graded_tree()]), student, hard).steps}
-    assert (found[(1,)].target, found[(2,)].target) == (0.9, 0.3)
-    assert 0.9 < found[(1,)].weight < 1.0
-
-
-def test_the_blend_knows_the_variance_of_graded_outcomes() -> None:
-    """Outcomes that are equal at each state: a rollout predicts the next one perfectly, so it gets all the weight."""
-    target, count = np.array([0.2, 0.6, 0.9]), np.array([4, 4, 4])
-    other = {name: np.zeros(3) for name in ("depth", "length", "logprob")}
-    states = metrics.States(
-        np.arange(3), -np.ones(3), target, count, **other, final=np.zeros(3, bool), square=target**2
-    )
-    assert metrics.blend(np.full(3, 0.5), states) == pytest.approx(1.0)
-    assert metrics.brier(target, states).value == pytest.approx(0.0)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -262,11 +263,11 @@ def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
 
 @pytest.mark.parametrize("adapter", ["full", "lora"])
 def test_a_value_network_s_weights_and_states_are_those_that_its_training_holds(adapter: str) -> None:
-    from alphazero_llm_trainer.training.value import new_network
+    from alphazero_llm_trainer.training.critic import new_network
 
     config = configured(f"train.adapter={adapter}", "models.tiny.lora.rank=4")
     made = forecast(config, stage="value")
-    network = make_trainable(new_network(llama(), made.extra_layers), made.spec, adapter, task="TOKEN_CLS")
+    network = new_network(SimpleNamespace(model=llama(), spec=made.spec), config, "value")[0]
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     score = 2 * (SHAPE.hidden + 1) if adapter == "lora" else SHAPE.hidden + 1  # not counted: a number a unit
     assert trained - made.trained[1] in range(score + 1)
@@ -274,9 +275,8 @@ def test_a_value_network_s_weights_and_states_are_those_that_its_training_holds(
     assert made.extra_layers == (2 if adapter == "full" else 0)
 
 
-def test_a_prm_keeps_logits_and_fewer_questions_a_forward_take_less() -> None:
-    assert part(forecast(configured(), stage="prm"), "logits") > part(forecast(configured(), stage="value"), "logits")
-    sizes = [forecast(configured(f"train.value.micro_batch={n}"), stage="value").at("train") for n in (1, 4, 32)]
+def test_fewer_questions_a_forward_take_less() -> None:
+    sizes = [forecast(configured(f"train.micro_batch={n}"), stage="value").at("train") for n in (1, 4, 32)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[2]
 
 

@@ -28,10 +28,9 @@ from alphazero_llm_trainer.eval.attempt import Attempt, Chain, MethodContext, Ov
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell
 from alphazero_llm_trainer.eval.methods import METHODS, answered
 from alphazero_llm_trainer.eval.results import summary
-from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product, ValueVerifier
-from alphazero_llm_trainer.policy.prm_verifier import EnginePrm
+from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product
+from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.calculator import consistent
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
@@ -52,7 +51,7 @@ def student(config: Config) -> Student:
 
 
 @pytest.fixture(scope="module")
-def network(student: Student) -> Iterator[ValueVerifier]:
+def network(student: Student) -> Iterator[CriticVerifier]:
     """A random value network with an engine of its own: every token that it reads costs."""
     torch.manual_seed(5)
     shape = LlamaConfig(
@@ -64,16 +63,16 @@ def network(student: Student) -> Iterator[ValueVerifier]:
         settings=EngineConfig(max_context=1024),
     )  # fmt: skip
     engine.set_value(torch.randn(32) * 0.3, 0.2)
-    yield ValueVerifier(EngineValue(engine, 0.0, {}, own=True))
+    yield CriticVerifier(Critic(engine, 0.0, {}), "value")
 
 
 @pytest.fixture(scope="module")
-def prm(student: Student, network: ValueVerifier) -> EnginePrm:
-    """A process reward model over the same random network: likelier steps score higher."""
-    return EnginePrm(network.value.engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+def prm(student: Student, network: CriticVerifier) -> CriticVerifier:
+    """A process reward model over the same random network."""
+    return CriticVerifier(network.critic, "prm")
 
 
-def verifier_of(name: str, network: ValueVerifier, prm: EnginePrm):
+def verifier_of(name: str, network: CriticVerifier, prm: CriticVerifier):
     return {
         "prm": prm,
         "none": NoVerifier(),
@@ -95,8 +94,8 @@ def verifier_of(name: str, network: ValueVerifier, prm: EnginePrm):
 def test_no_method_ever_spends_more_than_its_budget(
     student: Student,
     config: Config,
-    network: ValueVerifier,
-    prm: EnginePrm,
+    network: CriticVerifier,
+    prm: CriticVerifier,
     method: str,
     verifier: str,
     budget: int,
@@ -107,7 +106,7 @@ def test_no_method_ever_spends_more_than_its_budget(
     judge = verifier_of(verifier, network, prm)
     sampler = MethodContext(student, judge, config)
     student.engine.tree.clear()
-    network.value.engine.tree.clear()
+    network.critic.engine.tree.clear()
     sampled, scored = student.engine.cost.sampled_tokens, judge.scored_tokens
     found = asyncio.run(answered(method, sampler, TASKS[index].problem, seed, budget))
     assert found.sampled_tokens == student.engine.cost.sampled_tokens - sampled
@@ -120,7 +119,7 @@ def test_no_method_ever_spends_more_than_its_budget(
         assert extract(found.response) is not None
 
 
-def test_seeds_decide_whatever_runs_beside(student: Student, config: Config, network: ValueVerifier) -> None:
+def test_seeds_decide_whatever_runs_beside(student: Student, config: Config, network: CriticVerifier) -> None:
     for verifier in (Calculator(), network):
         sampler = MethodContext(student, verifier, config)
         for method in METHODS:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, RequestError
-from alphazero_llm_trainer.policy.prm_verifier import load_prm
+from alphazero_llm_trainer.policy.critic import load_prm
 from alphazero_llm_trainer.policy.public_prm import QWEN_SYSTEM
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.types import Problem, Step
@@ -39,7 +39,7 @@ def student() -> Student:
 
 
 def settings(name: str) -> Config:
-    return load_config(None, [{"student": "embedded", "train": {"prm": {"format": name}}}])
+    return load_config(None, [{"student": "embedded", "train": {"critic": {"format": name}}}])
 
 
 def a_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -34,11 +34,9 @@ from alphazero_llm_trainer.policy.student import (
     load_model,
     load_student,
 )
+from alphazero_llm_trainer.training.critic import new_network
 from alphazero_llm_trainer.training.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
 from alphazero_llm_trainer.training.ppo_critic import Critic
-from alphazero_llm_trainer.training.prm import new_scorer
-from alphazero_llm_trainer.training.value import adapter_network
-from alphazero_llm_trainer.training.value_run import save_network
 
 ROOT = Path(__file__).resolve().parent.parent
 FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
@@ -208,31 +206,22 @@ def test_an_adapter_goes_on_with_its_own_rank_scale_and_modules(lora: dict[str, 
     assert again.spec.lora.dropout == load_config().models["embedded"].lora.dropout  # training's own
     make_trainable(again.model, again.spec, "lora").eval()
     assert torch.equal(logprobs(again.model, again), expected)
-    attach(again.model, again.spec.lora, adapters.VALUE)  # begins as the policy's own
+    attach(again.model, again.spec.lora, "value")  # begins as the policy's own
     again.model.eval()
-    with adapters.under(again.model, adapters.VALUE):
+    with adapters.under(again.model, "value"):
         assert torch.equal(logprobs(again.model, again), expected)
     save_adapter(again.model, again.spec.lora, tmp_path / "second")
     later = load_student(load_config(overrides=LORA), path=tmp_path / "second")
     assert torch.equal(logprobs(later.model, later), expected)
 
 
-def test_what_is_trained_over_an_unquantised_adapter_is_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_weights_under_an_adapter_are_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(overrides=LORA)
     first = load_student(config)
     make_trainable(first.model, first.spec, "lora")
     randomise(first.model, adapters.POLICY, 0)
     save_adapter(first.model, first.spec.lora, tmp_path / "adapter")
     first.model.eval()
-    student = load_student(config, path=tmp_path / "adapter")
-    scorer = new_scorer(student.model, "implicit", config.train.prm, 0)
-    scorer.lm = make_trainable(scorer.lm, student.spec, "lora")
-    save_network(tmp_path / "prm", scorer.lm, student, None)
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "prm")
-    assert difference(logprobs(plain, student), logprobs(first.model, first)) < 5e-5
-    # All weights of it can't be trained: its folder would hold neither the base nor a student.
     flags = [*SMALL, "--path", str(tmp_path / "adapter"), "--checkpoint-dir", str(tmp_path / "runs")]
     whole = ["--set", "models.embedded.quantization=none", "--set", "models.embedded.adapter=full"]
     assert train_main([*flags, *whole]) == 2
@@ -264,14 +253,14 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
     frozen = frozen_student(student, config, shared=True)
     reference, before = logprobs(student.model, student), engine_scores(frozen)
     make_trainable(student.model, student.spec, "lora")
-    network = adapter_network(student.model, student.spec.lora)
+    network, _ = new_network(student, config, "value")
     critic = Critic(student.model, 0, student.spec.lora)
     assert not [
         name for name, p in student.model.named_parameters() if p.requires_grad and not adapters.is_adapted(name)
     ]
     for model in (student.model, network, critic, frozen.model.model):
         assert storages(model) - storages(getattr(model, "score", torch.nn.Identity())) == base
-    names = {"policy": adapters.POLICY, "value": adapters.VALUE, "critic": adapters.CRITIC}
+    names = {"policy": adapters.POLICY, "value": "value", "critic": adapters.CRITIC}
     student.model.eval()
     for seed, (who, name) in enumerate(names.items()):
         randomise(student.model, name, seed)

@@ -17,7 +17,7 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.compare import difference, differing, load_runs
-from alphazero_llm_trainer.report.judges import prm_verdict, value_text
+from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.training import verdict
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import new_run
@@ -179,36 +179,28 @@ def test_a_run_of_flat_groups_says_that_nothing_was_learnt(runs: list[Path], tmp
     assert said.startswith("Training ") and said.endswith("on the same 12 held-out problems")
 
 
-def value_card(earned: bool, gain: list[float]) -> dict[str, Any]:
-    test = {"sibling ranking": [0.7, 0.6, 0.8], "sibling ranking, log-probability": [0.6, 0.5, 0.7], "AUC": [0.7, 0.6, 0.8],
-            "sibling ranking over log-probability": gain}  # fmt: skip
-    return {"kind": "network", "earned": earned, "why": "AUC 0.5 doesn't beat chance", "rollout_weight": 0.4, "test": test,
-            "questions": {"test": 20}, "reliability": [[0.2, 0.3, 0.5], [0.7, 0.6, 0.5]]}  # fmt: skip
+def critic_card(earned: bool, gain: list[float], kind: str = "value") -> dict[str, Any]:
+    test = {"pair accuracy": [0.7, 0.6, 0.8], "pair accuracy, log-probability": [0.6, 0.5, 0.7], "AUC": [0.7, 0.6, 0.8],
+            "pair accuracy over log-probability": gain}  # fmt: skip
+    return {"kind": kind, "earned": earned, "why": "AUC 0.5 doesn't beat chance", "rollout_weight": 0.4, "test": test,
+            "questions": {"test": 20}, "pairs": {"test": 30}, "reliability": [[0.2, 0.3, 0.5], [0.7, 0.6, 0.5]]}  # fmt: skip
 
 
-def test_a_value_s_verdict_comes_first(tmp_path: Path) -> None:
-    better, level = value_card(True, [0.1, 0.05, 0.15]), value_card(True, [0.1, -0.05, 0.25])
+def test_a_critic_s_verdict_comes_first(tmp_path: Path) -> None:
+    better, level = critic_card(True, [0.1, 0.05, 0.15]), critic_card(True, [0.1, -0.05, 0.25])
     yes = "Better than log-probability at ranking steps: yes, 0.700 [0.600, 0.800] against 0.600 [0.500, 0.700]"
-    assert value_text(better).startswith(yes)
-    assert "ranking steps: not clearly, " in value_text(level)
-    assert value_text(value_card(False, [0.1, 0.05, 0.15])).startswith("Not better than chance: don't use it")
-    (tmp_path / "value.json").write_text(json.dumps(better))
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train_loss": 0.7, "held_out_loss": 0.6}\n')
+    assert critic_text(better).startswith(yes)
+    assert "ranking steps: not clearly, " in critic_text(level)
+    assert "lambda" in critic_text(better) and "lambda" not in critic_text(critic_card(True, [0.1, 0.05, 0.15], "prm"))
+    from_file = critic_card(True, [0.1, 0.05, 0.15])
+    del from_file["test"]["pair accuracy, log-probability"]
+    assert critic_text(from_file).startswith("Better than chance at ranking steps: 0.700")
+    assert critic_text(critic_card(False, [0.1, 0.05, 0.15])).startswith("Not better than chance: don't use it")
+    (tmp_path / "critic.json").write_text(json.dumps(better))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.7, "held_out_loss": 0.6}\n')
     assert cli.main(["report", str(tmp_path)]) == 0
     page = Page(tmp_path / "report.html")
     assert yes in page and page.counts["svg"] == 3
-
-
-def test_a_prm_s_verdict_is_on_what_was_saved() -> None:
-    policy, both = "policy log-probability", "kept + policy log-probability"
-    pairs = {policy: [0.6, 0.5, 0.7], "implicit": [0.55, 0.4, 0.7], both: [0.8, 0.7, 0.9]}
-    gains = {"implicit": [-0.05, -0.1, 0.0], both: [0.2, 0.1, 0.3]}
-    card = {"kind": "implicit", "calibration": {"policy": 0.5}}
-    card |= {"test": {"pair accuracy": pairs, f"pair accuracy over {policy}": gains}}
-    assert prm_verdict(card).startswith(
-        "Better than log-probability at ranking steps: yes, 0.800 [0.700, 0.900] against 0.600"
-    )
-    assert prm_verdict(card | {"calibration": {"policy": 0.0}}).startswith("Not better than chance: don't use it")
 
 
 def test_metrics_describe_the_rounds_trees(runs: list[Path]) -> None:

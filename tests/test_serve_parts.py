@@ -24,9 +24,8 @@ from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.tree import Tree
-from alphazero_llm_trainer.policy.prm_verifier import EnginePrm, squash
+from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.policy.value_function import EngineValue
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
@@ -541,12 +540,19 @@ def test_a_temperature_is_0_or_large_enough_to_draw(student: Student, config: Co
     assert str(refused.value) == "temperature is 1e-39: give 0 for the likeliest tokens, or at least 0.01"
 
 
+def prm_over(engine: InProcessEngine) -> CriticVerifier:
+    """A process reward model of random numbers."""
+    torch.manual_seed(5)
+    engine.set_value(torch.randn(engine.model.config.hidden_size) * 0.1, 0.5)
+    return CriticVerifier(Critic(engine, 1.0, {}), "prm")
+
+
 @pytest.mark.parametrize("method", ["best-of-4", "weighted-majority-4", "mcts", "step-rejection", "beam"])
 def test_a_network_judges_each_request_by_its_own_chat(student: Student, config: Config, method: str) -> None:
     engine = InProcessEngine(
         student.model, eos_id=student.engine.eos_id, step_ends=student.engine.step_ends, settings=config.engine
     )
-    prm = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+    prm = prm_over(engine)
     stepwise = {name: partial(by_eval, name) for name in STEPWISE}
     answerer = Answerer(student, config, prm, None, stepwise)
 
@@ -569,10 +575,8 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
             # One that the budget's end left unjudged has the reward 0.
             leaf = next(leaf for leaf in tree.leaves() if tree.verdict[leaf] != "rejected" and tree.reward[leaf])
             steps = tree.steps(leaf)
-            logits = await prm.logits(prompt, [step.token_ids for step in steps])
-            likely = [max(sum(step.logprobs), -16.0) for step in steps]
-            scores = [squash(logit + 0.1 * logprob) for logit, logprob in zip(logits, likely, strict=True)]
-            assert tree.reward[leaf] == pytest.approx(min(scores), abs=1e-5)
+            judged = await prm(build("test", 0, 1).problem, prompt, steps)
+            assert tree.reward[leaf] == pytest.approx(min(judged.steps), abs=1e-5)
 
     run(main)
 
@@ -603,11 +607,11 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
     )
     verifier, value, methods = None, None, ["mcts", "majority-6"]
     if judge == "prm":
-        verifier = EnginePrm(engine, mix=0.2, policy=0.1, bias=2.0, head=False, total="min", card={})
+        verifier = prm_over(engine)
         methods = ["mcts", "best-of-6", "weighted-majority-6"]
     elif judge == "value":
         engine.set_value(torch.zeros(student.model.config.hidden_size), 0.5)
-        value, methods = EngineValue(engine, 0.5, {}, own=True), ["mcts"]
+        value, methods = Critic(engine, 0.5, {}), ["mcts"]
     answerer = Answerer(student, config, verifier, value)
 
     async def main() -> None:

@@ -17,10 +17,9 @@ from alphazero_llm_trainer.eval.verifiers import (
     LogProbability,
     NoVerifier,
     Product,
-    ValueVerifier,
     check_name,
 )
-from alphazero_llm_trainer.policy.value_function import EngineValue
+from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import UNJUDGED
 from alphazero_llm_trainer.types import Problem, Step
@@ -84,7 +83,7 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
     engine = tiny_engine(tiny_llama(3))
     torch.manual_seed(0)
     engine.set_value(torch.randn(32), 0.1)
-    verifier = ValueVerifier(EngineValue(engine, 0.0, {}, own=True))
+    verifier = CriticVerifier(Critic(engine, 0.0, {}), "value")
     steps = [Step((20, 21, 2), (-1.0,) * 3, "a\n"), Step((22, 2), (-1.0,) * 2, "b\n")]
 
     async def main() -> None:
@@ -100,8 +99,6 @@ def test_a_value_network_scores_the_state_after_each_step_once() -> None:
         assert (await verifier(PROBLEM, PROMPT, [])).steps == ()
 
     run(main)
-    head = ValueVerifier(EngineValue(engine, 0.0, {}, own=False))
-    assert not head.computes and head.scored_tokens == 0
     assert 2 in LINE_ENDS
 
 

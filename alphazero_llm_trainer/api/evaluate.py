@@ -27,6 +27,7 @@ from ..eval.results import (
 from ..eval.verifiers import check_name, load_verifier
 from ..files import FolderLock, write_json, write_whole
 from ..live import Progress, Stop
+from ..policy.folders import check_critic
 from ..problems.load import load_tasks, opening
 from ..problems.source import open_one_of
 from ..rewards.custom import open_reward
@@ -187,8 +188,8 @@ class Evaluation:
                 raise ConfigError(f"{flag('budget_tokens')} has {budget}: give at least 1")
         check_name(self.verifier, self.prm, self.value)
         for name, folder in (("prm", self.prm), ("value", self.value)):
-            if folder is not None and not folder.is_dir():
-                raise ConfigError(f"{flag(name)} {folder} is no folder: name one that the command {name} wrote")
+            if folder is not None:
+                check_critic(folder, name, f"{flag(name)} {folder}")
 
     def run(
         self, config: Config, path: Path | None, student: Student | None, progress: Progress, stop: Callable[[], bool]
@@ -213,8 +214,8 @@ class Evaluation:
         stop: Callable[[], bool],
     ) -> Table:
         """`run` in a folder that is this process's own."""
+        from ..policy.adapters import fingerprint
         from ..policy.student import load_student
-        from ..policy.value_function import policy_fingerprint
 
         if not self.resume and (out / CARD).exists():
             raise ConfigError(
@@ -223,7 +224,7 @@ class Evaluation:
         benchmarks = [Benchmark(name, load(config, name, "test", self.num, self.start)) for name in self.sources]
         if student is None:
             student = load_student(config, path=path, inference=self.prm is None and self.value is None)
-        identity = self.settings(config) | {"weights": policy_fingerprint(student.model)}
+        identity = self.settings(config) | {"weights": fingerprint(student.model)}
         rows = {one.name: one.data_hash for one in benchmarks}
         for one in benchmarks:  # what is said before the questions is a part of them
             rows[one.name] += told(student, opening(config, open_one_of(config, one.name), student.name))
@@ -347,10 +348,10 @@ def told(student: Student, given: Opening) -> str:
 
 
 def digest(folder: Path | None) -> str | None:
-    """A hash of the cards of a trained verifier's folder, which name the hashes of its other files."""
+    """A hash of a critic's name on the hub, or of its folder's cards, which name the hashes of its other files."""
     if folder is None:
         return None
-    found = hashlib.sha256()
+    found = hashlib.sha256() if folder.is_dir() else hashlib.sha256(str(folder).encode())
     for file in sorted(folder.glob("*.json")):
         found.update(file.name.encode() + file.read_bytes())
     return found.hexdigest()

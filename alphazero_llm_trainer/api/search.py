@@ -102,7 +102,7 @@ def find(
     perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
     value = None
     if config.search.value is not None:
-        from ..policy.value_function import load_value
+        from ..policy.critic import load_value
 
         value = load_value(Path(config.search.value), student, config)
     with Stop() as asked:

@@ -20,7 +20,7 @@ from ..config.load import Config, flat, load_config, nested
 from ..errors import EXIT_FAILED, EXIT_USER_ERROR, AlphaZeroError, ConfigError, StorageError
 from ..files import storage_failure
 from ..live import Progress
-from ..policy.folders import check_folder, find_model
+from ..policy.folders import check_critic, check_folder, find_model
 
 EXIT_STOPPED = 130
 LONGEST = 900  # letters of a message
@@ -309,12 +309,12 @@ def check_least(least: int, /, **numbers: int | None) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {number}: give at least {least}")
 
 
-def check_judges(args: argparse.Namespace) -> None:
-    """Raise ConfigError where --value or --prm names no folder."""
+def check_critics(args: argparse.Namespace) -> None:
+    """Raise ConfigError where --value or --prm names no folder (nor a PRM's hub id)."""
     for name in ("value", "prm"):
         folder = getattr(args, name, None)
-        if folder is not None and not folder.is_dir():
-            raise ConfigError(f"--{name} {folder} is no folder: name one that the command {name} wrote")
+        if folder is not None:
+            check_critic(folder, name, f"--{name} {folder}")
 
 
 def check_out(path: Path | None, *, file: bool = False, flag: str = "--out") -> None:

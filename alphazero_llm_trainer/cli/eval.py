@@ -54,7 +54,9 @@ def add_eval(commands: Any) -> None:
     parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="test problems of each source")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
     parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges")
-    parser.add_argument("--prm", type=Path, metavar="DIR", help="a process reward model's folder")
+    parser.add_argument(
+        "--prm", type=Path, metavar="DIR", help="a process reward model: a folder, or a public one's hub id"
+    )
     parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
     parser.add_argument("--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN")

@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from .base import Parser, run_command
+from .critics import add_prm, add_value
 from .eval import add_eval
 from .export import add_export
 from .fetch import add_fetch
 from .info import add_info
 from .merge import add_merge
-from .prm import add_prm
 from .report import add_compare, add_report
 from .sample import add_sample
 from .search import add_search
 from .serve import add_serve
 from .sft import add_sft
 from .train import add_methods, add_train
-from .value import add_value
 from .view import add_view
 
 PROGRAM = "alphazero-llm-trainer"

@@ -16,7 +16,7 @@ from .base import (
     add_json,
     add_model,
     add_source,
-    check_judges,
+    check_critics,
     check_least,
     print_json,
     resolve,
@@ -60,7 +60,7 @@ def run_search(args: argparse.Namespace) -> int:
     asked: dict[str, Any] = {} if args.value is None else {"search": {"rollout": "none", "select": "puct"}}
     config = resolve(args, asked)
     check_least(0, index=args.index)
-    check_judges(args)
+    check_critics(args)
     if args.question is not None and not args.question.strip():
         raise ConfigError("the question is empty: write its text, or leave it out for a test problem")
     from ..problems.load import tasks_of

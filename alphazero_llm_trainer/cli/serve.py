@@ -10,7 +10,7 @@ from typing import Any
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress
-from .base import add_config_arguments, add_model, add_source, check_judges, check_out, resolve, tell_loading
+from .base import add_config_arguments, add_model, add_source, check_critics, check_out, resolve, tell_loading
 
 KEY_VARIABLE = "ALPHAZERO_API_KEY"
 EPILOG = f"""\
@@ -36,7 +36,9 @@ def add_serve(commands: Any) -> None:
         metavar="NAME",
         help="who judges searches, as of `eval` (default: calculator, with --prm or --value)",
     )
-    parser.add_argument("--prm", type=Path, metavar="DIR", help="a process reward model's folder")
+    parser.add_argument(
+        "--prm", type=Path, metavar="DIR", help="a process reward model: a folder, or a public one's hub id"
+    )
     parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="who may reach it: 0.0.0.0 is everybody")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one")
@@ -60,7 +62,7 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
         raise ConfigError(
             f"--host is {args.host}, which other machines reach, and {KEY_VARIABLE} isn't set: set it, or add --insecure"
         )
-    check_judges(args)
+    check_critics(args)
     check_out(args.keep_traces, flag="--keep-traces")
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:

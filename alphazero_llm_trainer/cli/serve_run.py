@@ -18,8 +18,9 @@ from ..eval.methods import METHODS
 from ..eval.verifiers import check_name, load_verifier
 from ..live import Progress
 from ..mcts.tree import REJECTED, ROOT
+from ..policy.adapters import fingerprint
+from ..policy.critic import load_value
 from ..policy.student import load_student
-from ..policy.value_function import load_value, policy_fingerprint
 from ..problems.load import opening
 from ..serve.answering import Answerer, Stepwise
 from ..serve.app import make_app
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace, config: Config, keys: Sequence[str], bound: so
         student.engine.worker = ThreadPoolExecutor(1, "forward")
     answerer = Answerer(student, config, verifier, value, stepwise)
     journal = None if args.keep_traces is None else KeptJournal(args.keep_traces)
-    service = Service(answerer, names, config.serve, policy_fingerprint(student.model), journal)
+    service = Service(answerer, names, config.serve, fingerprint(student.model), journal)
     app = make_app(service, keys, is_loopback(args.host))
     port = bound.getsockname()[1]
     shown = f"[{args.host}]" if ":" in args.host else args.host

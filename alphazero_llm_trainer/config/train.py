@@ -1,11 +1,10 @@
-"""The `train` section of the configuration: rounds, trainers, value network and process reward model."""
+"""The `train` section of the configuration: rounds, trainers and critics."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field
 
 from .sections import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section, Share, Temperature, on_or_off
 
@@ -102,71 +101,25 @@ class SftConfig(Section):
     evaluate_every: Positive
 
 
-class CollectConfig(Section):
-    """Fresh questions that are searched for a judge where no data is given."""
+class CriticConfig(RateConfig):
+    """How a value network and a process reward model are trained, and the questions that are searched for them."""
 
+    place = "train.critic"
+    own_rate = 5e-4
+    large_rate = 2e-5
     questions: Annotated[int, Field(ge=10)]
     iterations: Positive
     samples: Positive
     temperature: Annotated[Temperature, Field(gt=0)]
-
-
-class JudgeConfig(RateConfig):
-    """What a value function and a process reward model are trained by alike; `section` is below `train`."""
-
-    section: ClassVar[Literal["value", "prm"]]
-    large_rate = 2e-5
-    collect: CollectConfig
-    validation_share: Annotated[float, Field(gt=0, le=0.5)]
-    test_share: Annotated[float, Field(gt=0, le=0.5)]
+    margin: Annotated[float, Field(gt=0, le=1)]
     least_outcomes: Positive
-    extra_layers: NonNegative | None
-    rank_weight: NonNegativeFloat
+    pairs: Positive
+    spoiled: NonNegative
     batch_size: Positive
-    micro_batch: Positive | None  # what is more than batch_size counts as that
     epochs: Positive
-    warmup_steps: NonNegative
-    weight_decay: NonNegativeFloat
-    max_grad_norm: PositiveFloat
     evaluate_every: Positive
     patience: Positive
-
-    @field_validator("micro_batch")
-    @classmethod
-    def divides(cls, value: int | None, info: ValidationInfo) -> int | None:
-        """An update is a whole number of forwards."""
-        batch = info.data.get("batch_size")
-        if value is not None and batch is not None and batch % min(value, batch):
-            raise PydanticCustomError("divisor", f"give a divisor of batch_size, which is {batch}")
-        return value
-
-
-class ValueConfig(JudgeConfig):
-    place = "train.value"
-    section = "value"
-    own_rate = 1e-3
-    kind: Literal["head", "network"]
-    every_token: bool
-    weight_power: Share
-    calibrate: bool
-
-
-class PrmConfig(JudgeConfig):
-    place = "train.prm"
-    section = "prm"
-    own_rate = 3e-4
-    kind: Literal["implicit", "classifier", "bradley-terry", "all"]
-    base: str | None
-    policy: bool
-    trainer: Literal["packed", "trl"]
     format: Literal["math-shepherd", "rlhflow", "qwen-prm"] | None
-    spoiled: NonNegative | None
-    margin: Annotated[float, Field(gt=0, le=1)]
-    pairs_per_question: Positive
-    labels: Literal["soft", "hard"]
-    logprob: bool
-    label_weight: NonNegativeFloat
-    sft_weight: NonNegativeFloat
 
 
 class TrainConfig(Section):
@@ -208,8 +161,7 @@ class TrainConfig(Section):
     rft: RftConfig
     legacy: ExpertConfig
     sft: SftConfig
-    value: ValueConfig
-    prm: PrmConfig
+    critic: CriticConfig
 
     @property
     def settings(self) -> GrpoConfig | PpoConfig | ExpertConfig:

@@ -15,7 +15,6 @@ from ..types import Problem, Step
 
 if TYPE_CHECKING:
     from ..policy.student import Student
-    from ..policy.value_function import EngineValue
 
 SINGLE = ("none", "log-probability", "calculator", "prm", "value")
 RANKING = "log-probability"  # in a product
@@ -46,30 +45,6 @@ class LogProbability:
 def mean_probability(logprobs: Sequence[float]) -> float:
     """The geometric mean of tokens' probabilities; 1 of none."""
     return min(1.0, math.exp(math.fsum(logprobs) / len(logprobs))) if logprobs else 1.0
-
-
-class ValueVerifier:
-    """A value network: a step scores V of the state after it, and the total is V after the last one."""
-
-    name = "value"
-
-    def __init__(self, value: EngineValue) -> None:
-        self.value = value
-        self.computes = value.own
-
-    @property
-    def scored_tokens(self) -> int:
-        """Tokens that a network's own engine computed; a head reads the policy's forward."""
-        return self.value.engine.stats.computed_tokens if self.value.own else 0
-
-    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
-        if not steps:
-            return Judgement((), await self.value(prompt_ids))
-        ids, scores = prompt_ids, []
-        for step in steps:
-            ids += step.token_ids
-            scores.append(await self.value(ids))
-        return Judgement(tuple(scores), scores[-1])
 
 
 class Product:
@@ -120,15 +95,15 @@ def load_verifier(name: str, student: Student, config: Config, prm: Path | None,
 
     def load(part: str) -> Verifier:
         if part == "prm":
-            from ..policy.prm_verifier import load_prm
+            from ..policy.critic import load_prm
 
             assert prm is not None
             return load_prm(prm, student, config)
         if part == "value":
-            from ..policy.value_function import load_value
+            from ..policy.critic import CriticVerifier, load_value
 
             assert value is not None
-            return ValueVerifier(load_value(value, student, config))
+            return CriticVerifier(load_value(value, student, config), "value")
         if part == RANKING:
             return LogProbability()
         return Calculator() if part == "calculator" else NoVerifier()

@@ -20,7 +20,7 @@ from ..config.sections import LoraConfig
 from ..errors import CheckpointError, ConfigError
 from .weights import raw
 
-POLICY, VALUE, PRM, CRITIC, START = "default", "value", "prm", "critic", "start"  # names of adapters
+POLICY, CRITIC, START = "default", "critic", "start"  # names of adapters; `value` and `prm` are those of critics
 PARTS = ("lora_A", "lora_B")
 BASE = "base.json"  # beside them: the fingerprint of the base that the adapter was trained over
 

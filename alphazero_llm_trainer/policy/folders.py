@@ -177,6 +177,13 @@ def weights_of(spec: StudentModel) -> str:
     return spec.path
 
 
+def check_critic(folder: Path, kind: str, given: str) -> None:
+    """Raise ConfigError where a critic that the user called `given` is neither a folder nor a public PRM's hub id."""
+    public = kind == "prm" and HUB_ID.fullmatch(str(folder))
+    if not folder.is_dir() and not public:
+        raise ConfigError(f"{given} is no folder: name one that the command {kind} wrote")
+
+
 def check_folder(folder: Path) -> None:
     """Raise CheckpointError for a folder with neither a model nor an adapter, and for a model of impossible sizes."""
     if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):

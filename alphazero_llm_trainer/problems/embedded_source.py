@@ -39,12 +39,6 @@ class Embedded(Source):
         structures = split if self.hold_out == "structures" else None
         return embedded.load(split, count, self.chosen, start, structures)
 
-    def only_steps(self, task_id: str) -> list[str] | None:
-        """See `Source.only_steps`: the generator makes the problem again."""
-        if not task_id.startswith(f"{embedded.SOURCE}/"):
-            return None
-        return (embedded.from_id(task_id).solution or "").split("\n")
-
     def scripted_teacher(self, error_rate: float) -> ScriptedTeacher:
         """See `Source.scripted_teacher`."""
         return ScriptedTeacher(error_rate)

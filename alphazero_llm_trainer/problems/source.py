@@ -157,10 +157,6 @@ class Source(ABC):
         """At most `count` wrong steps that could stand in a right one's place; none by default."""
         return []
 
-    def only_steps(self, task_id: str) -> list[str] | None:
-        """The steps of the one right way to solve a problem, where the source can tell them from its id; else None."""
-        return None
-
     def scripted_teacher(self, error_rate: float) -> Teacher | None:
         """A teacher that runs offline by the source's own rules and slips at a rate of `error_rate`, or None."""
         return None

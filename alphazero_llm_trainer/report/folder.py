@@ -11,8 +11,8 @@ from ..eval.results import read_json
 from ..files import write_whole
 from ..training.checkpoint import read_lines
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
+from .critics import critic_parts
 from .evaluation import evaluation_parts
-from .judges import value_parts
 from .page import link, page
 from .training import training_parts
 from .trees import TreeReader, find_source
@@ -24,7 +24,7 @@ KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
         card, read_lines(folder / METRICS), read_lines(folder / ANSWERS), folder / JOURNAL
     ),
     "results.json": lambda card, folder: evaluation_parts(card),
-    "value.json": lambda card, folder: value_parts(card, read_lines(folder / METRICS)),
+    "critic.json": lambda card, folder: critic_parts(card, read_lines(folder / METRICS)),
 }
 
 

@@ -80,8 +80,9 @@ class Worker:
         return self.policy
 
     def _load(self) -> None:
+        from ..policy.adapters import fingerprint
+        from ..policy.critic import load_value
         from ..policy.student import frozen_student, load_student
-        from ..policy.value_function import load_value, policy_fingerprint
         from ..problems.load import opening
 
         config = self.config
@@ -99,7 +100,7 @@ class Worker:
         self.policy = {
             "name": student.name,
             "version": student.engine.version,
-            "fingerprint": policy_fingerprint(student.model),
+            "fingerprint": fingerprint(student.model),
             "value": None if value is None else value.card["files"],
         }
 

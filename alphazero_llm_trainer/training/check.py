@@ -13,7 +13,7 @@ from typing import Any
 from ..collect import check_collecting, scripted_teacher
 from ..config.load import Config, given_layers, load_training
 from ..errors import ConfigError, DataError
-from ..policy.folders import check_folder
+from ..policy.folders import check_critic, check_folder
 from ..problems.load import asked, but_has, tasks_of
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
@@ -96,10 +96,10 @@ def check_run(config: Config) -> RunData:
         raise ConfigError(
             f"train.micro_batch is {train.micro_batch} and train.{train.method}.batch_size {rows}: give a divisor of {rows}"
         )
-    judges = {"train.grpo.prm": train.grpo.prm, "search.value": config.search.value}
-    for key, folder in judges.items():
-        if folder is not None and not Path(folder).is_dir():
-            raise ConfigError(f"{key} is {folder!r}, which is no folder: name one that `prm` or `value` wrote")
+    critics = (("train.grpo.prm", "prm", train.grpo.prm), ("search.value", "value", config.search.value))
+    for key, kind, folder in critics:
+        if folder is not None:
+            check_critic(Path(folder), kind, f"{key} {folder}")
     if train.student is not None:
         check_folder(Path(train.student))
     if train.push_to_hub is not None:

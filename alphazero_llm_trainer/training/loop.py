@@ -211,7 +211,7 @@ class Run(Measured):
             raise ConfigError(
                 "train.grpo.credit is process and train.grpo.prm is null: name a process reward model's folder"
             )
-        from ..policy.prm_verifier import load_prm
+        from ..policy.critic import load_prm
 
         return load_prm(Path(train.grpo.prm), self.student, self.config)
 

@@ -12,7 +12,6 @@ from typing import Literal
 
 from ..config.load import Config
 from ..config.sections import FIRST_ROWS, FIRST_TOKENS, MEMO_BYTES, LoraConfig, ModelShape, StudentModel
-from ..config.train import JudgeConfig, ValueConfig
 
 Stage = Literal["train", "sft", "value", "prm"]
 
@@ -25,9 +24,9 @@ FRAGMENTATION = 0.06  # of what torch allocates, reserved and unused
 HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # the tile of logits that a loss on CUDA takes
 NODE_BYTES = 350  # the prefix tree's links of a node
 FORWARD_BYTES = 2 * GIB  # of activations that a forward on a CPU may keep, where `train.micro_batch` says nothing
-LOGIT_COPIES = 4  # of a judge's logits, in fp32
-RANK_COPIES = 5  # [T, T] matrices of a question in the value's ranking loss, in fp32
-EXTRA_LAYERS = 2  # of a judge that is trained whole, where its extra_layers is null
+LOGIT_COPIES = 4  # of a forward's logits, in fp32
+MASK_BYTES = 4  # of each pair of tokens in a critic's forward over a question's tree
+EXTRA_LAYERS = 2  # of a critic that is trained whole
 
 
 def rows_of_a_forward(
@@ -40,12 +39,6 @@ def rows_of_a_forward(
     """
     row = length * (layers * (10 * hidden + 4 * intermediate) + LOGIT_COPIES * words) * 4 + squares * length**2
     return max(size for size in range(1, batch + 1) if batch % size == 0 and (size == 1 or size * row <= FORWARD_BYTES))
-
-
-def square_bytes(settings: JudgeConfig) -> int:
-    """Bytes that a forward keeps of each pair of a question's tokens: the mask, and the value's ranking loss."""
-    ranked = isinstance(settings, ValueConfig) and settings.rank_weight
-    return 4 * (1 + (RANK_COPIES if ranked else 0))
 
 
 def matrices(shape: ModelShape) -> dict[str, tuple[int, int]]:
@@ -176,34 +169,33 @@ class Forecast:
         return found
 
     @property
-    def settings(self) -> JudgeConfig | None:
-        """The section of the judge that is trained."""
-        return {"value": self.config.train.value, "prm": self.config.train.prm}.get(self.stage)
+    def of_critic(self) -> bool:
+        """Whether a value network or a PRM is trained, and no policy."""
+        return self.stage in ("value", "prm")
 
     @property
     def extra_layers(self) -> int:
-        """Layers that are trained on top of the policy's: of a judge, and of PPO's critic."""
-        train, settings = self.config.train, self.settings
-        given = train.ppo.extra_layers if settings is None else settings.extra_layers
+        """Layers that are trained on top of the policy's: of a critic, PPO's or one alone."""
+        given = None if self.of_critic else self.config.train.ppo.extra_layers
         if given is not None:
             return given
-        return 0 if self.lora else (1 if settings is None else EXTRA_LAYERS)
+        return 0 if self.lora else (EXTRA_LAYERS if self.of_critic else 1)
 
     @property
     def trained(self) -> tuple[int, int]:
-        """Trained parameters of the policy, and of a critic: PPO's beside it, or a judge alone."""
+        """Trained parameters of the policy, and of a critic: PPO's beside it, or one alone."""
         count = self.counts.adapters if self.lora else self.counts.whole
         critic = count + self.extra_layers * (self.counts.linear // self.shape.layers + 2 * self.shape.hidden)
-        if self.settings is not None:
+        if self.of_critic:
             return 0, critic
         return count, critic if self.stage == "train" and self.config.train.method == "ppo" else 0
 
     def optimiser(self) -> list[Part]:
-        """Adam's two moments; adapters, and a critic's own weights; the best weights so far of a judge."""
+        """Adam's two moments; adapters, and a critic's own weights; the best weights so far of a critic alone."""
         policy, critic = self.trained
         both = policy + critic
         states = 2.0 * self.trained_width
-        if self.settings is not None:
+        if self.of_critic:
             states += self.trained_width
         elif self.config.train.in_eight_bits(self.cuda, self.quantised):
             states = 2.07
@@ -275,14 +267,15 @@ class Forecast:
 
     def row(self) -> tuple[int, int, int]:
         """Rows of one forward, tokens of a row, and bytes of each pair of its tokens."""
-        train, shape, settings = self.config.train, self.shape, self.settings
-        layers, h, f = shape.layers + (0 if settings is None else self.extra_layers), shape.hidden, shape.intermediate
-        if settings is not None:  # all tries of a question in one sequence
-            collect = settings.collect
-            tree = self.prompt + collect.iterations * collect.samples * self.config.search.max_tokens
-            squares, words = square_bytes(settings), shape.vocabulary if self.stage == "prm" else 0
-            most = rows_of_a_forward(settings.batch_size, tree, layers, h, f, words, squares)
-            return settings.micro_batch or most, tree, squares
+        train, shape = self.config.train, self.shape
+        layers, h, f = shape.layers + (self.extra_layers if self.of_critic else 0), shape.hidden, shape.intermediate
+        if self.of_critic:
+            critic = train.critic
+            # A value's row is a question's whole tree, a PRM's a pair of sequences.
+            tree = self.prompt + critic.iterations * critic.samples * self.config.search.max_tokens
+            length, squares = (tree, MASK_BYTES) if self.stage == "value" else (2 * self.length, 0)
+            most = rows_of_a_forward(critic.batch_size, length, layers, h, f, 0, squares)
+            return train.micro_batch or most, length, squares
         size = train.sft.batch_size if self.stage == "sft" else train.settings.batch_size
         if train.micro_batch is not None:
             return min(train.micro_batch, size), self.length, 0
@@ -312,7 +305,7 @@ class Forecast:
         """Activations and logits, or the gradients: they come as activations go, so that the larger of both ends counts."""
         shape = self.shape
         rows, length, squares = self.row()
-        tokens, layers = rows * length, shape.layers + (0 if self.settings is None else self.extra_layers)
+        tokens, layers = rows * length, shape.layers + (self.extra_layers if self.of_critic else 0)
         one = tokens * self.layer_bytes()
         kept = layers * one
         if self.config.train.recomputes(self.cuda, self.quantised):
@@ -331,10 +324,8 @@ class Forecast:
     def logits(self, rows: int, length: int) -> float:
         """Bytes of logits and of what is computed of them."""
         words = self.shape.vocabulary
-        if self.stage == "value":
+        if self.of_critic:
             return 0
-        if self.stage == "prm":
-            return rows * length * words * (2 * self.width + 8)
         tokens = rows * (length - self.prompt)
         if self.cuda:
             return min(tokens, HEAD_TOKENS) * HEAD_WORDS * self.width + HEAD_WORDS * self.shape.hidden * self.width

@@ -102,13 +102,13 @@ def forecast_of(config: Config, stage: Stage = "train") -> tuple[Forecast, str, 
 def advice(forecast: Forecast, free: int) -> str:
     """The settings that make it fit, the gentlest first, and what it takes with them; or what is left to do."""
     config, stage = forecast.config, forecast.stage
-    judge = stage in ("value", "prm")
+    critic = stage in ("value", "prm")
     candidates = [
-        f"train.{stage}.micro_batch=1" if judge else "train.micro_batch=1",
+        "train.micro_batch=1",
         "train.gradient_checkpointing=on",
         f"engine.cache_bytes={GIB // 2}",
         "engine.max_batch=8",
-        *([] if judge else ["train.optimizer=adamw_8bit", "rewards.use_student_model=false"]),
+        *([] if critic else ["train.optimizer=adamw_8bit", "rewards.use_student_model=false"]),
         *([] if forecast.lora else ["train.adapter=lora"]),
         f"search.max_tokens={max(config.search.max_tokens // 2, 1)}",
     ]

@@ -1,0 +1,199 @@
+"""The `value` and `prm` commands: train a critic from trees, its own or others', and say whether it earns its place."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.load import Config
+from ..errors import ConfigError, DataError
+from ..files import FolderLock
+from ..live import Progress, Stop
+from .base import (
+    EXIT_STOPPED,
+    add_config_arguments,
+    add_json,
+    add_model,
+    add_source,
+    check_out,
+    print_json,
+    resolve,
+    tell_loading,
+)
+
+if TYPE_CHECKING:
+    from ..policy.critic import Kind
+    from ..policy.student import Student
+    from ..types import Task
+
+SMALLEST = 10  # questions
+EPILOG = """\
+DIR gets journal.jsonl (the trees that the command searched; with --data there are none), metrics.jsonl, the network,
+critic.json (figures on held-out questions) and report.html. Ctrl-C ends the command at the next safe place; the same
+command goes on with the trees that are there."""
+
+
+def add_value(commands: Any) -> None:
+    add_critic(
+        commands,
+        "value",
+        "train a value network: how likely does this end right?",
+        "journals, or folders of runs and samples, to learn from",
+    )
+
+
+def add_prm(commands: Any) -> None:
+    add_critic(
+        commands,
+        "prm",
+        "train a process reward model: is this step right?",
+        "journals or folders of runs and samples; JSONL files of step pairs (prompt, prefix, chosen, rejected) or of"
+        " PRM800K's records",
+    )
+
+
+def add_critic(commands: Any, kind: Kind, help: str, data: str) -> None:
+    """The command `kind`; `data` is the help of --data."""
+    parser = commands.add_parser(kind, help=help, epilog=EPILOG)
+    add_model(parser, "the policy")
+    add_source(parser)
+    parser.option(
+        "-n",
+        "--num",
+        old=("--questions",),
+        type=int,
+        metavar="N",
+        key="train.critic.questions",
+        help="without --data: search so many questions first",
+    )
+    parser.add_argument("--data", type=Path, nargs="+", metavar="PATH", help=data)
+    parser.add_argument("--out", type=Path, default=Path("checkpoints") / kind, metavar="DIR", help="where it goes")
+    add_json(parser)
+    add_config_arguments(parser)
+    parser.set_defaults(run=lambda args: run_critic(args, resolve(args), kind))
+
+
+def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
+    """Search where no data is given, train, print the held-out table and write the folder. 130 when the user stopped it."""
+    if args.data and args.num is not None:
+        raise ConfigError("--num collects trees and --data names trees: give one of them")
+    for path in args.data or ():
+        if not path.exists():
+            raise ConfigError(f"--data {path} is not there: name a journal, or a folder of train or sample")
+    if (args.out / "critic.json").is_file():
+        raise ConfigError(f"--out {args.out} holds a finished critic: name another folder or remove it")
+    check_out(args.out)
+    with FolderLock(args.out), Progress(args.quiet) as progress, Stop() as stop:
+        tell_loading(args, progress, "PyTorch and TRL", "trl")
+        from ..policy.student import load_student
+        from ..problems.load import opening
+        from ..training.start import check_memory
+
+        check_memory(config, kind, args.path)
+        student = load_student(config, path=args.path, opening=opening(config))
+        if not args.data:
+            from ..training.critic_data import collect_trees
+
+            collect_trees(student, config, fresh(config), args.out / "journal.jsonl", stop, progress)
+            if stop():
+                progress.say("stopped while searching; the same command goes on from here")
+                return EXIT_STOPPED
+        try:
+            card, text = train(args, config, kind, student, progress, stop)
+        except KeyboardInterrupt:
+            if not stop():
+                raise
+            progress.say("stopped while training, nothing was kept of it; the same command trains on the same trees")
+            return EXIT_STOPPED
+    if args.json:
+        print_json(card)
+    else:
+        print(f"{text}\ncritic.json, metrics.jsonl and report.html are in {args.out}")
+    return 0
+
+
+def fresh(config: Config) -> list[Task]:
+    """Questions that neither warm-up nor a training run of the configured size has seen.
+
+    Raises ConfigError where the source has too few of them.
+    """
+    from ..problems.load import tasks_of
+    from ..training.size import used_questions
+
+    wanted, used = config.train.critic.questions, used_questions(config)
+    tasks_of(config, "train", 1)  # what is wrong with the rows shows here
+    try:
+        tasks = tasks_of(config, "train", wanted, used)
+    except DataError:
+        tasks = []
+    if len(tasks) < wanted:
+        raise ConfigError(
+            f"--num is {wanted:,} and {config.problems.source} has {len(tasks):,} training questions beyond the {used:,}"
+            " that warm-up and a run of train.num_examples use: ask for fewer, or set train.num_examples to what your run"
+            " used"
+        )
+    return tasks
+
+
+def train(
+    args: argparse.Namespace, config: Config, kind: Kind, student: Student, progress: Progress, stop: Stop
+) -> tuple[dict[str, Any], str]:
+    """Train on the trees or files, and write the folder; its card, and what it says of itself."""
+    from ..eval.results import read_json
+    from ..policy.critic import CARD
+    from ..report.critics import critic_text
+    from ..report.folder import write_report
+    from ..training.critic_data import read_questions, split_by_question
+    from ..training.critic_run import save_critic, train_critic
+    from ..training.prm import read_examples, spoiled_examples
+
+    paths: list[Path] = args.data or [args.out]
+    if kind == "value":
+        questions: list[Any] = read_questions(paths, student.model.config.vocab_size)
+    else:
+        questions = read_examples(paths, student, config.train.critic)
+    if len(questions) < SMALLEST:
+        raise ConfigError(f"--data holds {len(questions)} questions to learn from: give at least {SMALLEST}")
+    parts = split_by_question(questions)
+    if kind == "prm":
+        parts[0].extend(spoiled_examples(student, config, {one.text for one in questions}))
+    training, validation, test = map(len, parts)
+    progress.say(
+        f"{kind} over student {student.title}: {training:,} questions to train on, {validation:,} to stop and calibrate on,"
+        f" {test:,} to report on"
+    )
+    metrics = args.out / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    progress.wait("rows for training")
+
+    def watch(line: dict[str, float]) -> None:
+        with metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        progress.say(
+            f"step {line['step']:.0f}: loss {line['loss']:.4f}, held out {line['held_out_loss']:.4f}, pairs in the right"
+            f" order {line['held_out_pairs']:.3f}"
+        )
+
+    began = time.perf_counter()
+    trained = train_critic(kind, student, config, parts, args.out, watch=watch, progress=progress, stop=stop)
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    facts = {
+        "command": command,
+        "seconds": round(time.perf_counter() - began, 1),
+        "sampled_tokens": sampled_tokens(args.out / "journal.jsonl"),
+    }
+    save_critic(args.out, trained, student, config, facts)
+    write_report(args.out)
+    card = read_json(args.out / CARD)
+    return card, critic_text(card)
+
+
+def sampled_tokens(journal: Path) -> int:
+    """What the trees of the command's own journal took; 0 where the data came from elsewhere."""
+    from ..mcts.journal import read
+
+    return sum(record["cost"]["sampled_tokens"] for record in read(journal)) if journal.is_file() else 0

@@ -1,0 +1,192 @@
+"""Critics as search sees them: a value network says how likely a state ends right, a PRM how likely a step is right.
+
+Both give one number a token, `p = sigmoid(weight . h + bias)`: h is the last hidden state (after the last norm) at the
+last token of the state, or of the step. An engine of its own computes it, so that shared prefixes are computed once.
+
+A critic's folder holds `critic.json` (kind, figures, hashes of the other files; written last, so a folder without it
+was never finished), `critic.safetensors` (`weight` `[D]` and `bias` `[1]`, calibration included), and the network as
+transformers' token classifier. The critic of a student that trains adapters is an adapter over the student's own
+layers: it belongs to the students of one base.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ..config.load import Config
+from ..engine.protocol import Engine, Judgement, Verifier
+from ..errors import CheckpointError
+from ..files import read_object
+from ..types import Problem, Step
+from .adapters import AdapterView, fingerprint, load_adapter
+from .fetch import from_hub
+from .public_prm import load_public
+from .student import Student, engine_over
+
+CARD, NUMBERS, ADAPTER = "critic.json", "critic.safetensors", "adapter"
+Kind = Literal["value", "prm"]
+NAMES: dict[Kind, str] = {"value": "value network", "prm": "PRM"}
+
+
+@dataclass(slots=True)
+class Critic:
+    """`engine.protocol.ValueFunction` over a critic's own engine. `card` is critic.json.
+
+    `rollout_weight` is the fitted lambda of `Q = (1 - lambda)*Q_value + lambda*Q_rollout`: 1 where the value did not
+    beat chance on held-out questions.
+    """
+
+    engine: Engine
+    rollout_weight: float
+    card: dict[str, Any]
+    computes: bool = True
+
+    async def __call__(self, token_ids: tuple[int, ...]) -> float:
+        """p in [0, 1] of the state after these tokens, prompt included."""
+        [value] = await self.engine.values([token_ids])
+        return value
+
+
+class CriticVerifier:
+    """`Verifier`: a step scores the critic's p after it. A response's total is a value's last p, a PRM's least one."""
+
+    computes = True
+
+    def __init__(self, critic: Critic, kind: Kind) -> None:
+        self.critic, self.name = critic, kind
+
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens that the critic's engine computed."""
+        return self.critic.engine.stats.computed_tokens
+
+    async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+        """See `Verifier`. Raises RequestError for a response that doesn't fit into the context."""
+        if not steps:
+            return Judgement((), 1.0 if self.name == "prm" else await self.critic(prompt_ids))
+        states, so_far = [], prompt_ids
+        for step in steps:
+            so_far += step.token_ids
+            states.append(so_far)
+        scores = tuple(await self.critic.engine.values(states))
+        return Judgement(scores, min(scores) if self.name == "prm" else scores[-1])
+
+
+def load_value(folder: Path, student: Student, config: Config) -> Critic:
+    """The value network of a folder that `value` wrote, for searches with `student` (`config.engine` sizes its engine).
+
+    Raises:
+        CheckpointError: the folder isn't finished, a file of it changed, or it doesn't belong to this student.
+    """
+    return load_critic(folder, student, config, "value")
+
+
+def load_prm(folder: Path, student: Student, config: Config) -> Verifier:
+    """The verifier of a folder that `prm` wrote, or of a public PRM where `train.critic.format` names its format.
+
+    Raises CheckpointError as `load_value` does.
+    """
+    if config.train.critic.format is not None and not (folder / CARD).is_file():
+        return load_public(folder if folder.is_dir() else downloaded(folder), config.train.critic.format, config)
+    return CriticVerifier(load_critic(folder, student, config, "prm"), "prm")
+
+
+def downloaded(repository: Path) -> Path:
+    """The folder of a hub repository. Raises CheckpointError where the hub doesn't give it."""
+    try:
+        return Path(from_hub(str(repository)))
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise CheckpointError(
+            f"PRM {repository} is no folder and can't be fetched from the hub ({type(error).__name__}): connect, or name a"
+            " folder"
+        ) from error
+
+
+def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> Critic:
+    """The critic in `folder`. Raises CheckpointError as `load_value` does."""
+    card = read_card(folder, kind)
+    weight, bias = last_layer(folder)
+    width, words = student.model.config.hidden_size, student.model.config.vocab_size
+    if weight.shape != (width,) or card["vocabulary"] != words:
+        raise CheckpointError(
+            f"{NAMES[kind]} {folder} is of width {weight.numel()} for {card['vocabulary']} tokens, student {student.name}"
+            f" has {width} and {words}: train one for this student"
+        )
+    engine = engine_over(read_network(folder, student, card), student, config)
+    engine.set_value(weight, bias)
+    return Critic(engine, card["rollout_weight"], card)
+
+
+def read_card(folder: Path, kind: Kind) -> dict[str, Any]:
+    """critic.json, after a check of every file it names."""
+    name = f"{NAMES[kind]} {folder}"
+    try:
+        card = read_object(folder / CARD)
+    except OSError as error:
+        public = ", or set train.critic.format for a public PRM" if kind == "prm" else ""
+        raise CheckpointError(f"{name} has no {CARD}: name a folder that `{kind}` finished{public}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{name} has a broken {CARD}: train it again") from error
+    if not {"kind", "base", "rollout_weight", "vocabulary", "files"} <= card.keys():
+        raise CheckpointError(f"{name} has a broken {CARD}: train it again")
+    if card["kind"] != kind:
+        raise CheckpointError(f"{name} is a {NAMES.get(card['kind'], card['kind'])}: name a folder that `{kind}` wrote")
+    for file, expected in card["files"].items():
+        try:
+            found = file_hash(folder / file)
+        except OSError as error:
+            raise CheckpointError(f"{name} lacks {file}: train it again") from error
+        if found != expected:
+            raise CheckpointError(f"{name} has a truncated or changed {file}: train it again")
+    return card
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def last_layer(folder: Path) -> tuple[torch.Tensor, float]:
+    """Weight `[D]` and bias of `p = sigmoid(weight . h + bias)`."""
+    try:
+        tensors = load_file(folder / NUMBERS)
+        return tensors["weight"].float(), float(tensors["bias"])
+    except (OSError, SafetensorError, KeyError) as error:
+        raise CheckpointError(f"critic {folder} has no readable {NUMBERS}: train it again") from error
+
+
+def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
+    """The network as an engine takes it: a causal model of its backbone, or the student's layers under its adapter."""
+    if (folder / ADAPTER).is_dir():
+        if card["base"] != fingerprint(student.model, None):
+            raise CheckpointError(
+                f"critic {folder} is an adapter trained on other weights than student {student.name} has: name that"
+                " student's folder, or train a critic for this one"
+            )
+        digest = hashlib.sha256("".join(f"{name}{found}" for name, found in sorted(card["files"].items())).encode())
+        name = f"{card['kind']}-{digest.hexdigest()[:8]}"
+        load_adapter(student.model, folder / ADAPTER, name)
+        return AdapterView(student.model, name)
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+    try:
+        network: Any = AutoModelForTokenClassification.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"critic {folder} has no readable model: train it again") from error
+    weight: Any = student.model.get_input_embeddings().weight
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(network.config)
+    # The student's own output layer stands in for one that nobody asks here.
+    setattr(model, model.base_model_prefix, network.to(weight.device).base_model)
+    model.set_output_embeddings(student.model.get_output_embeddings())
+    return model.eval()

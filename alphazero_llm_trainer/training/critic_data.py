@@ -1,0 +1,219 @@
+"""What critics learn from: the states of a question's searched trees, how each ended, and pairs of sibling steps."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from ..collect import Collector
+from ..config.load import Config
+from ..config.train import CriticConfig
+from ..errors import DataError
+from ..eval.critic_figures import Pairs, States
+from ..live import Progress
+from ..mcts.journal import Journal, journals, placed, record_at
+from ..mcts.targets import endings, step_preferences, value_targets
+from ..mcts.tree import Tree
+from ..policy.adapters import fingerprint
+from ..policy.student import Student
+from ..problems.load import check_train_split
+from ..types import Task
+from .progress import tell_tree
+from .rows import ValueRow, pack_values
+
+Ids = tuple[int, ...]
+HELD_OUT = 0.1  # of the questions, for validation and for the test each
+
+
+@dataclass(slots=True)
+class State:
+    """A state of a question: `target` in [0, 1] is the mean outcome of the `weight` responses through it, or a step's label.
+
+    `square` is the mean of the outcomes' squares, `logprob` (nats) the policy's of the step that led here (NaN: unknown),
+    `final` tells that the response ends here.
+    """
+
+    target: float
+    weight: float = 1.0
+    square: float = 0.0
+    logprob: float = math.nan
+    final: bool = False
+
+
+@dataclass(slots=True)
+class Example:
+    """A question's distinct states, by the response's tokens down to them, and (better, worse) pairs with their margins."""
+
+    text: str
+    prompt_ids: Ids
+    states: dict[Ids, State] = field(default_factory=dict)
+    pairs: dict[tuple[Ids, Ids], float] = field(default_factory=dict)
+
+    def add(self, token_ids: Ids, state: State) -> None:
+        """Take in a state; one that is known gets the weighted means."""
+        known = self.states.setdefault(token_ids, state)
+        if known is not state:
+            total = known.weight + state.weight
+            for name in ("target", "square"):
+                mean = (getattr(known, name) * known.weight + getattr(state, name) * state.weight) / total
+                setattr(known, name, mean)
+            known.weight = total
+
+    def prefer(self, better: Ids, worse: Ids, margin: float) -> None:
+        """Take in a pair of states, the widest margin that it was met with."""
+        self.pairs[better, worse] = max(margin, self.pairs.get((better, worse), 0.0))
+
+    def row(self) -> ValueRow:
+        """All states in one sequence, in their order."""
+        states = [(ids, state.target, state.weight) for ids, state in self.states.items()]
+        return pack_values(self.text, self.prompt_ids, states)
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Question:
+    """A question's text, and where its trees are: (journal, byte)."""
+
+    text: str
+    places: list[tuple[Path, int]] = field(default_factory=list)
+
+    def trees(self) -> Iterator[Tree]:
+        """Its trees, each read when it is asked for: a journal is larger than memory."""
+        for place in self.places:
+            yield Tree.from_dict(record_at(*place)["tree"])
+
+
+def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
+    """The questions of journals, and of folders that hold some, with at least one finished response, as they are met.
+
+    Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`.
+    """
+    found: dict[str, Question] = {}
+    for path in (file for folder in paths for file in journals(folder)):
+        for place, record in placed(path):
+            check_train_split(record, path)
+            try:
+                text, tree = record["problem"]["question"], Tree.from_dict(record["tree"], checked=True)
+            except (KeyError, TypeError) as error:
+                raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
+            tokens = [*tree.token_ids, *(rollout.token_ids for rollout in tree.rollouts)]
+            highest = max((token for one in tokens for token in one), default=0)
+            if highest >= vocabulary:
+                raise DataError(
+                    f"journal {path} has a tree with token {highest}, and this student has {vocabulary}: name the student"
+                    " that searched it"
+                )
+            if any(True for _ in endings(tree)):
+                found.setdefault(text, Question(text)).places.append((path, place))
+    return list(found.values())
+
+
+def tree_example(question: Question, student: Student, settings: CriticConfig) -> Example:
+    """The nodes of a question's trees, and its sibling steps whose outcomes differ."""
+    example = Example(question.text, student.prompt_ids(question.text))
+    for tree in question.trees():
+        for state in value_targets(tree):
+            node = state.node
+            logprob = math.fsum(tree.logprobs[node]) if node else math.nan
+            final = tree.verdict[node] is not None
+            example.add(state.token_ids, State(state.target, state.weight, state.square, logprob, final))
+        for pair in step_preferences(tree, settings.margin, settings.least_outcomes):
+            example.prefer(pair.prefix_ids + pair.chosen_ids, pair.prefix_ids + pair.rejected_ids, pair.margin)
+    return example
+
+
+def columns(examples: Sequence[Example]) -> tuple[States, Pairs]:
+    """The states and pairs of all examples as the figures want them, states in their rows' order."""
+    entries = [(number, state) for number, one in enumerate(examples) for state in one.states.values()]
+    pairs: list[tuple[int, int, int]] = []
+    at = 0
+    for number, one in enumerate(examples):
+        place = {ids: at + i for i, ids in enumerate(one.states)}
+        pairs += [(place[better], place[worse], number) for better, worse in one.pairs]
+        at += len(one.states)
+    better, worse, question = np.array(pairs, dtype=int).reshape(-1, 3).T
+    states = States(
+        np.array([number for number, _ in entries]),
+        *(
+            np.array([getattr(s, name) for _, s in entries])
+            for name in ("target", "weight", "square", "logprob", "final")
+        ),
+    )
+    return states, Pairs(better, worse, question)
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+
+
+def collect_trees(
+    student: Student,
+    config: Config,
+    tasks: Sequence[Task],
+    path: Path,
+    stop: Callable[[], bool],
+    progress: Progress,
+) -> None:
+    """Search `tasks` with many samples a tree into the journal `path`; what is there already is not searched again.
+
+    Trees are graded by correctness, and by the user's own reward where there is one.
+    """
+    critic = config.train.critic
+    groups = {"groups": "tree", "iterations": critic.iterations, "samples": critic.samples, "requeue_iterations": 0}
+    settings = config.model_copy(
+        update={
+            "search": config.search.model_copy(update={"temperature": critic.temperature}),
+            "teachers": config.teachers.model_copy(update={"tier": "none", "terminal_checker": False}),
+            "train": config.train.model_copy(update=groups),
+        }
+    )
+    journal, policy = Journal(path), fingerprint(student.model)
+    if any(record.get("policy") != policy for record in journal.records.values()):
+        raise DataError(
+            f"journal {path} was searched by another policy than student {student.title}: name another folder"
+        )
+    missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
+
+    async def search() -> None:
+        async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
+            if tree.ended_by != "stopped":
+                journal.append(tree.record(policy=policy))
+                tell_tree(progress, tree)
+
+    progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
+    try:
+        if missing:
+            asyncio.run(search())
+    finally:
+        progress.stop()
+        journal.close()
+
+
+class Asked(Protocol):
+    """What has a question's text."""
+
+    text: str
+
+
+Q = TypeVar("Q", bound=Asked)
+
+
+def split_by_question(questions: Sequence[Q]) -> tuple[list[Q], list[Q], list[Q]]:
+    """(training, validation, test) questions; a hash of the text decides, so a question is always on the same side."""
+    parts: tuple[list[Q], list[Q], list[Q]] = ([], [], [])
+    for question in questions:
+        digest = hashlib.blake2b(question.text.encode(), digest_size=8).digest()
+        place = int.from_bytes(digest, "big") / 2**64
+        parts[2 if place < HELD_OUT else 1 if place < 2 * HELD_OUT else 0].append(question)
+    for name, part in zip(("training", "validation", "test"), parts, strict=True):
+        if not part:
+            raise DataError(f"of {len(questions)} questions none is left for {name}: collect more trees")
+    return parts

@@ -1,0 +1,199 @@
+"""From data to a critic's folder: train on one part of the questions, stop and calibrate on the second, report the third."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ..config.load import Config
+from ..errors import DataError
+from ..eval.critic_figures import blend, measure, reliability, verdict
+from ..files import sync_all, write_json
+from ..live import Progress
+from ..policy.adapters import fingerprint
+from ..policy.critic import ADAPTER, CARD, NUMBERS, Kind, file_hash
+from ..policy.student import Student
+from .critic import (
+    HeldOut,
+    Line,
+    bradley_terry,
+    cross_entropy,
+    fit,
+    forward_size,
+    new_network,
+    platt,
+    state_logits,
+)
+from .critic_data import Example, Question, columns, tree_example
+from .memory import MASK_BYTES
+from .models import Economy, save_adapter
+from .prm import prm_trainer
+from .progress import StepProgress
+from .rows import ValueRow
+from .value import even, value_rows, value_trainer
+
+Parts = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]  # of `Question`s for a value, of `Example`s for a PRM
+PARTS = ("training", "validation", "test")
+
+
+@dataclass(slots=True)
+class TrainedCritic:
+    """A calibrated network (an adapter over the policy's layers where `adapter`), and what its card says of it."""
+
+    kind: Kind
+    network: Any
+    adapter: bool
+    card: dict[str, Any]
+
+
+class Measured:
+    """One part of the questions: their states in rows, and a network's logits of them."""
+
+    def __init__(self, examples: Sequence[Example], config: Config, network: Any, bfloat16: bool) -> None:
+        self.states, self.pairs = columns(examples)
+        self.rows: list[ValueRow] = [one.row() for one in examples]
+        # Each question weighs the same in what is fitted.
+        self.weights = torch.tensor([w for row in map(spread, self.rows) for w in row])
+        self.targets = torch.tensor(self.states.target, dtype=torch.float32)
+        self.network, self.bfloat16 = network, bfloat16
+        longest = max(len(row.token_ids) for row in self.rows)
+        self.size = forward_size(config, network, longest, MASK_BYTES)
+
+    def logits(self) -> torch.Tensor:
+        """Of all states `[N]`."""
+        return torch.cat(state_logits(self.network, self.rows, self.size, self.bfloat16))
+
+    def loss(self, kind: Kind) -> Line:
+        """The held-out loss (a value's cross-entropy, a PRM's pairs') and the share of pairs in the right order."""
+        logits = self.logits()
+        better, worse = logits[self.pairs.better], logits[self.pairs.worse]
+        own = cross_entropy(logits, self.targets, self.weights) if kind == "value" else bradley_terry(better, worse)
+        right = (better > worse).float() + 0.5 * (better == worse).float()
+        return {"held_out_loss": float(own), "held_out_pairs": float(right.mean())}
+
+
+def spread(row: ValueRow) -> list[float]:
+    """The weights of a row's states, which sum to 1; 0 where none has any."""
+    if not row.teaches:
+        return [0.0] * len(row.states)
+    shared = even(row)
+    return [shared.weights[i] for i in row.states]
+
+
+def train_critic(
+    kind: Kind,
+    student: Student,
+    config: Config,
+    parts: Parts,
+    out: Path,
+    *,
+    watch: Callable[[Line], None] = lambda line: None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> TrainedCritic:
+    """Train a critic on the first part; see the module.
+
+    Raises:
+        DataError: no question of one of a PRM's parts has a pair of steps.
+        KeyboardInterrupt: the user asked to stop.
+    """
+    progress = progress if progress is not None else Progress(quiet=True)
+    student.engine.rest()  # nothing is searched from here on
+    bfloat16 = Economy.of(config, student.spec, student.model).autocast
+    examples = [as_examples(part, student, config) for part in (parts[1:] if kind == "value" else parts)]
+    named = list(zip(PARTS[-len(examples) :], examples, strict=True))
+    for name, part in named if kind == "prm" else ():
+        if not any(one.pairs for one in part):
+            raise DataError(f"no {name} question has a pair of steps: collect more trees, or lower train.critic.margin")
+    network, adapter = new_network(student, config, kind)
+    validation, test = (Measured(part, config, network, bfloat16) for part in examples[-2:])
+    if kind == "value":
+        rows = value_rows(parts[0], student)
+        trainer: Any = value_trainer(network, adapter, rows, config, out, bfloat16)
+    else:
+        rows = [even(row) for row in (one.row() for one in examples[0]) if row.teaches]
+        trainer = prm_trainer(network, adapter, examples[0], student, config, out, bfloat16)
+    trainer.add_callback(StepProgress(progress, kind))
+    held_out = HeldOut(network, config.train.critic, lambda: validation.loss(kind), watch, stop)
+    seconds = fit(trainer, held_out)
+
+    scale, shift = platt(validation.logits(), validation.targets, validation.weights)
+    with torch.no_grad():
+        network.score.weight.mul_(scale)
+        network.score.bias.mul_(scale).add_(shift)
+    card = {
+        **figures_of(kind, rows, validation, test, config.seed),
+        "best": held_out.best,
+        "calibration": {"scale": scale, "shift": shift},
+        "questions": dict(zip(PARTS, map(len, parts), strict=True)),
+        "pairs": {name: sum(len(one.pairs) for one in part) for name, part in named},
+        "training_seconds": seconds,
+        "settings": config.train.critic.model_dump(mode="json"),
+    }
+    return TrainedCritic(kind, network, adapter, card)
+
+
+def figures_of(
+    kind: Kind, training: Sequence[ValueRow], validation: Measured, test: Measured, seed: int
+) -> dict[str, Any]:
+    """What a calibrated critic is worth: its verdict and weight by the validation questions, its figures on the test's."""
+    # What always saying the training questions' mean scores; each row's weights sum to 1.
+    base = sum(w * t for row in training for w, t in zip(row.weights, row.targets, strict=True)) / len(training)
+    value = validation.logits().double().sigmoid().numpy()
+    earned, why = verdict(measure(value, validation.states, validation.pairs, base, seed))
+    weight = blend(value, validation.states) if earned and kind == "value" else 1.0
+    value = test.logits().double().sigmoid().numpy()
+    figures = measure(value, test.states, test.pairs, base, seed)
+    return {
+        "rollout_weight": 1.0 if math.isnan(weight) else weight,
+        "earned": earned,
+        "why": why,
+        "test": {name: list(astuple(figure)) for name, figure in figures.items()},
+        "reliability": [list(point) for point in reliability(value, test.states)],
+    }
+
+
+def as_examples(part: Sequence[Question | Example], student: Student, config: Config) -> list[Example]:
+    """Questions with their trees' states."""
+    return [one if isinstance(one, Example) else tree_example(one, student, config.train.critic) for one in part]
+
+
+def save_critic(
+    folder: Path, trained: TrainedCritic, student: Student, config: Config, facts: Mapping[str, Any]
+) -> None:
+    """Write a critic's folder (see `policy.critic`), the card last, with `facts` of the command."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CARD).unlink(missing_ok=True)
+    score = trained.network.score
+    save_file(
+        {"weight": score.weight.detach()[0].float().cpu(), "bias": score.bias.detach().float().cpu()}, folder / NUMBERS
+    )
+    files = [NUMBERS]
+    if trained.adapter:
+        saved = save_adapter(student.model, student.spec.lora, folder / ADAPTER, trained.kind)
+        files += [f"{ADAPTER}/{name}" for name in saved]
+    else:
+        # transformers takes a copy of a student that began as an adapter for one that has it still.
+        trained.network._hf_peft_config_loaded = False
+        # The format that an adapter was loaded from is no model's.
+        trained.network.save_pretrained(folder, save_original_format=False)
+        student.tokenizer.save_pretrained(folder)
+        files += ["config.json", "model.safetensors"]
+    card = {
+        "kind": trained.kind,
+        "base": fingerprint(student.model, None),
+        "student": student.name,
+        "vocabulary": student.model.config.vocab_size,
+        "seed": config.seed,
+        **trained.card,
+        **facts,
+        "files": {name: file_hash(folder / name) for name in files},
+    }
+    sync_all(folder)
+    write_json(folder / CARD, card)

@@ -1,0 +1,711 @@
+"""Critics: packed forwards against flat ones, figures against enumeration, data, training, folders and commands."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import EOS, VOCABULARY, run, tiny_engine, tiny_llama
+from transformers import AutoModelForTokenClassification
+
+from alphazero_llm_trainer import live
+from alphazero_llm_trainer.cli import base as cli
+from alphazero_llm_trainer.cli.critics import fresh
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.sections import StudentModel
+from alphazero_llm_trainer.config.train import LARGE, CriticConfig
+from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, TrainingError
+from alphazero_llm_trainer.eval import critic_figures as metrics
+from alphazero_llm_trainer.eval.metrics import Interval
+from alphazero_llm_trainer.live import Progress
+from alphazero_llm_trainer.mcts.tree import ROOT, Tree
+from alphazero_llm_trainer.policy.adapters import fingerprint
+from alphazero_llm_trainer.policy.critic import load_critic, load_prm, load_value
+from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.training import prm
+from alphazero_llm_trainer.training.critic import (
+    HeldOut,
+    Score,
+    arguments,
+    bradley_terry,
+    collate,
+    cross_entropy,
+    headed,
+    new_network,
+    platt,
+    state_logits,
+)
+from alphazero_llm_trainer.training.critic_data import (
+    Example,
+    Question,
+    State,
+    collect_trees,
+    columns,
+    read_questions,
+    split_by_question,
+    tree_example,
+)
+from alphazero_llm_trainer.training.critic_run import save_critic, train_critic
+from alphazero_llm_trainer.training.rows import ValueRow, pack_values
+from alphazero_llm_trainer.training.size import used_questions
+from alphazero_llm_trainer.training.value import value_rows
+from alphazero_llm_trainer.types import Problem, RewardParts, Step
+
+PROMPT = (7, 8, 9)
+SMALL = {"epochs": 6, "evaluate_every": 10, "learning_rate": 5e-3, "batch_size": 16, "least_outcomes": 2}
+
+
+class FakeTokenizer:
+    """Enough of a tokenizer to train and to save a folder with."""
+
+    pad_token_id, pad_token, eos_token, chat_template = 0, "<pad>", "<eos>", None
+
+    def save_pretrained(self, folder: Path) -> None:
+        (Path(folder) / "tokenizer.json").write_text("{}")
+
+
+def a_student(seed: int = 0, adapter: str = "full", quantization: str = "none") -> Student:
+    """A tiny Llama as a student whose prompts are numbers: question "q 3 4" is the tokens 3 4."""
+    model = tiny_llama(seed)
+    spec = StudentModel.model_validate({"path": "nowhere", "adapter": adapter, "quantization": quantization})
+
+    class Numbers(Student):
+        def prompt_ids(self, question: str) -> tuple[int, ...]:
+            return tuple(int(word) for word in question.split()[1:])
+
+    tokenizer = load_student(load_config(overrides=["student=embedded"])).tokenizer
+    return Numbers("tiny", model, tokenizer, tiny_engine(model), spec)
+
+
+def settings(**critic: Any) -> Config:
+    """A configuration with `train.critic`, for the tiny student."""
+    engine = {"max_context": 64, "cache_tokens": 2000}
+    return load_config(overrides=["student=embedded", {"train": {"critic": SMALL | critic}, "engine": engine}])
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Student:
+    return load_student(load_config(overrides=["student=embedded"]))
+
+
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_holds_each_token_of_the_trie_once() -> None:
+    paths = [((), 0.5, 8), ((1, 2), 0.25, 4), ((1, 3), 0.75, 4), ((1, 2, 4), 1.0, 1), ((1, 2), 0.75, 4)]
+    row = pack_values("q", PROMPT, paths)
+    assert row.token_ids == (7, 8, 9, 1, 2, 4, 3)
+    assert row.ends == (7, 7, 7, 7, 6, 6, 7)
+    assert row.positions == (0, 1, 2, 3, 4, 5, 4)
+    assert row.weights == (0, 0, 8, 0, 8, 1, 4)
+    assert row.targets == (0, 0, 0.5, 0, 0.5, 1.0, 0.75)  # two nodes with the same tokens are one state
+    assert row.states == (2, 4, 6, 5, 4)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        pack_values("q", (), paths)
+
+
+def test_a_packed_forward_equals_flat_ones() -> None:
+    policy = tiny_llama()
+    network = headed(policy, policy.config, policy.model)
+    torch.nn.init.normal_(network.score.weight)
+    torch.nn.init.constant_(network.score.bias, 0.3)
+    paths = [(5, 6, 7), (5, 6, 8, 9), (10,), (), (5, 6), (11, 12, 13, 14)]
+    short = pack_values("s", (20, 21), [((30,), 1.0, 1)])
+    row = pack_values("q", PROMPT, [(path, 0.5, 1) for path in paths])
+    logits, _ = state_logits(network, [row, short], 2)
+    for path, logit in zip(paths, logits, strict=True):
+        with torch.no_grad():
+            flat = float(network(input_ids=torch.tensor([[*PROMPT, *path]])).logits[0, -1, 0])
+        assert logit == pytest.approx(flat, abs=1e-5)
+
+
+def test_the_packed_gradient_equals_the_flat_one() -> None:
+    paths = [((5, 6, 7), 1.0, 2.0), ((5, 6, 8), 0.0, 1.0), ((5, 9), 0.25, 3.0)]
+
+    def gradient(batches: list[list[ValueRow]]) -> torch.Tensor:
+        policy = tiny_llama()
+        network = headed(policy, policy.config, policy.model)
+        torch.nn.init.normal_(network.score.weight, generator=torch.Generator().manual_seed(0))
+        loss: Any = 0.0
+        for rows in batches:
+            inputs = collate(rows, torch.float32)
+            targets, weights = inputs.pop("targets"), inputs.pop("weights")
+            part = cross_entropy(network(**inputs).logits[..., 0], targets, weights)
+            loss = loss + part * weights.sum() / 6.0
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
+
+    whole = gradient([[pack_values("q", PROMPT, paths)]])
+    flat = gradient([[pack_values("q", PROMPT, [path])] for path in paths])
+    torch.testing.assert_close(whole, flat, atol=1e-6, rtol=1e-4)
+
+
+def test_extra_layers_change_nothing_until_they_are_trained() -> None:
+    student = a_student()
+    deeper, adapter = new_network(student, settings(), "value")
+    plain = headed(student.model, student.model.config, student.model.base_model)
+    assert deeper.config.num_hidden_layers == 4 and student.model.config.num_hidden_layers == 2 and not adapter
+    row = pack_values("q", PROMPT, [((1, 2), 1.0, 1.0)])
+    for network in (plain, deeper):
+        torch.nn.init.ones_(network.score.weight)
+    torch.testing.assert_close(state_logits(deeper, [row], 1)[0], state_logits(plain, [row], 1)[0])
+
+
+def test_the_last_layer_multiplies_in_fp32() -> None:
+    score = Score(8, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert score(torch.ones(1, 8, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+# -- losses and calibration --------------------------------------------------------------------------------------------
+
+
+def test_the_losses_are_the_hand_written_sums() -> None:
+    logits, targets, weights = torch.tensor([0.3, -1.0, 9.0]), torch.tensor([0.25, 1.0, 0.0]), torch.tensor([2.0, 1, 0])
+    p = [1 / (1 + math.exp(-x)) for x in (0.3, -1.0)]
+    expected = (2 * -(0.25 * math.log(p[0]) + 0.75 * math.log(1 - p[0])) - math.log(p[1])) / 3
+    assert float(cross_entropy(logits, targets, weights)) == pytest.approx(expected, abs=1e-6)
+    assert float(cross_entropy(logits, targets, weights * 0)) == 0.0
+    pairs = bradley_terry(torch.tensor([0.5, 0.0]), torch.tensor([-1.0, 2.0]))
+    assert float(pairs) == pytest.approx((math.log1p(math.exp(-1.5)) + math.log1p(math.exp(2.0))) / 2, abs=1e-6)
+
+
+def test_platt_finds_the_scale_and_shift_that_made_the_outcomes() -> None:
+    logits = torch.linspace(-3, 3, 400)
+    scale, shift = platt(logits, torch.sigmoid(0.5 * logits - 0.7), torch.ones(400))
+    assert (scale, shift) == (pytest.approx(0.5, abs=1e-3), pytest.approx(-0.7, abs=1e-3))
+    assert platt(logits, torch.sigmoid(-logits), torch.ones(400)) == (1.0, 0.0)  # never turns the order round
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def states_of(entries: list[tuple[int, float, int]]) -> metrics.States:
+    """States from (question, target, count)."""
+    question, target, count = (np.asarray(column) for column in zip(*entries, strict=True))
+    size, outcomes = len(entries), target.astype(float)
+    return metrics.States(question, outcomes, count, outcomes, np.zeros(size), np.zeros(size, bool))
+
+
+def random_states(seed: int) -> tuple[np.ndarray, metrics.States]:
+    rng = Random(seed)
+    entries = []
+    for _ in range(40):
+        count = rng.randrange(1, 5)
+        entries.append((rng.randrange(8), rng.randrange(count + 1) / count, count))
+    return np.asarray([rng.randrange(6) / 6 + 0.05 for _ in entries]), states_of(entries)
+
+
+def outcomes_of(states: metrics.States) -> list[tuple[int, float]]:
+    """(state, outcome) of every single response."""
+    found = []
+    for i, (target, count) in enumerate(zip(states.target, states.count, strict=True)):
+        right = round(target * count)
+        found += [(i, 1.0)] * right + [(i, 0.0)] * (count - right)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_brier_auc_and_calibration_agree_with_enumeration(seed: int) -> None:
+    value, states = random_states(seed)
+    single = outcomes_of(states)
+    assert metrics.brier(value, states).value == pytest.approx(np.mean([(value[i] - o) ** 2 for i, o in single]))
+    pairs = [(value[i], value[j]) for i, o in single for j, p in single if o > p]
+    area = np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs])
+    assert metrics.auc(value, states).value == pytest.approx(area)
+    gaps: dict[int, float] = {}
+    for i, o in single:
+        gaps[int(value[i] * 10)] = gaps.get(int(value[i] * 10), 0.0) + value[i] - o
+    error = sum(abs(gap) for gap in gaps.values()) / len(single)
+    assert metrics.calibration_error(value, states).value == pytest.approx(error)
+    points = metrics.reliability(value, states)
+    assert sum(share for _, _, share in points) == pytest.approx(1.0)
+    assert sum(abs(v - o) * share for v, o, share in points) == pytest.approx(error)
+
+
+def test_pairs_are_ranked_one_by_one_against_the_log_probability() -> None:
+    states = states_of([(0, 1.0, 4), (0, 0.5, 4), (0, 0.0, 1), (1, 1.0, 3), (1, 0.0, 3)])
+    pairs = metrics.Pairs(np.array([0, 0, 1, 3]), np.array([1, 2, 2, 4]), np.array([0, 0, 0, 1]))
+    states.logprob[:] = [-1.0, -2.0, -0.5, -3.0, -3.0]
+    found = metrics.measure(np.array([0.9, 0.2, 0.2, 0.1, 0.4]), states, pairs, 0.5)
+    assert found["pair accuracy"].value == pytest.approx((1 + 1 + 0.5 + 0) / 4)
+    assert found["pair accuracy, log-probability"].value == pytest.approx((1 + 0 + 0 + 0.5) / 4)
+    assert found["pair accuracy over log-probability"].value == pytest.approx((0 + 1 + 0.5 - 0.5) / 4)
+    states.logprob[4] = math.nan  # a pair that nobody sampled
+    assert "pair accuracy, log-probability" not in metrics.measure(np.zeros(5), states, pairs, 0.5)
+
+
+def test_intervals_come_from_questions_not_from_states() -> None:
+    # 4 questions of 500 equal states: the interval must be that of 4 coin flips, not of 2,000.
+    states = states_of([(i // 500, float(i // 500 % 2), 1) for i in range(2000)])
+    interval = metrics.brier(np.zeros(2000), states)
+    assert interval.value == 0.5 and interval.low <= 0.01 and interval.high >= 0.99
+
+
+def test_the_blend_minimises_the_error_against_another_outcome() -> None:
+    value, states = random_states(7)
+
+    def error(weight: float) -> float:
+        total = 0.0
+        for i in range(value.size):
+            singles = [o for j, o in outcomes_of(states) if j == i]
+            pairs = list(itertools.permutations(singles, 2))
+            if pairs:
+                error = np.mean([((1 - weight) * value[i] + weight * o - p) ** 2 for o, p in pairs])
+                total += len(singles) * float(error)
+        return total
+
+    best = metrics.blend(value, states)
+    grid = [error(weight) for weight in np.linspace(0, 1, 101)]
+    assert 0 < best < 1 and error(best) <= min(grid) + 1e-9
+    truth = states_of([(i, float(i % 2), 5) for i in range(20)])
+    assert metrics.blend(truth.target, truth) == 0.0  # V is the outcome: a rollout adds nothing
+    assert metrics.blend(np.full(20, 0.5), truth) == 1.0  # V knows nothing, one rollout everything
+    assert math.isnan(metrics.blend(np.zeros(1), states_of([(0, 1.0, 1)])))
+
+
+def test_the_blend_knows_the_variance_of_graded_outcomes() -> None:
+    """Outcomes that are equal at each state: a rollout predicts the next one perfectly, so it gets all the weight."""
+    target = np.array([0.2, 0.6, 0.9])
+    states = metrics.States(np.arange(3), target, np.array([4, 4, 4]), target**2, np.zeros(3), np.zeros(3, bool))
+    assert metrics.blend(np.full(3, 0.5), states) == pytest.approx(1.0)
+    assert metrics.brier(target, states).value == pytest.approx(0.0)
+
+
+def test_a_critic_has_to_beat_chance_in_both_figures() -> None:
+    good, level = Interval(0.7, 0.6, 0.8), Interval(0.55, 0.5, 0.6)
+    nothing = Interval(math.nan, math.nan, math.nan)
+    assert metrics.verdict({"pair accuracy": good, "AUC": good})[0]
+    for pairs, auc in ((level, good), (good, level), (nothing, good)):
+        assert not metrics.verdict({"pair accuracy": pairs, "AUC": auc})[0]
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def a_tree(rng: Random) -> Tree:
+    """A tree of four one-token steps, of which the even ones are right, each with two second steps."""
+    tree = Tree()
+    for token in rng.sample(range(5, 13), 4):
+        first = tree.attach(ROOT, Step((token,), (-1.0,), f"{token}\n"))
+        for last in rng.sample(range(5, VOCABULARY), 2):
+            leaf = tree.attach(first, Step((last, EOS), (-0.5, -0.1), f"{last}."))
+            tree.finish(leaf, "answer", RewardParts(0.5, 1.0 - token % 2))
+            tree.backup(leaf, 1.0 - token % 2)
+    return tree
+
+
+def write_journal(path: Path, count: int, seed: int = 1) -> Path:
+    """A journal with one tree each of so many questions."""
+    rng = Random(seed)
+    with path.open("w") as file:
+        for number in range(count):
+            problem = {"question": f"q {number % 50 + 5} {number // 50 + 5}"}
+            file.write(json.dumps({"key": str(number), "problem": problem, "tree": a_tree(rng).to_dict()}) + "\n")
+    return path
+
+
+def test_the_split_goes_by_question_and_never_moves() -> None:
+    questions = [Question(f"q {number}") for number in range(400)]
+    train, validation, test = split_by_question(questions)
+    assert 20 < len(validation) < 60 and 20 < len(test) < 60
+    assert not {q.text for q in train} & {q.text for q in [*validation, *test]}
+    fewer = split_by_question(questions[:200])[1]
+    assert [q.text for q in fewer] == [q.text for q in validation if q in questions[:200]]
+    with pytest.raises(DataError, match="none is left"):
+        split_by_question(questions[:1])
+
+
+def test_journals_are_read_by_question(tmp_path: Path) -> None:
+    path = write_journal(tmp_path / "journal.jsonl", 2)
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    with path.open("a") as file:
+        for record in (first | {"key": "c"}, {"key": "d", "problem": {"question": "q"}, "tree": Tree().to_dict()}):
+            file.write(json.dumps(record) + "\n")
+    found = read_questions([path], VOCABULARY)
+    assert [[tree.token_ids for tree in one.trees()] for one in found] == [
+        [Tree.from_dict(record["tree"]).token_ids] * count for record, count in ((first, 2), (second, 1))
+    ]
+    with pytest.raises(DataError, match=r"has a tree with token \d+, and this student has 5"):
+        read_questions([path], 5)
+    (tmp_path / "bad.jsonl").write_text('{"key": "x"}\n')
+    with pytest.raises(DataError, match="holds no graded trees"):
+        read_questions([tmp_path / "bad.jsonl"], VOCABULARY)
+
+
+def test_a_tree_gives_states_in_its_rows_order_and_pairs_of_siblings(tmp_path: Path) -> None:
+    student, config = a_student(), settings()
+    examples = [
+        tree_example(question, student, config.train.critic)
+        for question in read_questions([write_journal(tmp_path / "j.jsonl", 3)], VOCABULARY)
+    ]
+    states, pairs = columns(examples)
+    rows = [one.row() for one in examples]
+    assert (
+        states.target.tolist() == [row.targets[i] for row in rows for i in row.states] and len(states.target) == 3 * 13
+    )
+    assert np.isnan(states.logprob[0]) and states.logprob[1:3].tolist() == pytest.approx([-1.0, -0.6])
+    assert states.final[:3].tolist() == [False, False, True] and states.count[0] == 8
+    assert (states.target[pairs.better] - states.target[pairs.worse] == 1.0).all() and len(pairs.question) > 3
+    tokens = value_rows(read_questions([tmp_path / "j.jsonl"], VOCABULARY), student)
+    assert [len(row.states) for row in tokens] == [21] * 3  # every token, and the prompt's last
+    assert [sum(row.weights) for row in tokens] == pytest.approx([1.0] * 3)
+
+
+def test_a_state_that_is_met_twice_is_one_with_the_mean() -> None:
+    example = Example("q", PROMPT)
+    for target, weight in ((1.0, 3.0), (0.0, 1.0)):
+        example.add((1,), State(target, weight, target))
+    example.prefer((1,), (2,), 0.5)
+    example.prefer((1,), (2,), 0.75)
+    assert (example.states[1,].target, example.states[1,].weight) == (0.75, 4.0) and example.pairs == {
+        ((1,), (2,)): 0.75
+    }
+
+
+def test_a_step_is_right_where_any_response_after_it_was() -> None:
+    example = Example("q", PROMPT)
+    for ids, target, weight in (((), 0.5, 9.0), ((1,), 0.2, 5.0), ((2,), 0.0, 3.0), ((3,), 0.0, 1.0)):
+        example.add(ids, State(target, weight, target))
+    example.add((4,), State(0.3, 2.0, 0.1))  # outcomes between wrong and right
+    found = prm.with_step_labels(example, 3).states
+    assert {ids: (state.target, state.weight) for ids, state in found.items()} == {
+        (1,): (1.0, 1.0), (2,): (0.0, 1.0), (3,): (0.0, 0.0), (4,): (0.3, 1.0)
+    }  # fmt: skip
+
+
+def test_pair_files_hold_text_or_token_ids(embedded: Student, tmp_path: Path) -> None:
+    text = {"prompt": "Ana has 4 apples.", "prefix": "4 + 3 = 7\n", "chosen": "7 * 2 = 14", "rejected": "#### 7"}
+    prompt, before = list(embedded.prompt_ids(text["prompt"])), embedded.encode("4 + 3 = 7\n")
+    ids = {"prompt": prompt, "prefix": before, "chosen": [4, 5], "rejected": [4]}
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in (text, text, ids)), encoding="utf-8")
+    one, two = prm.read_examples([path], embedded, CriticConfig())
+    assert one.prompt_ids == two.prompt_ids == tuple(prompt)
+    [(better, worse)] = one.pairs
+    assert [state.target for state in one.states.values()] == [1.0, 0.0]
+    assert worse == (*before, *embedded.encode("#### 7"), embedded.engine.eos_id)
+    assert list(two.pairs) == [((*before, 4, 5), (*before, 4))]
+    [row] = prm.pair_rows(one, 9)
+    assert row == {"chosen_ids": [*prompt, *better], "rejected_ids": [*prompt, *worse]}
+    path.write_text(json.dumps({"prompt": "q", "chosen": "a", "rejected": "a"}), encoding="utf-8")
+    with pytest.raises(DataError, match="line 1 is no step pair"):
+        prm.read_examples([path], embedded, CriticConfig())
+
+
+def test_human_step_labels_are_read_along_the_chosen_completions(embedded: Student, tmp_path: Path) -> None:
+    def completion(text: str, rating: int | None) -> dict[str, Any]:
+        return {"text": text, "rating": rating, "flagged": None}
+
+    record = {
+        "question": {"problem": "Ana has 4 apples.", "ground_truth_answer": "14"},
+        "label": {
+            "steps": [
+                {"completions": [completion("4 + 3 = 7", 1), completion("4 + 3 = 8", -1)], "chosen_completion": 0},
+                {"completions": [completion("7 * 2 = 14", 1), completion("7 + 0 = 7", 0), completion("7", None)],
+                 "chosen_completion": None, "human_completion": completion("7 * 2 = 14", None)},
+                {"completions": [completion("#### 14", 1)], "human_completion": None, "chosen_completion": None},
+            ],
+            "finish_reason": "solution",
+        },
+    }  # fmt: skip
+    path = tmp_path / "phase2_train.jsonl"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    [made] = prm.read_examples([path], embedded, CriticConfig())
+    assert [(embedded.decode(ids).splitlines()[-1], state.target) for ids, state in made.states.items()] == [
+        ("4 + 3 = 7", 1.0), ("4 + 3 = 8", 0.0), ("7 * 2 = 14", 1.0), ("7 + 0 = 7", 0.5), ("#### 14", 1.0)
+    ]  # fmt: skip
+    assert list(made.pairs.values()) == [2.0 / 2, 0.5]
+    assert embedded.decode(list(made.states)[-1]).startswith("4 + 3 = 7\n7 * 2 = 14\n#### 14")
+
+
+def test_trees_of_other_splits_are_not_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = write_journal(tmp_path / "journal.jsonl", 1)
+    record = json.loads(journal.read_text()) | {"key": "b", "split": "validation"}
+    with journal.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    assert main(["value", "--student", "embedded", "--data", str(journal), "--out", str(tmp_path / "v")]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert str(journal) in line and "validation split" in line and "--split train" in line
+
+
+def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text('{"key":"x","policy":"another"}\n')
+    with pytest.raises(DataError, match="searched by another policy"):
+        collect_trees(a_student(), load_config(), [], path, lambda: False, Progress(quiet=True))
+
+
+# -- training and folders ----------------------------------------------------------------------------------------------
+
+
+def parts_of(kind: str, student: Student, config: Config, folder: Path, count: int = 200) -> Any:
+    path = write_journal(folder / "trees.jsonl", count)
+    if kind == "prm":
+        return split_by_question(prm.read_examples([path], student, config.train.critic))
+    return split_by_question(read_questions([path], VOCABULARY))
+
+
+@pytest.mark.parametrize("kind", ["value", "prm"])
+@pytest.mark.parametrize(("adapter", "quantization"), [("full", "none"), ("lora", "none"), ("lora", "nf4")])
+def test_a_critic_learns_and_its_folder_says_what_training_saw(
+    kind: Any, adapter: str, quantization: str, tmp_path: Path
+) -> None:
+    student, config = a_student(adapter=adapter, quantization=quantization), settings()
+    before, parts, out = fingerprint(student.model), parts_of(kind, student, config, tmp_path), tmp_path / "out"
+    lines: list[dict[str, float]] = []
+    trained = train_critic(kind, student, config, parts, out, watch=lines.append)
+    assert fingerprint(student.model) == before  # the policy itself is left alone
+    assert min(line["held_out_loss"] for line in lines) == trained.card["best"]["held_out_loss"]
+    assert trained.card["test"]["pair accuracy"][0] > 0.8 and trained.card["test"]["AUC"][0] > 0.6
+    assert trained.card["earned"] and not list(out.glob("*"))  # no stray checkpoints
+    save_critic(out, trained, student, config, {"command": "test"})
+    critic = load_critic(out, student, config, kind)
+    assert critic.rollout_weight == trained.card["rollout_weight"]
+    example = parts[2][0] if kind == "prm" else tree_example(parts[2][0], student, config.train.critic)
+    expected = torch.cat(state_logits(trained.network, [example.row()], 1)).sigmoid().tolist()
+
+    async def ask() -> None:
+        found = await asyncio.gather(*(critic(example.prompt_ids + ids) for ids in example.states))
+        assert found == pytest.approx(expected, abs=2e-5)
+
+    asyncio.run(ask())
+    if adapter == "full":
+        loaded = AutoModelForTokenClassification.from_pretrained(out).eval()
+        alone = torch.cat(state_logits(loaded, [example.row()], 1)).sigmoid()
+        assert alone.tolist() == pytest.approx(expected, abs=1e-5)
+        load_critic(out, a_student(seed=5), config, kind)  # a whole network serves other policies too
+    else:
+        with pytest.raises(CheckpointError, match="trained on other weights"):
+            load_critic(out, a_student(5, adapter, quantization), config, kind)
+
+
+def test_in_bfloat16_the_products_are_rounded_and_the_weights_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student, config = a_student(), load_config(overrides=[settings().model_dump(), "train.precision=bfloat16"])
+    dtypes: set[torch.dtype] = set()
+    student.model.model.layers[0].mlp.gate_proj.register_forward_hook(  # type: ignore[union-attr]
+        lambda module, given, found: dtypes.add(found.dtype)
+    )
+    trained = train_critic("value", student, config, parts_of("value", student, config, tmp_path, 60), tmp_path / "out")
+    assert dtypes == {torch.bfloat16}  # of updates and of measurements
+    assert {p.dtype for p in trained.network.parameters()} == {torch.float32}
+
+
+def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path: Path) -> None:
+    def trained(kind: Any, micro_batch: int | None) -> dict[str, torch.Tensor]:
+        student, config = a_student(), settings(epochs=1, learning_rate=1e-4, evaluate_every=1000)
+        train = config.train.model_copy(update={"micro_batch": micro_batch})
+        config = config.model_copy(update={"train": train})
+        parts = parts_of(kind, student, config, tmp_path, 70)
+        return train_critic(kind, student, config, parts, tmp_path / "out").network.state_dict()
+
+    for kind in ("value", "prm"):
+        whole, parts = trained(kind, None), trained(kind, 4)
+        assert whole["score.weight"].abs().max() > 0
+        for name, expected in whole.items():
+            if name.startswith("score"):
+                continue  # scaled by the calibration, which is large after so few updates
+            torch.testing.assert_close(parts[name], expected, atol=5e-5, rtol=1e-2)
+
+
+def test_training_stops_when_held_out_questions_gain_nothing() -> None:
+    policy = tiny_llama()
+    network = headed(policy, policy.config, policy.model)
+    losses = iter([0.7, 0.5, 0.6, 0.55, 0.9])
+    watch = HeldOut(
+        network, CriticConfig(patience=2), lambda: {"held_out_loss": next(losses)}, lambda line: None, lambda: False
+    )
+
+    class Control:
+        should_training_stop = should_log = False
+
+    class At:
+        global_step, max_steps = 1, 9
+
+    for stopped in (False, False, False, True):
+        torch.nn.init.constant_(network.score.bias, float(len(watch.best)))
+        watch.on_log(None, At, Control, {"loss": 0.1})
+        assert Control.should_training_stop is stopped
+    assert watch.best["held_out_loss"] == 0.5
+    with pytest.raises(TrainingError, match="the loss is nan: lower"):
+        watch.on_log(None, At, Control, {"loss": math.nan})
+
+
+def test_the_learning_rate_and_its_rise_suit_the_model_and_the_data(tmp_path: Path) -> None:
+    large = torch.nn.Module()
+    large.weight = torch.nn.Parameter(torch.empty(LARGE, device="meta"))
+
+    def given(model: torch.nn.Module, adapter: bool, rows: int, **critic: Any) -> tuple[float, int]:
+        config = load_config(overrides=[{"train": {"critic": critic}}])
+        found = arguments(config, model, adapter, rows, 32, tmp_path, False)
+        return found["learning_rate"], found["warmup_steps"]
+
+    assert given(tiny_llama(), False, 2000) == (5e-4, 50)
+    assert given(large, False, 90) == (2e-5, 3)  # a quarter of 3 updates in each of 4 epochs
+    assert given(large, True, 90)[0] == 5e-4
+    assert given(large, False, 2000, learning_rate=3e-4) == (3e-4, 50)
+
+
+def test_a_prm_judges_steps_by_the_least_and_a_value_by_the_last(tmp_path: Path) -> None:
+    student, config = a_student(), settings(epochs=1)
+    steps = [Step((20, 21), (-1.0, -1.0), "a\n"), Step((22, EOS), (-1.0, -1.0), "b")]
+    for kind in ("value", "prm"):
+        out = tmp_path / kind
+        trained = train_critic(kind, student, config, parts_of(kind, student, config, tmp_path, 60), out)  # type: ignore[arg-type]
+        save_critic(out, trained, student, config, {})
+    prm_verifier = load_prm(tmp_path / "prm", student, config)
+    judged = run(lambda: prm_verifier(Problem("p", "q", "s"), PROMPT, steps))
+    assert judged.total == min(judged.steps) and len(judged.steps) == 2
+    assert prm_verifier.name == "prm" and prm_verifier.computes and prm_verifier.scored_tokens == 7
+    again = run(lambda: prm_verifier(Problem("p", "q", "s"), PROMPT, steps))
+    assert again == judged and prm_verifier.scored_tokens == 7  # all is cached
+    assert run(lambda: prm_verifier(Problem("p", "q", "s"), PROMPT, [])).total == 1.0
+    with pytest.raises(CheckpointError, match="is a PRM: name a folder that `value` wrote"):
+        load_value(tmp_path / "prm", student, config)
+    card = tmp_path / "value" / "critic.json"
+    card.write_text(card.read_text().replace('"vocabulary": ', '"vocabulary": 1'))
+    with pytest.raises(CheckpointError, match=r"for 1\d+ tokens, student tiny"):
+        load_value(tmp_path / "value", student, config)
+
+
+def test_a_broken_folder_is_refused(embedded: Student, tmp_path: Path) -> None:
+    config, card = load_config(overrides=["student=embedded"]), tmp_path / "critic.json"
+    with pytest.raises(CheckpointError, match=r"has no critic\.json: name a folder that `prm` finished, or set"):
+        load_prm(tmp_path, embedded, config)
+    facts = {"kind": "prm", "base": "", "rollout_weight": 1.0, "vocabulary": 3, "files": {"critic.safetensors": "0"}}
+    for text, message in (("{}", "broken"), (json.dumps(facts), "lacks critic")):
+        card.write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            load_prm(tmp_path, embedded, config)
+    (tmp_path / "critic.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"truncated or changed critic\.safetensors"):
+        load_prm(tmp_path, embedded, config)
+
+
+def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:
+    student, config = a_student(), settings(least_outcomes=50)
+    with pytest.raises(DataError, match=r"no training question has a pair of steps.*train.critic.margin"):
+        train_critic("prm", student, config, parts_of("prm", student, config, tmp_path, 60), tmp_path)
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+QUICK = ["--student", "embedded", "-n", "60", "--set", "train.critic.iterations=2", "--set", "train.critic.samples=6",
+         "--set", "train.critic.epochs=1",
+         "--set", "train.critic.spoiled=0", "--set", "train.critic.least_outcomes=2",
+         "--set", "train.critic.margin=0.25"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["value", "prm"])
+def test_the_command_searches_trains_and_reports(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / kind
+    assert main([kind, "--out", str(out), *QUICK]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(("Not better than chance: don't use it", "Better than log-probability"))
+    for name in ("pair accuracy", "AUC", "calibration error", "Brier score"):
+        assert name in printed.out
+    assert ("lambda" in printed.out) == (kind == "value")
+    assert "searching: 60/60 questions" in printed.err and "held out " in printed.err
+    assert {file.name for file in out.iterdir()} >= {
+        "journal.jsonl", "metrics.jsonl", "report.html", "trees.html", "critic.json", "critic.safetensors",
+        "config.json", "model.safetensors",
+    }  # fmt: skip
+    assert list(tmp_path.iterdir()) == [out]  # nothing outside the out folder
+    assert {"loss", "held_out_loss"} <= json.loads((out / "metrics.jsonl").read_text().splitlines()[0]).keys()
+    assert json.loads((out / "critic.json").read_text())["kind"] == kind
+    assert main([kind, "--out", str(out), *QUICK]) == 2
+    assert "holds a finished critic" in capsys.readouterr().err
+    # The journal alone gives the same critic again, bit for bit.
+    again = tmp_path / "again"
+    assert main([kind, "--data", str(out), "--out", str(again), *QUICK[:2], *QUICK[4:]]) == 0
+    for name in ("critic.safetensors", "model.safetensors"):
+        assert (again / name).read_bytes() == (out / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere"], "--data nowhere is not there"),
+        (["--data", "nowhere", "--num", "20"], "give one of them"),
+        (["--num", "3"], "train.critic.questions is 3"),
+        (["--set", "train.value.epochs=3"], "train.value"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["value", "--student", "embedded", "--out", str(tmp_path / "v"), *arguments]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert message in line
+
+
+def test_a_stopped_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "value"
+    command = ["value", "--out", str(out), *QUICK, "--set", "search.concurrent=4"]
+    asked = iter([False] * 30)
+    monkeypatch.setattr(live.Stop, "__call__", lambda self: next(asked, True))
+    assert main(command) == cli.EXIT_STOPPED
+    assert "stopped while searching; the same command goes on" in capsys.readouterr().err
+    searched = len((out / "journal.jsonl").read_text().splitlines())
+    assert 0 < searched < 60
+    # Then in training: what was searched is kept.
+    monkeypatch.undo()
+    real = HeldOut.on_step_end
+
+    def asked_in_training(self: HeldOut, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.stop.asked = True  # type: ignore[attr-defined]
+        real(self, args, state, control)
+
+    monkeypatch.setattr(HeldOut, "on_step_end", asked_in_training)
+    assert main(command) == cli.EXIT_STOPPED
+    assert "stopped while training" in capsys.readouterr().err
+    assert len((out / "journal.jsonl").read_text().splitlines()) == 60 and not (out / "critic.json").exists()
+    monkeypatch.undo()
+    assert main(command) == 0
+
+
+def test_a_critic_learns_from_questions_that_training_never_took(tmp_path: Path) -> None:
+    rows = [
+        json.dumps({"question": task.problem.question, "answer": task.solution})
+        for task in load_tasks("embedded", "train", 100)
+    ]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    problems = ["problems.source=gsm8k", f"dataset.path={tmp_path}", "train.demonstrations=0"]
+    took = ["train.num_examples=60", "train.first_question=5"]
+
+    def found(*overrides: str) -> list[str]:
+        return [task.problem.id for task in fresh(load_config(overrides=["student=embedded", *problems, *overrides]))]
+
+    assert found(*took, "train.critic.questions=12") == [f"gsm8k/train/{i}" for i in range(65, 77)]
+    # 80 rows are the train split: 15 are left.
+    with pytest.raises(ConfigError, match="is 16 and gsm8k has 15 training questions beyond the 65 that warm-up"):
+        found(*took, "train.critic.questions=16")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "used"),
+    [
+        ([], 1350 + 5760),  # warm-up's demonstrations, then the run's questions
+        (["train.demonstration_share=0"], 5760),
+        (["problems.source=gsm8k"], 5760),
+        (["problems.source=gsm8k", "train.num_examples=100"], 1350),  # `sft` may have taken the first 1,350
+        (["problems.source=gsm8k", "train.demonstration_share=0.1", "train.first_question=7"], 1350 + 7 + 5760),
+    ],
+)
+def test_what_training_takes(overrides: list[str], used: int) -> None:
+    assert used_questions(load_config(overrides=overrides)) == used
