@@ -65,7 +65,7 @@ class AlphaZeroTaskConfig(vf.TaskConfig):
     @property
     def needs(self) -> RewardConfig:
         """These settings as the section `rewards`."""
-        return RewardConfig.model_construct(**self.model_dump(include=REWARDS))
+        return RewardConfig.model_validate({}).model_copy(update=self.model_dump(include=REWARDS))
 
 
 class AlphaZeroData(vf.TaskData):
