@@ -1,29 +1,16 @@
-"""The server beside its bare engine: latency and throughput over 1 to 64 clients; crowds with deadlines; a soak.
+"""The server under load: latency and throughput over 1 to 64 clients; crowds with deadlines; a soak.
 
-    uv run python benchmarks/serve.py              # about three minutes; benchmarks/results/serve.json
+    uv run python benchmarks/serve.py              # about a minute; benchmarks/results/serve.json
     uv run python benchmarks/serve.py --crowds 60  # 64 and 200 clients, so many seconds each; results/crowds.json
     uv run python benchmarks/serve.py --soak 30    # so many minutes; results/soak.json
-    uv run python benchmarks/serve.py --against ../old  # beside a checkout of an older version; results/serve_against.json
 
-Starts `alphazero-llm-trainer serve` in a process of its own, with the embedded student, and asks it as the openai client
-does (httpx, keep-alive). Each client asks one question after another; every question is new to the cache. Prints, for
-plain samples, best-of-8, MCTS under the calculator and a long MCTS that the deadline ends:
+Starts `alphazero-llm-trainer serve` in a process of its own, with the embedded student, and asks it as the openai client does
+(httpx, keep-alive). Each client has a connection of its own and asks one question after another; every question is new to the
+cache. Plain samples, best-of-8, MCTS under the calculator, and a long beam search that the deadline ends.
 
-- p50, p95 and p99 of a request's latency, requests and sampled tokens a second;
-- the same requests put straight into the answering code and engine, in one process without HTTP: what HTTP costs;
-- how many deadlines were hit, and how late the answers then came.
-
-Crowds: so many seconds of 64 clients and of 200, each with a connection of its own, all methods mixed and deadlines of 2 s or
-500 ms; errors, answers later than 100 ms after their deadline (by the server's clock, and by the client's), how long the
-machine itself left an idle process waiting meanwhile, how many cores other processes took, and the server's memory, live rows
-and traces before and after.
-
-Against an older version: both servers run, one of them is asked at a time, in turns; printed are the ratios of throughput.
-
-The soak is the crowd of 64 for minutes, while every second a client breaks its connection in the middle of a search and
-another sends a request that is wrong. Prints errors, what memory grew by in an hour (a line through its readings, the first
-third left out), and what is live afterwards. Clients, server and whatever else this machine does share its
-cores: ratios hold, absolute times are this machine's.
+Crowds: all methods mixed, deadlines of 2 s or 500 ms; errors, answers later than 100 ms after their deadline, and what is live
+and in memory before and after. The soak is the crowd of 64 for minutes, while every second a client breaks its connection in
+the middle of a search and another sends a request that is wrong. Clients and server share this machine's cores: ratios hold.
 """
 
 from __future__ import annotations
@@ -35,7 +22,6 @@ import os
 import subprocess
 import sys
 import time
-import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -50,7 +36,6 @@ import httpx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer import __version__  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
@@ -75,15 +60,6 @@ MIXES: dict[str, dict[str, Any]] = {
     "mcts": {"model": "student@mcts", "temperature": 1.0},
     "beam, deadline 500 ms": {"model": "student@beam", "budget_tokens": 20_000, "deadline_ms": 500},
 }
-
-COMMAND = """
-import sys
-try:
-    from alphazero_llm_trainer.cli.main import main
-except ModuleNotFoundError:  # version 0.4
-    from alphazero_llm_trainer.cli import main
-sys.exit(main())
-"""
 
 Ask = Callable[
     [int, dict[str, Any]], Awaitable[dict[str, Any] | str]
@@ -179,14 +155,14 @@ async def put(clients: int, seconds: float, ask: Ask, mixes: list[dict[str, Any]
 
 
 class Served:
-    """The server's process, of the package in `root`."""
+    """The server's process."""
 
-    def __init__(self, root: Path = ROOT) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    def __init__(self) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment.pop("ALPHAZERO_API_KEY", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "serve", "--student", "embedded", "--port", "0", *SMALL],
-            env=environment, cwd=root, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--student", "embedded", "--port", "0", *SMALL],
+            env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split("answers at ")[1].split("/v1")[0]
@@ -216,14 +192,6 @@ class Served:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return round(int(status.split("VmRSS:")[1].split()[0]) / 1024, 1)
 
-    def others(self) -> float:
-        """Seconds of processor time that neither the server nor this process has taken, since the machine started."""
-        busy = [int(value) for value in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
-        taken = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        idle = busy[3] + busy[4]
-        ticks = sum(busy[:8]) - idle - int(taken[11]) - int(taken[12])
-        return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
-
     def state(self) -> dict[str, float]:
         """Memory in MiB, and what is live by the server's own metrics."""
         found = {"rss_mib": self.rss()}
@@ -239,32 +207,6 @@ class Served:
         """SIGTERM; the exit code."""
         self.process.terminate()
         return self.process.wait(timeout=60)
-
-
-class Stalls:
-    """How long this machine leaves an idle process waiting: deadlines can't be kept better than that."""
-
-    CODE = """
-import sys, threading, time
-worst, over = 0.0, 0
-stop = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-while not stop.is_set():
-    began = time.perf_counter()
-    time.sleep(0.01)
-    late = time.perf_counter() - began - 0.01
-    worst, over = max(worst, late), over + (late > 0.1)
-print(worst, over)
-"""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", self.CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def end(self) -> dict[str, float]:
-        worst, over = self.process.communicate()[0].split()
-        return {"machine_stall_max_ms": 1000 * float(worst), "machine_stalls_over_100_ms": int(over)}
 
 
 async def through_http(served: Served, seconds: float, questions: Questions) -> dict[str, dict[str, Any]]:
@@ -288,13 +230,11 @@ async def crowd(served: Served, clients: int, seconds: float, questions: Questio
             memory.append(served.rss())
 
     async with served.asking(clients) as ask:
-        before, watching, stalls, others = served.state(), asyncio.ensure_future(watch()), Stalls(), served.others()
+        before, watching = served.state(), asyncio.ensure_future(watch())
         load = await put(clients, seconds, ask, mixes, questions)
         watching.cancel()
-        machine = stalls.end()
-        machine["cores_of_others"] = (served.others() - others) / load.wall
     await asyncio.sleep(0.5)
-    return {"seconds": load.wall, **load.row(), **machine, "before": before, "after": served.state(), "rss_mib": memory}
+    return {"seconds": load.wall, **load.row(), "before": before, "after": served.state(), "rss_mib": memory}
 
 
 async def soak(served: Served, seconds: float, questions: Questions) -> dict[str, Any]:
@@ -329,95 +269,13 @@ async def soak(served: Served, seconds: float, questions: Questions) -> dict[str
     return found | disturbed | {"failed": disturbing.done() and not disturbing.cancelled()}
 
 
-async def against(servers: dict[str, Served], seconds: float, turns: int, questions: Questions) -> list[dict[str, Any]]:
-    """Each load on one server after the other, `turns` times in changing order; a row holds the throughput of each turn."""
-    rows = []
-    async with AsyncExitStack() as stack:
-        asks = {name: await stack.enter_async_context(one.asking(max(CLIENTS))) for name, one in servers.items()}
-        for mix_name, mix in MIXES.items():
-            for clients in CLIENTS:
-                found: dict[str, list[float]] = {name: [] for name in asks}
-                for turn in range(turns):
-                    for name in sorted(asks, reverse=bool(turn % 2)):
-                        load = await put(clients, seconds, asks[name], [mix], questions)
-                        if load.errors:
-                            raise SystemExit(f"{name}: {dict(load.errors)}")
-                        found[name].append(load.row()["requests_per_second"])
-                rows.append({"method": mix_name, "clients": clients, "requests_per_second": found})
-                middle = {name: quantile(values, 0.5) for name, values in found.items()}
-                print(f"{mix_name:24}{clients:4}  {middle}", flush=True)
-    return rows
-
-
-# -- the bare engine ---------------------------------------------------------------------------------------------------
-
-
-async def bare(seconds: float, questions: Questions) -> dict[str, dict[str, Any]]:
-    """The same requests straight into the answering code of the server, in this process."""
-    import argparse as arguments
-
-    from alphazero_llm_trainer.cli.serve_run import STEPWISE, by_eval, load_verifier
-    from alphazero_llm_trainer.config.load import load_config
-    from alphazero_llm_trainer.policy.student import load_student
-    from alphazero_llm_trainer.problems.load import opening
-    from alphazero_llm_trainer.serve.answering import Answerer
-    from alphazero_llm_trainer.serve.names import Names
-    from alphazero_llm_trainer.serve.wanted import chat_request
-
-    config = load_config(overrides=[{"student": "embedded"}])
-    student = load_student(config, opening=opening(config))
-    verifier = load_verifier("calculator", student, config, arguments.Namespace(prm=None, value=None))
-    stepwise = {name: (lambda given, name=name: by_eval(name, given)) for name in STEPWISE}
-    answerer, names = Answerer(student, config, verifier, None, stepwise), Names("sample", STEPWISE, 64)
-    loop = asyncio.get_running_loop()
-    context = student.engine.capabilities.max_context
-
-    async def ask(client: int, body: dict[str, Any]) -> dict[str, Any]:
-        began = loop.time()
-        wanted = chat_request(json.dumps(body).encode(), student, context, names, config.serve)
-        due = None if wanted.deadline is None else began + wanted.deadline
-        # A task of its own, as in the server: a request's prompt belongs to its context.
-        found = await asyncio.ensure_future(
-            answerer(wanted, wanted.prompts[0], 0, wanted.seed, due, lambda told: None, "bare")
-        )
-        return {
-            "usage": {"completion_tokens": found.cost.sampled_tokens},
-            "alphazero": {"deadline_hit": found.deadline_hit},
-        }
-
-    rows = {}
-    for name, mix in MIXES.items():
-        for clients in CLIENTS:
-            student.engine.tree.clear()  # it asks so fast that the questions come again
-            rows[f"{name}/{clients}"] = (await put(clients, seconds, ask, [mix], questions)).row()
-    return rows
-
-
-def table(http: dict[str, Any], engine: dict[str, Any]) -> str:
-    head = f"{'method / clients':30}{'p50':>8}{'p95':>8}{'p99':>8}{'req/s':>8}{'tok/s':>8}{'late max':>10}{'errors':>8}"
-    lines = [head + f"{'bare p50':>10}{'bare req/s':>12}", ""]
+def table(http: dict[str, Any]) -> str:
+    lines = [f"{'method / clients':30}{'p50 ms':>8}{'p95':>8}{'p99':>8}{'req/s':>8}{'tok/s':>8}{'errors':>8}"]
     for name, row in http.items():
-        late = "" if row["late_max_ms"] is None else f"{row['late_max_ms']:.0f}"
-        lines.append(
-            f"{name:30}{row['p50_ms']:8.1f}{row['p95_ms']:8.1f}{row['p99_ms']:8.1f}{row['requests_per_second']:8.1f}"
-            f"{row['sampled_tokens_per_second']:8.0f}{late:>10}{sum(row['errors'].values()):8}"
-            f"{engine[name]['p50_ms']:10.1f}{engine[name]['requests_per_second']:12.1f}"
-        )
-    return "\n".join([*lines, "", "times in ms; late: after the deadline"])
-
-
-def compare_with(old: Path, args: argparse.Namespace) -> None:
-    servers = {"this": Served(), "old": Served(old)}
-    try:
-        rows = asyncio.run(against(servers, args.seconds, args.turns, Questions()))
-    finally:
-        for one in servers.values():
-            one.stop()
-    version = tomllib.loads((old / "pyproject.toml").read_text())["project"]["version"]
-    found = {"version": __version__, "old": version, "seconds": args.seconds, "turns": args.turns}
-    found |= {"cores": os.cpu_count(), "rows": rows}
-    out = args.out or ROOT / "benchmarks" / "results" / "serve_against.json"
-    provenance.write(out, "serve", found)
+        figures = [row[f"{one}_ms"] for one in ("p50", "p95", "p99")] + [row["requests_per_second"]]
+        cells = "".join(f"{figure:8.1f}" for figure in figures)
+        lines.append(f"{name:30}{cells}{row['sampled_tokens_per_second']:8.0f}{sum(row['errors'].values()):8}")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -425,16 +283,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
     parser.add_argument("--crowds", type=float, help="the crowds alone: seconds of each")
     parser.add_argument("--soak", type=float, help="the soak alone: minutes")
-    parser.add_argument("--against", type=Path, help="a checkout of an older version to compare throughput with, alone")
-    parser.add_argument("--turns", type=int, default=3, help="of each server and row, with --against")
     parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
     args = parser.parse_args()
-    questions, alone = Questions(), args.crowds is not None or args.soak is not None
-    if args.against is not None:
-        compare_with(args.against.resolve(), args)
-        return
-    found: dict[str, Any] = {} if alone else {"bare": asyncio.run(bare(args.seconds, questions))}
-    served = Served()
+    questions, served, name = Questions(), Served(), "serve"
+    found: dict[str, Any] = {}
     try:
         if args.crowds is not None:
             name = "crowds"
@@ -442,12 +294,11 @@ def main() -> None:
         elif args.soak is not None:
             name, found = "soak", asyncio.run(soak(served, 60 * args.soak, questions)) | {"minutes": args.soak}
         else:
-            name, found["http"] = "serve", asyncio.run(through_http(served, args.seconds, questions))
+            found["http"] = asyncio.run(through_http(served, args.seconds, questions))
     finally:
         found |= {"exit_code": served.stop(), "cores": os.cpu_count()}
-    print(json.dumps(found, indent=2) if alone else table(found["http"], found["bare"]))
-    out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
-    provenance.write(out, "serve", found)
+    print(table(found["http"]) if name == "serve" else json.dumps(found, indent=2))
+    provenance.write(args.out or ROOT / "benchmarks" / "results" / f"{name}.json", "serve", found)
 
 
 if __name__ == "__main__":

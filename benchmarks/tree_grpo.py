@@ -221,11 +221,6 @@ def prompt_text(student: Any, question: str) -> str:
     return student.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def tokens_to(curve: list[tuple[int, float]], accuracy: float) -> int | None:
-    """Generated tokens after which validation accuracy first reached `accuracy`."""
-    return next((tokens for tokens, value in curve if value >= accuracy), None)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
@@ -279,26 +274,13 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
         return sum(map(sum, found)) / sum(map(len, found))
 
     summary = []
-    print(
-        f"{'arm':24} {'before':>6} {'after':>6} {'gain':>24} {'over plain TRL':>24} {'tokens':>10} {'tokens to its best':>18}"
-    )
     for arm in (*OURS, PLAIN):
         mine = [row for row in rows if row["arm"] == arm]
         after, before = by_seed(arm), by_seed(arm, "before")[:1]
         gain = bootstrap_over_seeds(after, before, groups=groups)
         versus = bootstrap_over_seeds(after, by_seed(PLAIN), groups=groups)
-        reached = []
-        for row in mine:
-            other = next(r for r in rows if r["arm"] == PLAIN and r["seed"] == row["seed"])
-            target = max(value for _, value in other["curve"])
-            reached.append((tokens_to(row["curve"], target), tokens_to(other["curve"], target)))
-        shares = [None if a is None or b is None else a / b if b else 0.0 for a, b in reached]
         tokens = sum(row["tokens"] for row in mine) // len(mine)
-        shown = "/".join("never" if share is None else f"{share:.2f}" for share in shares)
-        print(
-            f"{arm:24} {mean(before):6.3f} {mean(after):6.3f} {gain!s:>24}"
-            f" {'' if arm == PLAIN else str(versus):>24} {tokens:10,} {shown:>18}"
-        )
+        print(f"{arm:24} {mean(before):.3f} -> {mean(after):.3f}, over plain TRL {versus}, {tokens:,} tokens")
         summary.append(
             {
                 "arm": arm,
@@ -307,26 +289,14 @@ def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argpa
                 "gain": vars_of(gain),
                 "over_plain": None if arm == PLAIN else vars_of(versus),
                 "tokens": tokens,
-                "share_of_plain_tokens_to_its_best_validation": shares,
             }
         )
-    print(
-        "tokens to its best: share of plain TRL's tokens after which validation reached plain TRL's best, seed by seed"
-    )
     runs = [row for row in rows if row["arm"] != PLAIN] + plains
     for row in runs:
         del row["seconds"]  # the arms may have shared the machine with others
         for name in ("correct", "before"):
             row[name] = "".join("1" if x else "0" for x in row[name])
-    options = {
-        "seeds": args.seeds,
-        "num-examples": [args.num_examples],
-        "eval-size": [args.eval_size],
-        "plain-rates": args.plain_rates,
-    }
-    command = " ".join(f"--{name} {' '.join(map(str, values))}" for name, values in options.items())
     facts = {
-        "command": f"uv run python benchmarks/tree_grpo.py {command}",
         "seeds": args.seeds,
         "questions": args.num_examples,
         "problems": args.eval_size,
