@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
@@ -77,5 +78,6 @@ def on_cpus() -> None:
     It takes FSDP's plugin where processes have GPUs. On CPUs it would train under DDP without a word, although torch can shard
     there, and tests run there.
     """
-    if uses_fsdp() and PartialState().distributed_type == DistributedType.MULTI_CPU:
+    on_cpu = not torch.cuda.is_available()
+    if uses_fsdp() and PartialState(cpu=on_cpu).distributed_type == DistributedType.MULTI_CPU:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
