@@ -11,7 +11,6 @@ import pytest
 from faults import a_job
 
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.policy.folders import check_folder
 from alphazero_llm_trainer.scale.sample import run_sample
 
 SHIPPED = Path(__file__).parents[1] / "alphazero_llm_trainer" / "assets" / "student"
@@ -108,21 +107,6 @@ def test_a_tokenizer_that_is_none(text: str, capsys: pytest.CaptureFixture[str],
     folder = student(tmp_path)
     (folder / "tokenizer.json").write_text(text)
     assert "tokenizer" in refused(capsys, "search", "1 and 2?", "--path", str(folder))
-
-
-@pytest.mark.parametrize("name, value", [("num_hidden_layers", 0), ("hidden_size", "x"), ("rms_norm_eps", "x")])
-def test_a_model_of_impossible_sizes(name: str, value: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder = student(tmp_path)
-    given = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**given, name: value}))
-    assert name in refused(capsys, "search", "1 and 2?", "--path", str(folder))
-
-
-def test_sizes_that_some_architectures_have(tmp_path: Path) -> None:
-    """Not each has every number, and some have one a layer."""
-    sizes = {"intermediate_size": [256, 512], "head_dim": None, "rms_norm_eps": None, "num_hidden_layers": 2}
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    check_folder(tmp_path)
 
 
 def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -252,15 +252,6 @@ def test_finish_reasons() -> None:
     assert seen == {"eos", "stop", "length"}
 
 
-def test_stop_ids_are_kept_and_end_a_sequence() -> None:
-    engine = tiny_engine(MODEL)
-    [[free]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=20, seed=5))
-    stop = next(token for token in free.token_ids if token != EOS)
-    [[cut]] = generate(engine, GenerateRequest(PROMPT, max_new_tokens=20, seed=5, stop_ids=frozenset({stop})))
-    end = free.token_ids.index(stop) + 1
-    assert (cut.token_ids, cut.finish) == (free.token_ids[:end], "stop")
-
-
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
@@ -509,21 +500,6 @@ def test_without_repetition_every_sequence_comes_up_once(engine: InProcessEngine
     assert_idle(engine)
 
 
-def test_without_changes_nobody_else_and_greedy_samples_not_at_all(engine: InProcessEngine) -> None:
-    request = GenerateRequest(PROMPT, max_new_tokens=6, temperature=0.0)
-    [[likeliest]] = generate(engine, request)
-    again = dataclasses.replace(request, without=((likeliest.token_ids, likeliest.logprobs),))
-    assert generate(engine, again)[0][0].token_ids == likeliest.token_ids
-    other = GenerateRequest(PROMPT, n=4, max_new_tokens=6, seed=3)
-    [plain] = generate(engine, other)
-    some = dataclasses.replace(other, without=((plain[1].token_ids, plain[1].logprobs),))
-    alone = sequences(generate(engine, some))
-    company = generate(engine, *random_requests(4, 12), some, *random_requests(5, 12))
-    assert sequences(company)[12] == alone[0]
-    assert plain[1].token_ids not in [ids for ids, _ in alone[0]]
-    assert sequences(generate(engine, other)) == sequences([plain])
-
-
 def test_where_nothing_is_left_samples_repeat() -> None:
     certain = ((7, 8), (math.log(0.5), 0.0)), ((9,), (math.log(0.4995),))
     assert Taken.of(certain) is None and Taken.of(()) is None
@@ -607,25 +583,6 @@ def test_a_cache_too_small_for_the_live_rows_is_an_error_for_all_and_not_the_end
         assert any("engine.cache_tokens is 128" in str(error) for error in errors)
         assert len(generate(engine, GenerateRequest(prompts[0], max_new_tokens=3))[0]) == 1
         assert_idle(engine)
-
-
-def test_a_refused_call_leaves_nothing_behind() -> None:
-    """The second prompt doesn't fit beside the first: the first must not stay in the queue for ever."""
-    engine = tiny_engine(MODEL, max_context=32, cache_tokens=0)
-    rng = Random(2)
-    requests = [GenerateRequest(tuple(rng.randrange(5, VOCABULARY) for _ in range(20))) for _ in range(9)]
-
-    async def main() -> None:
-        with pytest.raises(EngineError, match="cache_tokens"):
-            await engine.generate(requests)
-        with pytest.raises(EngineError, match="cache_tokens"):
-            await engine.score([(request.prompt_ids, (5,)) for request in requests])
-        for _ in range(300):
-            await asyncio.sleep(0)
-
-    run(main)
-    assert_idle(engine)
-    engine.set_policy(None, version=1)
 
 
 # -- event loops ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Limits
-from alphazero_llm_trainer.policy import student as student_module
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.types import Direction, Opening, Problem
@@ -71,16 +70,6 @@ def test_a_teachers_line_becomes_its_tokens(smollm2_cut: Path) -> None:
     assert step.text == line + "\n" and student.engine.step_ends.whole(step.token_ids) and not taken.ended
     final, _ = asyncio.run(steps.adopt(problem, taken.steps, "#### 72", "teacher", Direction.RIGHT))
     assert final.ended and final.steps[0].token_ids[-1] == student.engine.eos_id
-
-
-def test_a_large_folder_keeps_its_threads(smollm2_cut: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--model FOLDER` leaves the student's name at the embedded one, which takes one thread."""
-    limited: list[int] = []
-    monkeypatch.setattr(student_module, "limit_threads", lambda: limited.append(1))
-    load_student(load_config(overrides=["student=embedded"]), path=smollm2_cut)
-    assert not limited
-    load_student(load_config(overrides=["student=embedded"]))
-    assert limited
 
 
 @pytest.mark.slow

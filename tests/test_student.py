@@ -6,10 +6,8 @@ import asyncio
 import hashlib
 import json
 
-import torch
-
 from alphazero_llm_trainer.answers import extract
-from alphazero_llm_trainer.config.load import load_config, resolve_name
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import PACKAGED, PADS, give_pad, load_student, make_student
@@ -20,13 +18,6 @@ from alphazero_llm_trainer.training.sft import sft_rows
 from alphazero_llm_trainer.types import Opening
 
 MANIFEST = json.loads((PACKAGED / "manifest.json").read_text())
-
-
-def test_it_is_small_and_an_ordinary_folder():
-    assert (PACKAGED / "model.safetensors").stat().st_size <= 5_000_000
-    assert MANIFEST["parameters"] < 2_000_000
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (PACKAGED / name).is_file()
 
 
 def test_it_was_trained_on_the_demonstrations_that_the_configuration_names():
@@ -50,23 +41,11 @@ def test_it_reproduces_its_recorded_accuracy():
     assert recorded["low"] < accuracy < recorded["high"]
 
 
-def test_there_is_room_to_learn():
-    student = load_student(load_config(overrides=["student=embedded"]))
-    tasks = load_tasks("embedded", "test", 500)
-    greedy = answer(student, tasks, max_tokens=160).first
-    sampled = answer(student, tasks, max_tokens=160, n=8, temperature=1.0, seed=7).correct
-    assert sum(map(any, sampled)) / 500 > sum(greedy) / 500 + 0.08
-
-
 def test_its_tokenizer_is_the_generators_own():
     student = load_student(load_config(overrides=["student=embedded"]))
     assert student.tokenizer.get_vocab() == build_tokenizer().get_vocab()
     question = load_tasks("embedded", "test", 1)[0].problem.question
     assert student.decode(student.prompt_ids(question)) == question + "\n"
-
-
-def test_auto_is_the_embedded_student_without_cuda():
-    assert resolve_name(load_config()) == ("llama-3.2-3b" if torch.cuda.is_available() else "embedded")
 
 
 # -- chat models -------------------------------------------------------------------------------------------------------

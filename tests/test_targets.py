@@ -66,20 +66,6 @@ def test_outcomes_count_the_responses_through_each_node() -> None:
     assert sums == [3.0, 3.0, 0.0, 3.0, 0.0, 0.0]
 
 
-def test_outcomes_of_rollouts_pass_through_their_nodes_ancestors() -> None:
-    counts, sums = outcomes(token_tree())
-    assert counts == [4, 3, 0]
-    assert sums == [3.0, 2.0, 0.0]
-
-
-def test_where_gold_is_unknown_the_reward_is_the_outcome() -> None:
-    tree = Tree()
-    leaf = grow(tree, ROOT, 4)
-    end(tree, leaf, None, 2, reward=0.75)
-    assert outcomes(tree) == ([2, 2], [1.5, 1.5])
-    assert sft_rows(tree) == []  # a reward is no proof
-
-
 def test_value_targets_sit_at_nodes_with_finished_responses() -> None:
     tree = step_tree()
     grow(tree, ROOT, 99)  # nothing finished below it
@@ -168,10 +154,3 @@ def test_sft_rows_are_the_distinct_correct_responses() -> None:
     tree.rollouts.append(Rollout(ROOT, (5, 7, 8), (-1.0,) * 3, "5\n7 8", "answer", 0.9, 1.0, None, 4, samples=3))
     # Samples count, visits don't: a greedy rollout that is read again drew nothing.
     assert [(r.token_ids, r.count) for r in sft_rows(tree)] == [((5, 7, 8), 4), ((6, 9), 1)]
-
-
-def test_readers_of_an_empty_tree_find_nothing() -> None:
-    tree = Tree()
-    assert outcomes(tree) == ([0], [0.0])
-    for reader in (value_targets, step_preferences, policy_targets, sft_rows):
-        assert reader(tree) == []

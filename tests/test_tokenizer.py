@@ -1,5 +1,4 @@
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import EOS, PAD, UNK, build_tokenizer
@@ -34,25 +33,6 @@ def test_it_is_small_the_same_every_time_and_has_no_hidden_tokens(tokenizer):
     assert [tokenizer.convert_tokens_to_ids(t) for t in (PAD, EOS, UNK)] == [0, 1, 2]
     assert tokenizer.pad_token == PAD and tokenizer.eos_token == EOS and tokenizer.bos_token is None
     assert tokenizer("")["input_ids"] == []
-
-
-@pytest.mark.parametrize(
-    "text", ["Natalia sold 48/2 = <<48/2=24>>24 clips — in May.", "naïve £3.50 東京 \t\r\n", "\x00", "  ", "1,000.5%"]
-)
-def test_other_text_gives_unknowns_and_no_error(tokenizer, text):
-    ids = tokenizer(text)["input_ids"]
-    assert isinstance(tokenizer.decode(ids), str) and all(0 <= i < len(tokenizer) for i in ids)
-
-
-def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert isinstance(loaded, PreTrainedTokenizerFast)
-    text = "Mia has 12 apples.\n12 + 7 = 19\n#### 19"
-    assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
-    assert loaded.decode(loaded(text)["input_ids"]) == text
-    assert loaded.chat_template == tokenizer.chat_template
-    assert loaded.get_vocab() == tokenizer.get_vocab()
 
 
 SYSTEM = {"role": "system", "content": "Think."}

@@ -26,7 +26,6 @@ import httpx
 import pytest
 import torch
 
-from alphazero_llm_trainer.collect import Collector
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import LoraConfig
 from alphazero_llm_trainer.engine.completions import BaseModelEngine
@@ -267,30 +266,6 @@ def test_ends(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> Non
     assert (cut.token_ids[-1], cut.finish) == (stop, "stop") and stop not in cut.token_ids[:-1]
 
 
-def test_impossible_requests_are_one_sentence(backend: tuple[str, Student]) -> None:
-    _, student = backend
-    engine = student.engine
-    context = engine.capabilities.max_context
-    for request, words in (
-        (GenerateRequest(()), "prompt is empty"),
-        (GenerateRequest((5,) * context), f"the context is {context}"),
-        (GenerateRequest((5,), n=0), "ask for some"),
-    ):
-        with pytest.raises(EngineError, match=words):
-            generate(engine, request)
-    [[full]] = generate(engine, GenerateRequest((5,) * (context - 1), max_new_tokens=9))
-    assert len(full.token_ids) == 1
-    [scores] = asyncio.run(engine.score([((5,) * (context - 2), (6, 7))]))
-    assert len(scores) == 2
-    assert not engine.capabilities.values
-    with pytest.raises(EngineError, match="inprocess"):
-        asyncio.run(engine.values([(5,)]))
-    with pytest.raises(EngineError, match="temperature"):
-        generate(engine, GenerateRequest((5,), temperature=3.0))
-    with pytest.raises(EngineError, match="value network"):
-        engine.set_value(torch.zeros(student.model.config.hidden_size))
-
-
 def test_cost_adds_up(backend: tuple[str, Student]) -> None:
     name, student = backend
     engine = student.engine
@@ -308,29 +283,6 @@ def test_cost_adds_up(backend: tuple[str, Student]) -> None:
     assert (first[0].cached_tokens, again[0].cached_tokens) == (0, 96)  # whole blocks of 32
     assert cost.cached_tokens - before.cached_tokens == 96
     note(name, "the same prompt of 100 tokens again: cached tokens", 100, again[0].cached_tokens, None)
-
-
-def test_a_cancelled_caller_cancels_its_requests(backend: tuple[str, Student]) -> None:
-    name, student = backend
-    engine = student.engine
-    long = [GenerateRequest(p, n=32, max_new_tokens=900, temperature=2.0, seed=1) for p in prompts(student, 64)]
-
-    async def main() -> float:
-        task = asyncio.ensure_future(engine.generate(long))
-        await asyncio.sleep(0.3)
-        task.cancel()
-        began = time.perf_counter()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        [[one]] = await engine.generate([GenerateRequest(prompts(student, 1)[0], temperature=0.0, max_new_tokens=5)])
-        assert len(one.token_ids) == 5
-        return time.perf_counter() - began
-
-    seconds = asyncio.run(main())
-    engine.set_policy(None, engine.version)  # nothing is under way any more
-    if isinstance(getattr(engine, "_clients", None), list):
-        assert engine.client.get_num_unfinished_requests() == 0
-    note(name, "the call after 2,048 cancelled ones: seconds", None, round(seconds, 2), None)
 
 
 def test_ctrl_c_does_not_reach_vllms_processes(in_process: Student) -> None:
@@ -427,26 +379,6 @@ def test_adapters_are_swapped(ours: Student, where: str, request: pytest.Fixture
 # -- searches -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["step", "token"])
-def test_trees_grow(mode: str, backend: tuple[str, Student]) -> None:
-    name, student = backend
-    if getattr(student.model, "peft_config", None):
-        student.engine.set_policy(None, student.engine.version)
-    more = [f"search.mode={mode}", "search.iterations=6", "train.iterations=6", "search.concurrent=4"]
-    config = load_config(overrides=[*COMMON, *more])
-    collector = Collector(student, config, None, lambda: False)
-
-    async def grow() -> list[Any]:
-        return [tree async for tree in collector.collect([(task.problem.id, task) for task in TASKS[:4]], 7)]
-
-    began = time.perf_counter()
-    trees = asyncio.run(grow())
-    assert len(trees) == 4 and not any(tree.ended_by.startswith("failed") for tree in trees)
-    nodes = sum(len(tree.tree.N) for tree in trees)
-    assert nodes > 8 and all(tree.cost.sampled_tokens > 0 for tree in trees)
-    note(name, f"4 {mode} trees: nodes, seconds", None, [nodes, round(time.perf_counter() - began, 2)], None)
-
-
 @pytest.mark.parametrize(("where", "adapter"), [("vllm", "lora"), ("vllm", "full"), ("vllm-server", "lora")])
 def test_the_train_command(where: str, adapter: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Two rounds through the command line, in a process of its own; the numbers at sampling are the trainer's."""
@@ -483,23 +415,6 @@ def test_the_train_command(where: str, adapter: str, tmp_path: Path, request: py
 # -- starts that fail -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("overrides", "error", "words"),
-    [
-        (["engine.backend=vllm", "engine.vllm.sleep=on"], ConfigError, "no CUDA device"),
-        (["engine.backend=vllm", "models.embedded.quantization=nf4"], ConfigError, "4-bit"),
-        (["engine.backend=vllm-server", "engine.vllm.base_url=http://127.0.0.1:9/v1"], EngineError, "can't be reached"),
-        (["engine.backend=vllm-server", "engine.vllm.key_variable=NO_SUCH_KEY"], ConfigError, "NO_SUCH_KEY"),
-    ],
-)
-def test_what_cannot_start_is_one_sentence(overrides: list[str], error: type[Exception], words: str) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("these refusals are a CPU's")
-    with pytest.raises(error, match=words) as caught:
-        student_of(*overrides)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_server_of_another_model_is_refused(served: str) -> None:
     with pytest.raises(EngineError, match="name one of them"):
         student_of("engine.backend=vllm-server", f"engine.vllm.base_url={served}", "engine.vllm.model=other")
@@ -512,19 +427,3 @@ def test_a_server_takes_no_whole_weights(served: str) -> None:
     config = load_config(overrides=[*COMMON, *overrides, "train.adapter=full", "train.num_examples=16"])
     with pytest.raises(ConfigError, match=r"set train\.adapter=lora"):
         Run(config).load()
-
-
-def test_throughput(ours: Student, backend: tuple[str, Student]) -> None:
-    """Printed, never asserted."""
-    name, student = backend
-    requests = [GenerateRequest(p, n=1, max_new_tokens=48, seed=i) for i, p in enumerate(prompts(ours, 32))]
-    rates = []
-    for engine in (ours.engine, student.engine):
-        best = 0.0
-        for _ in range(3):
-            engine.forget()
-            began = time.perf_counter()
-            tokens = sum(len(one.token_ids) for [one] in generate(engine, *requests))
-            best = max(best, tokens / (time.perf_counter() - began))
-        rates.append(round(best))
-    note(name, "32 samples: tokens/s", *rates, None)
