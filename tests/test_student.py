@@ -24,7 +24,15 @@ def test_it_was_trained_on_the_demonstrations_that_the_configuration_names():
     config = load_config()
     tasks = load_tasks("embedded", "train", config.train.demonstrations)
     rows = sft_rows(tasks, load_student(config, "embedded"))
-    digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+    # As version 0.5 wrote them down.
+    old = [
+        {
+            "input_ids": [*row.prompt_ids, *row.completion_ids],
+            "weights": [0.1] * len(row.prompt_ids) + [1.0] * len(row.completion_ids),
+        }
+        for row in rows
+    ]
+    digest = hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
     assert digest == MANIFEST["data_sha256"]
     assert MANIFEST["rows"] == len(rows)
     assert MANIFEST["levels"] == list(DEFAULT_LEVELS)
