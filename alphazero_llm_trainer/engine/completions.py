@@ -170,8 +170,8 @@ class CompletionEngine(ABC):
         """Raises EngineError for a head; see `values`."""
         if weight is not None:
             raise EngineError(
-                f"engine.backend {self.facts['backend']} has no value head: set engine.backend=inprocess, or train a"
-                " value network (train.value.kind=network)"
+                f"engine.backend {self.facts['backend']} has no value head: a critic has an engine of its own,"
+                " or set engine.backend=inprocess"
             )
 
     def rest(self) -> None:  # noqa: B027 - a server has nothing to give back

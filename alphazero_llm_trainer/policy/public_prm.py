@@ -168,7 +168,7 @@ def load_public(folder: Path, name: str, config: Config) -> CausalPrm | Classifi
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(
             f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the folder and"
-            " train.prm.format"
+            " train.critic.format"
         ) from error
     engine = InProcessEngine(
         model.to(device).eval(), eos_id=tokenizer.eos_token_id, step_ends=StepEnds(frozenset()), settings=config.engine
