@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -427,70 +424,31 @@ def test_gated_and_unreachable_models_say_what_to_do(monkeypatch: pytest.MonkeyP
 
 
 class Hub:
-    """A hub on the loopback that keeps what is uploaded: the few calls that a small upload makes."""
+    """FAKE hub: what `HfApi` is asked to make and to upload."""
 
     def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
         self.made: list[dict[str, Any]] = []
-        hub = self
+        self.files: dict[str, bytes] = {}
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                assert self.headers["Authorization"] == "Bearer hf_test"
-                if self.path == "/api/repos/create":
-                    hub.made.append(json.loads(body))
-                    return self.answer({"url": f"http://127.0.0.1:{hub.port}/me/student", "id": "me/student"})
-                if "/preupload/" in self.path:
-                    asked = json.loads(body)["files"]
-                    return self.answer(
-                        {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]}
-                    )
-                if "/commit/" in self.path:
-                    for line in map(json.loads, body.splitlines()):
-                        if line["key"] == "file":
-                            hub.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                    return self.answer(
-                        {
-                            "commitUrl": f"http://127.0.0.1:{hub.port}/me/student/commit/0",
-                            "commitOid": "0" * 40,
-                            "hookOutput": "",
-                        }
-                    )
-                return self.answer({}, 404)
+    def create_repo(self, repository: str, **given: Any) -> str:
+        self.made.append({"repository": repository, **given})
+        return f"https://hub/{repository}"
 
-            def do_GET(self) -> None:
-                self.answer({"id": "me/student", "sha": "0" * 40, "siblings": [], "private": True, "name": "me"})
-
-            def answer(self, value: dict[str, Any], status: int = 200) -> None:
-                found = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(found)))
-                self.end_headers()
-                self.wfile.write(found)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    def upload_folder(self, folder_path: Path, path_in_repo: str | None, **_: Any) -> None:
+        for file in folder_path.iterdir():
+            self.files[str(Path(path_in_repo or "") / file.name)] = file.read_bytes()
 
 
 def test_merge_writes_a_plain_folder_and_uploads_it(
     whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub, out = Hub(), tmp_path / "merged"
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{hub.port}")
+    monkeypatch.setattr("alphazero_llm_trainer.training.hub.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
-    try:
-        given = ["--adapter", str(whole_run / "adapter"), "--out", str(out), "--push-to-hub", "me/student"]
-        assert main(["merge", "--student", "embedded", *given]) == 0, "the adapter knows that its base has 4 bits"
-    finally:
-        hub.server.shutdown()
+    given = ["--adapter", str(whole_run / "adapter"), "--out", str(out), "--push-to-hub", "me/student"]
+    assert main(["merge", "--student", "embedded", *given]) == 0, "the adapter knows that its base has 4 bits"
     assert "uploaded to" in capsys.readouterr().out
-    assert hub.made[0]["name"] == "student" and hub.made[0]["visibility"] == "private"
+    assert hub.made == [{"repository": "me/student", "private": True, "exist_ok": True}]
     weights = (out / "model.safetensors").read_bytes()
     assert hub.files["model.safetensors"] == weights == (whole_run / "student" / "model.safetensors").read_bytes()
     assert "quantization_config" not in json.loads(hub.files["config.json"])
