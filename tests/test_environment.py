@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
+import httpx
 import pytest
 import torch
 import verifiers.v1 as vf
@@ -468,59 +468,30 @@ def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) ->
     assert tree["source"][tree["text"].index("2 + 2 = 4\n")] == "teacher:t"
 
 
-# -- the loopback server --------------------------------------------------------------------------------------------
-
-QUESTION = {"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have?"}
+# -- the embedded model ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        ({"model": EMBEDDED_MODEL}, 400, "messages"),
-        ({"model": EMBEDDED_MODEL, "messages": []}, 400, "messages"),
-        ({"model": "other", "messages": [QUESTION]}, 404, "there is no model 'other'"),
-        ({"model": EMBEDDED_MODEL, "messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
-        ({"model": EMBEDDED_MODEL, "messages": [QUESTION], "stop": ["END"]}, 400, "only the line end"),
-        ({"model": EMBEDDED_MODEL, "messages": [QUESTION], "stream": True}, 400, "stream"),
-        ({"model": EMBEDDED_MODEL, "messages": [QUESTION], "n": 0}, 400, "n is 0"),
-        ({"model": EMBEDDED_MODEL, "messages": [{"role": "user", "content": "1 " * 4000}]}, 400, "prompt"),
-        ("not json", 400, "JSON"),
-    ],
-)
-def test_bad_requests_get_openai_errors(body: Any, status: int, message: str) -> None:
-    got_status, got = asyncio.run(ask(body))
-    assert got_status == status
-    assert message.lower() in got["error"]["message"].lower()
-    assert got["error"]["type"] == "invalid_request_error"
-
-
-async def ask(body: Any) -> tuple[int, dict[str, Any]]:
-    loopback = Loopback(frozen_student())
-    await loopback.start()
-    try:
-        kwargs = {"data": body} if isinstance(body, str) else {"json": body}
-        async with aiohttp.ClientSession() as session:
-            async with session.get(f"{loopback.url}/models") as response:
-                assert [model["id"] for model in (await response.json())["data"]] == [EMBEDDED_MODEL]
-            async with session.post(f"{loopback.url}/chat/completions", **kwargs) as response:
-                return response.status, await response.json()
-    finally:
+def test_the_embedded_model_is_served_by_the_app_of_serve() -> None:
+    async def main() -> None:
+        loopback = Loopback(frozen_student())
+        await loopback.start()
+        message = {"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have?"}
+        body = {
+            "model": EMBEDDED_MODEL,
+            "messages": [message],
+            "stop": "\n",
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        async with httpx.AsyncClient(base_url=loopback.url) as http:
+            answer = (await http.post("/chat/completions", json=body)).json()
         await loopback.close()
         await loopback.close()
+        [choice] = answer["choices"]
+        ids = choice["token_ids"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "\n")
+        # The engine stops at the line's end, which is the last token.
+        assert frozen_student().decode(ids) == choice["message"]["content"] + "\n"
+        assert answer["usage"]["completion_tokens"] == len(ids) == len(choice["token_logprobs"])
 
-
-def test_a_chat_answer_in_openais_shape() -> None:
-    content = [{"type": "text", "text": QUESTION["content"]}]
-    messages = [{"role": "system", "content": "ignored"}, {"role": "user", "content": content}]
-    body = {"model": EMBEDDED_MODEL, "messages": messages, "n": 2, "temperature": 0, "stop": "\n", "logprobs": True}
-    status, answer = asyncio.run(ask({**body, "max_tokens": 30}))
-    assert status == 200
-    first, second = answer["choices"]
-    assert first["message"] == second["message"] and "\n" not in first["message"]["content"]
-    assert (first["finish_reason"], first["stop_reason"]) == ("stop", "\n")
-    tokens = first["logprobs"]["content"]
-    assert "".join(token["token"] for token in tokens) == first["message"]["content"] + "\n"
-    assert answer["usage"]["completion_tokens"] == 2 * len(tokens)
-    assert answer["usage"]["prompt_tokens"] > 10
-    status, whole = asyncio.run(ask({**body, "stop": None, "n": 1}))
-    assert whole["choices"][0]["stop_reason"] is None and "####" in whole["choices"][0]["message"]["content"]
+    asyncio.run(main())

@@ -1,15 +1,13 @@
-"""What the server is made of, without one: the queue, text as it comes, traces, names, the guard, and watched engines."""
+"""What the server is made of, without one: text as it comes, traces, models, the door, watched engines, answers in time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
+import subprocess
+import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphazero_llm_trainer.cli.serve_run import STEPWISE, by_eval
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import ServeConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
@@ -28,24 +25,17 @@ from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
-from alphazero_llm_trainer.serve.answering import Answerer, in_time
-from alphazero_llm_trainer.serve.app import Answering, make_app
+from alphazero_llm_trainer.serve.answering import Answerer, Told, in_time
 from alphazero_llm_trainer.serve.conversation import Conversation
+from alphazero_llm_trainer.serve.door import Door, is_loopback
 from alphazero_llm_trainer.serve.failures import ApiError
-from alphazero_llm_trainer.serve.fair import FairQueue
-from alphazero_llm_trainer.serve.guard import Guard, is_loopback
-from alphazero_llm_trainer.serve.lag import Lag
-from alphazero_llm_trainer.serve.names import Method, Names
 from alphazero_llm_trainer.serve.outcomes import Outcome
-from alphazero_llm_trainer.serve.prometheus import Metrics
+from alphazero_llm_trainer.serve.requests import Method, Models, Wanted, chat_request
 from alphazero_llm_trainer.serve.server import listen, serve
-from alphazero_llm_trainer.serve.token_text import TextReader
-from alphazero_llm_trainer.serve.traces import KeptJournal, Trace, TraceStore
-from alphazero_llm_trainer.serve.wanted import Wanted, chat_request
+from alphazero_llm_trainer.serve.text import TextReader
+from alphazero_llm_trainer.serve.traces import Trace, Traces
 from alphazero_llm_trainer.serve.wire import usage
 from alphazero_llm_trainer.types import Cost, Step
-from alphazero_llm_trainer.viewer.traces import TraceLine, age, traces_page
 from tests.support import run, tiny_engine
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -92,373 +82,112 @@ def test_an_unfinished_character_is_told_at_the_end() -> None:
     assert len(reader.pieces) == 3
 
 
-def test_the_embedded_tokenizer_reads_token_by_token_as_at_once() -> None:
-    tokenizer, rng = build_tokenizer(), Random(0)
-
-    def decode(ids: Any) -> str:
-        return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    for _ in range(20):
-        ids = [rng.randrange(len(tokenizer)) for _ in range(40)]
-        reader = TextReader(decode)
-        for token in ids:
-            reader.feed([token])
-        assert reader.text == decode(ids)
+# -- traces, models and the door ---------------------------------------------------------------------------------------
 
 
-# -- the queue ---------------------------------------------------------------------------------------------------------
-
-
-def test_turns_go_round_the_clients() -> None:
-    async def main() -> list[str]:
-        queue, order = FairQueue(1, 20), []
-
-        async def ask(client: str) -> None:
-            async with queue.turn(client):
-                order.append(client)
-                await asyncio.sleep(0)
-
-        asking = [asyncio.ensure_future(ask(client)) for client in ("a",) * 6 + ("b",) * 2 + ("c",)]
-        await asyncio.gather(*asking)
-        assert (queue.live, queue.waiting) == (0, 0)
-        return order
-
-    # The first one has its place at once; then each client in turn.
-    assert "".join(run(main)) == "aabcabaaa"
-
-
-def test_a_full_line_refuses_the_greediest() -> None:
-    async def main() -> None:
-        queue = FairQueue(1, 3)
-        gate = asyncio.Event()
-
-        async def ask(client: str) -> str:
-            async with queue.turn(client):
-                await gate.wait()
-            return client
-
-        greedy = [asyncio.ensure_future(ask("a")) for _ in range(4)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError) as refused:
-            await ask("a")
-        assert refused.value.status == 429
-        assert int(refused.value.headers["Retry-After"]) >= 1
-        other = asyncio.ensure_future(ask("b"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert isinstance(greedy[3].exception(), ApiError)  # the newest of a's made room
-        gate.set()
-        assert await asyncio.gather(*greedy[:3], other) == ["a", "a", "a", "b"]
-        assert (queue.live, queue.waiting) == (0, 0)
-
-    run(main)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.booleans()), max_size=25), st.integers(1, 3))
-def test_no_place_is_ever_lost(script: list[tuple[str, int, bool]], places: int) -> None:
-    async def main() -> None:
-        queue, most = FairQueue(places, 5), 0
-
-        async def ask(client: str, turns: int) -> None:
-            nonlocal most
-            async with queue.turn(client):
-                most = max(most, queue.live)
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-
-        asking = []
-        for client, turns, cancel in script:
-            asking.append(asyncio.ensure_future(ask(client, turns)))
-            await asyncio.sleep(0)
-            if cancel:
-                asking[len(asking) // 2].cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-        assert (queue.live, queue.waiting) == (0, 0)
-        assert most <= places
-
-    run(main)
-
-
-def test_a_late_loop_brings_deadlines_forward() -> None:
-    async def main() -> None:
-        lag = Lag()
-        assert lag.early(1.0) == 0.0
-        for _ in range(4):
-            await asyncio.sleep(0.03)
-            time.sleep(0.12)  # somebody holds the loop up
-        assert 0.1 < lag.early(1.0) <= 0.5 and lag.early(0.1) == 0.05
-        high = lag.seconds
-        await asyncio.sleep(0.6)
-        assert lag.seconds < high / 2
-
-    run(main)
-
-
-# -- traces ------------------------------------------------------------------------------------------------------------
-
-
-def trace(name: str, nodes: int = 0) -> Trace:
+def trace(name: str, wanted: Wanted, nodes: int = 2) -> Trace:
     tree = Tree()
     for i in range(nodes):
         tree.attach(0, Step((i,), (-0.5,), f"step {i}\n"))
-    return Trace(name, "?", (1, 2), Outcome("text", "stop", 7, Cost(), "finished", tree=tree, node=nodes), "beam", 3)
+    return Trace(name, wanted, Outcome("text", "stop", 7, Cost(), "finished", tree=tree, node=nodes), 3)
 
 
-def test_traces_are_bounded_by_number_size_and_age() -> None:
-    now = [0.0]
-    store = TraceStore(3, 20 * trace("x").size, 10.0, clock=lambda: now[0])
+def test_the_newest_traces_are_kept_and_become_journal_lines_without_gold(student: Student, config: Config) -> None:
+    traces, one = Traces(3), wanted(student, config, "beam")
     for name in "abcd":
-        store.put(trace(name))
-    assert store.get("a") is None
-    assert store.get("b") is not None
-    store.put(trace("e"))
-    assert store.get("c") is None and store.get("b") is not None  # least recently used
-    store.put(trace("large", nodes=30))
-    assert store.get("large") is None and len(store) == 3
-    now[0] = 5.0
-    store.put(trace("wide", nodes=18))
-    assert len(store) == 1 and store.bytes <= store.size
-    for number in range(50):
-        store.put(trace(f"n{number}"))
-    # One that is asked for all the time is kept, and holds up no memory of the others.
-    store.put(trace("asked"))
-    for number in range(50, 100):
-        store.get("asked")
-        store.put(trace(f"n{number}"))
-    assert len(store) == len(store._ages) == 3 and store.get("asked") is not None
-    now[0] = 15.5
-    assert store.get("n99") is None
-    assert (len(store), store.bytes, len(store._ages)) == (0, 0, 0)
-
-
-def test_the_newest_traces_come_first_and_listing_them_keeps_none() -> None:
-    now = [0.0]
-    store = TraceStore(2, 20 * trace("x").size, 10.0, clock=lambda: now[0])
-    for seconds, name in enumerate("ab"):
-        now[0] = float(seconds)
-        store.put(trace(name))
-    now[0] = 3.0
-    store.get("a")
-    assert [(kept.name, age) for kept, age in store.newest()] == [("b", 2.0), ("a", 3.0)]
-    store.put(trace("c"))  # in place of b, which was used less recently than a
-    assert [kept.name for kept, _ in store.newest()] == ["c", "a"]
-    now[0] = 11.5
-    assert [kept.name for kept, _ in store.newest()] == ["c"]
-
-
-def test_a_page_of_traces_escapes_what_it_lists() -> None:
-    hostile = '"><script>alert(1)</script>\ud83d'
-    page = traces_page([TraceLine(hostile, hostile, hostile, hostile, 12_345, 7300.0)], hostile)
-    assert "<script" not in page and "&lt;script&gt;" in page and "12,345" in page and "2 h" in page
-    assert 'href="/traces/%22%3E%3Cscript' in page
-    page.encode()
-    assert [age(seconds) for seconds in (-1.0, 0.4, 59, 61, 3600, 200_000)] == [
-        "0 s",
-        "0 s",
-        "59 s",
-        "1 min",
-        "1 h",
-        "2 d",
-    ]
-
-
-def test_a_trace_as_a_record_is_a_journal_line_without_gold() -> None:
-    record = trace("tr-1", nodes=2).record()
+        traces.put(trace(name, one))
+    assert traces.get("a") is None and traces.get("b") is not None and len(traces.kept) == 3
+    record = trace("tr-1", one).record()
     assert {"key", "problem", "ended_by", "policy_version", "prompt_ids", "cost", "tree"} <= record.keys()
     assert record["split"] == "served" and record["served"]["node"] == 2
     assert Tree.from_dict(json.loads(json.dumps(record))["tree"]).text == ["", "step 0\n", "step 1\n"]
 
 
-# -- names and the guard -----------------------------------------------------------------------------------------------
-
-
-def test_names_say_how_an_answer_is_found() -> None:
-    names = Names("mcts", ("beam",), 64)
-    assert names.method("student", None) == Method("mcts")
-    assert names.method("student@sample", None) == Method("sample")
-    assert names.method("student@best-of-64", None) == Method("best-of", 64)
-    assert names.method("student", "majority-3") == Method("majority", 3)
-    assert names.method("student@beam", "beam") == Method("beam")
-    wrong = [
-        "gpt",
-        "student@",
-        "student@best-of-65",
-        "student@best-of-0",
-        "student@best-of-08",
-        "student@best-of-",
-        "student@best-of-٣",
+def test_a_full_disk_costs_the_kept_trees_and_no_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, student: Student, config: Config
+) -> None:
+    traces = Traces(2, tmp_path)
+    assert traces.journal is not None
+    traces.journal._file = open("/dev/full", "ab")  # noqa: SIM115
+    for name in ("a", "b"):
+        traces.put(trace(name, wanted(student, config, "beam")))
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
+        "served trees can't be kept any more"
     ]
-    for model in [*wrong, "student@Mcts", "student@beam-3", "student@@mcts"]:
+    assert traces.get("b") is not None
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--keep-traces is"):
+        Traces(2, tmp_path / "file" / "folder")
+
+
+def test_models_say_how_an_answer_is_found() -> None:
+    models = Models("student", "mcts")
+    assert models.of("student") == Method("mcts", "mcts")
+    assert models.of("student@sample") == Method("sample", "sample")
+    assert models.of("student@best-of-64") == Method("best-of-64", "best-of-n", 64)
+    assert models.of("student", "majority-3") == Method("majority-3", "majority", 3)
+    assert models.of("student@beam", "beam") == Method("beam", "beam")
+    counted = [f"student@best-of-{number}" for number in ("65", "0", "08", "", "٣")]
+    for model in ["gpt", "student@", *counted, "student@Mcts", "student@beam-3", "student@@mcts"]:
         with pytest.raises(ApiError) as refused:
-            names.method(model, None)
+            models.of(model)
         assert (refused.value.status, refused.value.body["error"]["code"]) == (404, "model_not_found")
     with pytest.raises(ApiError, match="name one of them"):
-        names.method("student@mcts", "beam")
+        models.of("student@mcts", "beam")
     with pytest.raises(ConfigError, match="--search is 'magic'"):
-        Names("magic", (), 64)
-    assert all(names.method(model, None) for model in names.models())
-    assert "student@best-of-8" not in Names("mcts", (), 64, judged=False).models()
+        Models("student", "magic")
+    assert all(models.of(model) for model in models.listed())
+    assert Models("s", judged=False).listed() == ["s", "s@sample", "s@mcts", "s@majority-8"]
 
 
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("[::1]", True), ("0.0.0.0", False), ("evil.com", False),
-     ("127.0.0.1.evil.com", False), ("", False)],
-)  # fmt: skip
-def test_which_hosts_are_this_machine(host: str, loopback: bool) -> None:
-    assert is_loopback(host) == loopback
-
-
-def test_the_guards_questions() -> None:
+def test_who_passes_the_door() -> None:
     def status(path: str = "/v1/models", keys: tuple[str, ...] = (), **headers: str) -> int:
-        guard = Guard(None, None, keys, True, 100)  # type: ignore[arg-type]
+        door = Door(None, keys, True, 100)
         try:
-            guard.check(path, {"host": "127.0.0.1:8000"} | {k.replace("_", "-"): v for k, v in headers.items()})
+            door.check(path, {"host": "127.0.0.1:8000"} | {k.replace("_", "-"): v for k, v in headers.items()})
         except ApiError as error:
             return error.status
         return 200
 
     assert status() == 200
-    assert status(host="[::1]:8000") == status(host="localhost") == status(host="LocalHost:8000") == 200
-    assert status(host="LocalHost:8000", origin="http://localhost:8000") == 200
-    assert status(host="evil.com:8000") == status(host="") == 421
+    assert status(host="[::1]:8000") == status(host="[::1]") == status(host="LocalHost:8000") == 200
+    assert status(host="evil.com:8000") == status(host="127.0.0.1.evil.com") == status(host="") == 421
     assert status(origin="http://127.0.0.1:8000") == 200
     assert status(origin="http://127.0.0.1:9000") == status(origin="null") == 403
     assert status(content_length="101") == 413
     keys = ("one", "two")
     assert status(keys=keys) == status(keys=keys, authorization="Bearer on") == 401
     assert status(keys=keys, authorization="Bearer two") == status("/health", keys) == 200
-    assert status(keys=keys, authorization="Basic Om9uZQ==") == 401  # ":one", which pages alone take
-    assert status("/traces/tr-1", keys, authorization="Basic Om9uZQ==") == 200
-    assert status("/", keys) == status("/", keys, authorization="Basic Om9uZ===") == 401
-    assert status("/", keys, authorization="Basic Om9uZQ==") == status("/", keys, authorization="Bearer two") == 200
-
-
-def test_a_client_is_its_address_and_key_however_it_spells_that() -> None:
-    def client(keys: tuple[str, ...], loopback: bool, authorization: str, address: str = "10.0.0.1") -> str:
-        guard = Guard(None, None, keys, loopback, 100)  # type: ignore[arg-type]
-        return guard.client_of({"client": (address, 1)}, {"authorization": authorization})
-
-    assert client(("one",), False, "Bearer one") == client(("one",), False, "bearer   one ")
-    assert client(("one", "two"), False, "Bearer one") != client(("one", "two"), False, "Bearer two")
-    assert client(("one",), False, "Bearer one") != client(("one",), False, "Bearer one", "10.0.0.2")
-    # Without keys another machine is one client, whatever it makes up; programs of this one may tell themselves apart.
-    assert client((), False, "Bearer a") == client((), False, "Bearer b")
-    assert client((), True, "Bearer a") != client((), True, "Bearer b")
+    assert status(keys=keys, authorization="Basic Om9uZQ==") == 200  # ":one"
+    assert status(keys=keys, authorization="Basic Om9uZ===") == 401
+    assert is_loopback("::1") and not is_loopback("0.0.0.0")
 
 
 def test_a_port_that_was_taken_while_the_student_loaded_is_one_sentence() -> None:
     with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()
         with pytest.raises(ConfigError, match="can't be listened on"):
-            serve(None, second, None, ServeConfig(), lambda: None)
+            serve(None, second, tiny_engine(), ServeConfig(), lambda: None)
 
 
-def test_a_full_disk_costs_the_kept_trees_and_no_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = KeptJournal(tmp_path)
-    kept._journal._file = open("/dev/full", "ab")  # noqa: SIM115
-    for name in ("a", "b"):
-        kept.append(trace(name).record())
-    kept.close()
-    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
-        "served trees can't be kept any more"
-    ]
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="--keep-traces is"):
-        KeptJournal(tmp_path / "file" / "folder")
+BUDGET = """
+import resource
+from alphazero_llm_trainer.serve.server import budget
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+print(budget(200), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
 
 
-class Broken:
-    """A service whose answers fail with an error of their own, after `chunks` events; with `wait` they never end."""
-
-    def __init__(self, error: Exception, chunks: int) -> None:
-        self.error, self.chunks, self.wait = error, chunks, False
-        self.settings, self.closed = ServeConfig(), lambda: None
-        queue = FairQueue(1, 1)
-        self.metrics = Metrics(queue, TraceStore(1, 1, 1.0), Lag(), None)
-
-    async def __call__(self, wanted: Any, client: str, arrived: float, emit: Any) -> Any:
-        for _ in range(self.chunks):
-            emit({"choices": []})
-        if self.wait:
-            await asyncio.Event().wait()
-        raise self.error
-
-
-@pytest.mark.parametrize("error", [ValueError("secret"), OSError("secret")])
-@pytest.mark.parametrize(("stream", "chunks"), [(False, 0), (True, 0), (True, 2)])
-def test_a_failure_of_the_server_is_told_and_counted_as_one(error: Exception, stream: bool, chunks: int) -> None:
-    service: Any = Broken(error, chunks)
-    one: Any = SimpleNamespace(stream=stream, model="student")
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def main() -> None:
-        answer = Answering(service, one, "me", asyncio.get_running_loop().time())
-        await answer({"type": "http"}, asyncio.Event().wait, send)  # type: ignore[arg-type]
-
-    with pytest.raises(type(error), match="secret"):
-        run(main)
-    said = b"".join(message.get("body", b"") for message in sent).decode()
-    assert "secret" not in said and ("internal_error" in said) == bool(chunks)
-    text = service.metrics.text().decode()
-    assert 'alphazero_requests_total{model="student",status="500"} 1.0' in text
-    assert "alphazero_clients_gone_total 0.0" in text
-
-
-@pytest.mark.parametrize(("chunks", "words"), [(0, b"shutting_down"), (2, b"data: [DONE]")])
-def test_a_request_that_the_ending_server_cancels_is_told_so(chunks: int, words: bytes) -> None:
-    service: Any = Broken(ValueError(), chunks)
-    service.wait = True
-    one: Any = SimpleNamespace(stream=True, model="student")
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def main() -> None:
-        answer = Answering(service, one, "me", asyncio.get_running_loop().time())
-        task = asyncio.ensure_future(answer({"type": "http"}, asyncio.Event().wait, send))  # type: ignore[arg-type]
-        await asyncio.sleep(0.05)
-        task.cancel()
-        await task
-
-    run(main)
-    assert sent[0]["status"] == (200 if chunks else 503) and not sent[-1].get("more_body")
-    assert b"shutting_down" in sent[-1]["body"] and words in sent[-1]["body"]
-    assert 'status="503"} 1.0' in service.metrics.text().decode()
-
-
-@pytest.mark.parametrize(("gone", "status"), [(True, "499"), (False, "408")])
-def test_a_body_that_never_comes_whole_is_waited_for_no_longer(
-    monkeypatch: pytest.MonkeyPatch, gone: bool, status: str
-) -> None:
-    monkeypatch.setattr("alphazero_llm_trainer.serve.app.BODY_SECONDS", 0.05)
-    service: Any = Broken(ValueError(), 0)
-    service.settings = ServeConfig()
-    app = make_app(service, (), True)
-    path = "/v1/chat/completions"
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
-             "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 9), "http_version": "1.1"}  # fmt: skip
-    messages: list[Any] = [{"type": "http.request", "body": b"{", "more_body": True}]
-    messages += [{"type": "http.disconnect"}] if gone else []
-    sent: list[Any] = []
-
-    async def main() -> None:
-        async def receive() -> Any:
-            return messages.pop(0) if messages else await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        await app(scope, receive, send)
-
-    run(main)
-    assert sent[0]["status"] == int(status)
-    assert f'alphazero_requests_total{{model="none",status="{status}"}} 1.0' in service.metrics.text().decode()
+@pytest.mark.parametrize(("soft", "hard", "most"), [(100, 1000, 200), (150, 150, 86), (70, 70, None)])
+def test_the_budget_of_descriptors(soft: int, hard: int, most: int | None) -> None:
+    """The soft limit is raised as far as it may be; what is left is what clients may have."""
+    code = BUDGET.format(soft=soft, hard=hard)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if most is None:
+        assert done.returncode == 1 and "raise ulimit -n" in done.stderr
+        return
+    found, limit = map(int, done.stdout.split())
+    assert 50 <= found <= most and found + 64 <= limit <= hard
 
 
 # -- a watched engine --------------------------------------------------------------------------------------------------
@@ -493,9 +222,9 @@ def test_a_watched_call_that_is_cancelled_leaves_nothing() -> None:
         await woken.wait()
         drawing.cancel()
         await asyncio.gather(drawing, return_exceptions=True)
-        drawn = len(watch.samples[0].tokens)
-        await asyncio.sleep(0.05)
-        assert drawn == len(watch.samples[0].tokens) >= 1
+        while engine.queue:  # its row goes with the engine's next step
+            await asyncio.sleep(0)
+        assert len(watch.samples[0].tokens) >= 1
         assert not engine.queue and not engine._wakes
 
     run(main)
@@ -519,25 +248,12 @@ def student(config: Config) -> Student:
 def wanted(student: Student, config: Config, method: str, before: str = "", **more: Any) -> Wanted:
     messages = [{"role": "user", "content": before}, {"role": "assistant", "content": "#### 1"}] if before else []
     body = {"model": f"student@{method}", "messages": [*messages, {"role": "user", "content": QUESTION}], **more}
-    names = Names("sample", STEPWISE, 64)
-    return chat_request(
-        json.dumps(body).encode(), student, student.engine.capabilities.max_context, names, config.serve
-    )
+    context = student.engine.capabilities.max_context
+    return chat_request(json.dumps(body).encode(), student, context, Models("student"), config.serve)
 
 
-@pytest.mark.parametrize("name", ["n", "max_tokens", "budget_tokens", "simulations", "deadline_ms"])
-def test_an_endless_number_is_not_repeated(student: Student, config: Config, name: str) -> None:
-    with pytest.raises(ApiError, match=f"{name} is 1000.*: at most") as refused:
-        wanted(student, config, "mcts", **{name: 10**4000})
-    assert len(str(refused.value)) < 150
-
-
-def test_a_temperature_is_0_or_large_enough_to_draw(student: Student, config: Config) -> None:
-    for fine in (0, 0.01, 2, None):
-        assert wanted(student, config, "sample", temperature=fine).temperature == fine
-    with pytest.raises(ApiError) as refused:
-        wanted(student, config, "sample", temperature=1e-39)
-    assert str(refused.value) == "temperature is 1e-39: give 0 for the likeliest tokens, or at least 0.01"
+async def answered(answerer: Answerer, one: Wanted, due: float | None = None) -> Outcome:
+    return await answerer(one, one.seed, due, Told(), "p")
 
 
 def prm_over(engine: InProcessEngine) -> CriticVerifier:
@@ -553,12 +269,11 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
         student.model, eos_id=student.engine.eos_id, step_ends=student.engine.step_ends, settings=config.engine
     )
     prm = prm_over(engine)
-    stepwise = {name: partial(by_eval, name) for name in STEPWISE}
-    answerer = Answerer(student, config, prm, None, stepwise)
+    answerer = Answerer(student, config, prm)
 
     async def ask(before: str) -> Outcome:
         one = wanted(student, config, method, before, seed=3, temperature=1.0)
-        return await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, f"p{len(before)}")
+        return await answerer(one, one.seed, None, Told(), f"p{len(before)}")
 
     async def main() -> None:
         # The same last question, after different chats, at the same time.
@@ -567,7 +282,7 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
         for chat, outcome in zip(chats, together, strict=True):
             alone = await asyncio.ensure_future(ask(chat))
             assert (alone.text, alone.cost.sampled_tokens) == (outcome.text, outcome.cost.sampled_tokens)
-            prompt = wanted(student, config, method, chat).prompts[0].token_ids
+            prompt = wanted(student, config, method, chat).prompt
             # Such a network reads the prompt once and each judged token once.
             assert outcome.cost.scored_tokens > len(prompt)
             tree = outcome.tree
@@ -582,14 +297,14 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
 
 
 def test_a_request_is_charged_with_what_it_takes(student: Student, config: Config) -> None:
-    answerer = Answerer(student, config, Calculator(), None, {name: partial(by_eval, name) for name in STEPWISE})
+    answerer = Answerer(student, config, Calculator())
 
     async def main() -> None:
         for method in ("sample", "majority-6", "mcts", "beam", "step-rejection"):
             before = student.engine.cost.sampled_tokens
             more = {} if method == "sample" else {"budget_tokens": 300}
             one = wanted(student, config, method, seed=5, temperature=2.0, **more)
-            outcome = await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, "p")
+            outcome = await answered(answerer, one)
             assert outcome.cost.sampled_tokens == student.engine.cost.sampled_tokens - before > 0
             if method != "sample":
                 assert outcome.cost.sampled_tokens <= 300
@@ -620,7 +335,7 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
             drawn, read = student.engine.cost.sampled_tokens, engine.stats.computed_tokens
             more = {"simulations": 60} if method == "mcts" else {}
             one = wanted(student, config, method, seed=5, temperature=1.0, budget_tokens=budget, **more)
-            outcome = await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, "p")
+            outcome = await answered(answerer, one)
             sampled, scored = outcome.cost.sampled_tokens, outcome.cost.scored_tokens
             assert sampled == student.engine.cost.sampled_tokens - drawn
             assert sampled + scored <= budget
@@ -636,17 +351,14 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
     run(main)
 
 
-def test_without_a_verifier_the_search_votes_and_says_what_needs_one(student: Student, config: Config) -> None:
+def test_without_a_verifier_the_search_votes(student: Student, config: Config) -> None:
     answerer = Answerer(student, config)
 
     async def main() -> None:
         one = wanted(student, config, "mcts", seed=5, simulations=6)
-        outcome = await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, "p")
+        outcome = await answered(answerer, one)
         assert outcome.simulations >= 6 and outcome.tree is not None and "vote" in (outcome.why or "")
         assert {value is None for value in outcome.tree.hre} == {True}
-        one = wanted(student, config, "best-of-4")
-        with pytest.raises(ApiError, match="needs a verifier"):
-            await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, "p")
 
     run(main)
 
@@ -656,14 +368,14 @@ def test_without_a_verifier_the_search_votes_and_says_what_needs_one(student: St
 def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind(
     student: Student, config: Config, milliseconds: int, method: str
 ) -> None:
-    answerer = Answerer(student, config, Calculator(), None, {name: partial(by_eval, name) for name in STEPWISE})
+    answerer = Answerer(student, config, Calculator())
 
     async def main() -> None:
         student.engine.tree.clear()
         loop = asyncio.get_running_loop()
         one = wanted(student, config, method, seed=milliseconds, temperature=2.0)
         due = loop.time() + milliseconds / 1000
-        outcome = await answerer(one, one.prompts[0], 0, one.seed, due, lambda told: None, "p")
+        outcome = await answered(answerer, one, due)
         assert outcome.finish in ("stop", "length")
         if outcome.deadline_hit:
             assert outcome.ended_by == "deadline"
@@ -682,7 +394,7 @@ def test_an_answer_that_is_due_waits_for_no_cancellation(student: Student, confi
 
     async def main() -> None:
         one = wanted(student, config, "beam", temperature=2.0)
-        conversation, ended = Conversation(student, one.prompts[0].token_ids), asyncio.Event()
+        conversation, ended = Conversation(student, one.prompt), asyncio.Event()
 
         async def slow_to_end() -> None:
             try:
@@ -703,12 +415,6 @@ def test_an_answer_that_is_due_waits_for_no_cancellation(student: Student, confi
     run(main)
 
 
-def test_the_shipped_bounds_are_sound() -> None:
-    serve = load_config().serve
-    assert serve.budget_tokens <= serve.max_budget_tokens
-    assert serve.deadline_seconds is None or serve.deadline_seconds <= serve.max_deadline_seconds
-
-
 def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: Config) -> None:
     """Chat models have several end tokens; here a line end is made one."""
     newline = student.encode("\n")[-1]
@@ -720,11 +426,11 @@ def test_every_end_token_ends_a_sample_and_is_no_text(student: Student, config: 
         settings=config.engine,
     )
     several = replace(student, engine=engine)
-    answerer = Answerer(several, config, None, None, {})
+    answerer = Answerer(several, config)
 
     async def main() -> None:
         one = wanted(student, config, "sample", seed=1, temperature=0.0, logprobs=True, top_logprobs=1)
-        outcome = await answerer(one, one.prompts[0], 0, one.seed, None, lambda told: None, "p")
+        outcome = await answered(answerer, one)
         assert outcome.finish == "stop" and "\n" not in outcome.text and outcome.text
         assert outcome.tokens is not None
         assert "".join(token.text for token in outcome.tokens) == outcome.text

@@ -161,7 +161,7 @@ def test_no_script_of_the_page_makes_markup_out_of_text() -> None:
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script), (
             name
         )
-    assert {path.name for path in ASSETS.iterdir()} == {*page_module.SCRIPTS, "page.html", "page.css", "traces.html"}
+    assert {path.name for path in ASSETS.iterdir()} == {*page_module.SCRIPTS, "page.html", "page.css"}
 
 
 def test_a_page_holds_the_trees_own_numbers() -> None:

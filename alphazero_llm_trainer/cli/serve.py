@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress
-from .base import add_config_arguments, add_model, add_source, check_critics, check_out, resolve, tell_loading
+from .base import (
+    EXIT_STOPPED,
+    add_config_arguments,
+    add_model,
+    add_source,
+    check_critics,
+    check_out,
+    resolve,
+    tell_loading,
+)
+
+if TYPE_CHECKING:
+    from ..serve.answering import Answerer
+    from ..serve.requests import Models
 
 KEY_VARIABLE = "ALPHAZERO_API_KEY"
 EPILOG = f"""\
@@ -21,8 +36,7 @@ The same by extra_body of the openai client: method, and budget_tokens, simulati
     curl http://127.0.0.1:8000/v1/chat/completions -d '{{"model": "student@mcts", "messages":
       [{{"role": "user", "content": "..."}}], "deadline_ms": 2000}}'
 
-/v1/traces/ID is the tree of an answer (alphazero.trace_id), /traces/ID a page with it, and / lists them all;
-/metrics is for Prometheus.
+/v1/traces/ID is the tree of an answer (alphazero.trace_id), /traces/ID a page with it; /metrics is for Prometheus.
 Set {KEY_VARIABLE} to ask clients for a key (several: separated by commas). Bounds: serve.* of config/training.yaml."""
 
 
@@ -52,7 +66,7 @@ def add_serve(commands: Any) -> None:
 
 def run_serve(args: argparse.Namespace, config: Config) -> int:
     """Serve until a signal comes. 0 after SIGTERM, 130 after Ctrl-C."""
-    from ..serve.guard import is_loopback
+    from ..serve.door import is_loopback
     from ..serve.server import listen
 
     keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
@@ -67,6 +81,75 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
         tell_loading(args, progress)
-        from .serve_run import run
+        return serve_at(bound, args, config, keys, progress)
 
-        return run(args, config, keys, bound, progress)
+
+def serve_at(
+    bound: socket.socket, args: argparse.Namespace, config: Config, keys: Sequence[str], progress: Progress
+) -> int:
+    """Load, and serve at the socket `bound`."""
+    from ..policy.adapters import fingerprint
+    from ..serve.app import make_app
+    from ..serve.door import is_loopback
+    from ..serve.server import serve
+    from ..serve.service import Service
+    from ..serve.traces import Traces
+
+    models, answerer = loaded(args, config)
+    student = answerer.student
+    traces = Traces(config.serve.traces, args.keep_traces)
+    service = Service(answerer, models, config.serve, fingerprint(student.model), traces)
+    port = bound.getsockname()[1]
+    shown = f"[{args.host}]" if ":" in args.host else args.host
+
+    def ready() -> None:
+        progress.stop()
+        print(f"student {student.title} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
+
+    app = make_app(service, keys, is_loopback(args.host))
+    return EXIT_STOPPED if serve(app, bound, student.engine, config.serve, ready) else 0
+
+
+def loaded(args: argparse.Namespace, config: Config) -> tuple[Models, Answerer]:
+    """The models that are offered, and who answers: the student with its verifier or its value."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ..engine.inprocess import InProcessEngine
+    from ..eval.verifiers import load_verifier
+    from ..policy.critic import load_value
+    from ..policy.student import load_student
+    from ..problems.load import opening
+    from ..serve.answering import Answerer
+    from ..serve.requests import Models
+
+    named = verifier_of(args)
+    judged = named != "none"
+    models = Models("student", args.search, judged)
+    guided = args.value or config.search.value
+    student = load_student(config, path=args.path, opening=opening(config), inference=(args.prm or guided) is None)
+    if isinstance(student.engine, InProcessEngine):
+        student.engine.worker = ThreadPoolExecutor(1, "forward")
+    if judged:
+        return models, Answerer(student, config, load_verifier(named, student, config, args.prm, args.value))
+    if guided is None:
+        return models, Answerer(student, config)
+    value = load_value(Path(guided), student, config)
+    if args.value is not None:
+        search = config.search.model_copy(update={"rollout": "none", "select": "puct"})
+        config = config.model_copy(update={"search": search})
+    return models, Answerer(student, config, value=value)
+
+
+def verifier_of(args: argparse.Namespace) -> str:
+    """The verifier that is named, else the calculator with the network that is. Raises ConfigError for one that can't be."""
+    from ..eval.verifiers import check_name
+
+    networks = [name for name in ("prm", "value") if getattr(args, name) is not None]
+    named = "+".join(["calculator", *networks[:1]]) if args.verifier is None else args.verifier
+    check_name(named, args.prm, args.value)
+    for network in networks:
+        if network not in named.split("+") and not (network == "value" and named == "none"):
+            raise ConfigError(
+                f"--{network} is given and --verifier is {named!r}, which doesn't ask it: name it there or leave it out"
+            )
+    return named

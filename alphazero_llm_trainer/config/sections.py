@@ -267,19 +267,11 @@ class ServeConfig(Section):
     queue: NonNegative
     connections: Annotated[int, Field(ge=8)]
     budget_tokens: Positive
-    deadline_seconds: PositiveFloat | None
     max_budget_tokens: Positive
-    max_simulations: Positive
-    max_samples: Positive
-    max_deadline_seconds: PositiveFloat
-    max_tokens: Positive
-    max_n: Positive
+    deadline_seconds: PositiveFloat | None
     max_body_bytes: Positive
     grace_seconds: PositiveFloat
-    progress_seconds: PositiveFloat
     traces: NonNegative
-    trace_bytes: NonNegative
-    trace_seconds: PositiveFloat
 
 
 class LoraConfig(Section):

@@ -115,7 +115,7 @@ class ChatSteps:
                 max_tokens=min(left, LINE_TOKENS),
                 stop=["\n"],
                 seed=derive_seed(seed, len(steps)) % 2**SEED_BITS,
-                **({"logprobs": True} if self.frozen is not None else {}),
+                **({"return_token_ids": True} if self.frozen is not None else {}),
             )
             cost.add(spent)
             left -= max(spent.sampled_tokens, 1)
@@ -145,10 +145,9 @@ class ChatSteps:
     def _step(self, text: str, ended: bool, choice: dict[str, Any]) -> Step:
         if self.frozen is None:
             return Step((), (), text)
-        token_ids = (*self.frozen.encode(text), *((self.frozen.eos_id,) if ended else ()))
-        reported = [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or []]
-        # Nothing is made up where text and tokens disagree (an adopted step, a blank line that was skipped).
-        return Step(token_ids, tuple(reported) if len(reported) == len(token_ids) else (), text)
+        if "token_ids" in choice:  # as they were sampled
+            return Step(tuple(choice["token_ids"]), tuple(choice["token_logprobs"]), text)
+        return Step((*self.frozen.encode(text), *((self.frozen.eos_id,) if ended else ())), (), text)
 
 
 def answers_itself(model: str) -> bool:

@@ -41,20 +41,21 @@ class FrozenStudent:
         """The text of token ids, special tokens left out."""
         return self.student.decode(token_ids)
 
-    async def perplexity_reward(self, problem: Problem, response: str) -> float:
-        """PRE of a response's text (docs/design.md, section 5), in [0, 1]: 0.5 for the student's own greedy answer.
+    async def perplexity_reward(self, problem: Problem, response: str, token_ids: Sequence[int] | None = None) -> float:
+        """PRE of a response (docs/design.md, section 5), in [0, 1]: 0.5 for the student's own greedy answer.
 
-        A response beyond the student's context is measured on the part that fits.
+        `token_ids` are the response's where the student sampled it itself; somebody else's text is tokenised. A response
+        beyond the student's context is measured on the part that fits.
 
         Raises:
             EngineError: the question itself doesn't fit into the student's context.
         """
-        text = response.strip()
-        token_ids = self.encode(text) if text else ()
-        if is_final(text.rpartition("\n")[2]):
-            token_ids = (*token_ids, self.eos_id)  # it ended there, and so does the baseline it is compared with
+        if token_ids is None:
+            token_ids = self.encode(response.strip()) if response.strip() else ()
+            if is_final(response.strip().rpartition("\n")[2]):
+                token_ids = (*token_ids, self.eos_id)  # it ended there, and so does the baseline it is compared with
         room = self.student.engine.capabilities.max_context - len(self.student.prompt_ids(problem.question))
-        reward, _ = await self.perplexity(problem, [Step(token_ids[: max(room, 0)], (), text)])
+        reward, _ = await self.perplexity(problem, [Step(tuple(token_ids[: max(room, 0)]), (), response)])
         return reward
 
 

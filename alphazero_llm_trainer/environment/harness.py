@@ -87,7 +87,9 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             chat = ChatCalls(session, endpoint, secret, ctx.model)
             try:
                 if self.config.search == "none":
-                    await chat(messages, **self._sampling(ctx.model))
+                    choice, _ = await chat(messages, **self._sampling(ctx.model))
+                    if answers_itself(ctx.model):
+                        trace.info["token_ids"] = choice["token_ids"]  # what is scored, as it was sampled
                 else:
                     problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
                     trace.info["mcts"] = record(await self._search(chat, messages, problem))
@@ -97,9 +99,8 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
 
     def _sampling(self, model: str) -> dict[str, Any]:
         """Sampling parameters of a call without search."""
-        if self.config.temperature is not None:
-            return {"temperature": self.config.temperature}
-        return {"temperature": 0.0} if answers_itself(model) else {}
+        own: dict[str, Any] = {"temperature": 0.0, "return_token_ids": True} if answers_itself(model) else {}
+        return own if self.config.temperature is None else own | {"temperature": self.config.temperature}
 
     async def _search(self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
@@ -140,6 +141,7 @@ def record(result: SearchResult) -> dict[str, Any]:
         raise EngineError(f"search ended by {result.ended_by} with no finished response: raise its budgets")
     return {
         "response": choice.response,
+        "token_ids": list(result.tree.sequence(choice.node)[0]),
         "answer": choice.answer,
         "steps": [step.text.rstrip("\n") for step in result.tree.steps(choice.node)],
         "directions": [result.tree.direction[node] for node in result.tree.path(choice.node)],

@@ -125,7 +125,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         if not self.config.use_student_model:
             return {}
         problem = Problem(self.key, self.data.prompt_text, "vf-eval")
-        return await frozen_student().perplexity_reward(problem, response_text(trace))
+        return await frozen_student().perplexity_reward(problem, response_text(trace), response_ids(trace))
 
     @vf.metric
     async def custom_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
@@ -174,6 +174,11 @@ def response_text(trace: vf.Trace) -> str:
     """What is scored: search's chosen response, or the last reply (which under search is only its last leaf)."""
     chosen = trace.info.get("mcts")
     return trace.last_reply if chosen is None else chosen["response"]
+
+
+def response_ids(trace: vf.Trace) -> list[int] | None:
+    """The token ids of what is scored, where the embedded student sampled it; None elsewhere."""
+    return trace.info.get("mcts", trace.info).get("token_ids") or None
 
 
 class AlphaZeroTasksetConfig(vf.TasksetConfig):

@@ -9,18 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..answers import is_final
+from ..answers import extract, is_final
 from ..config.load import Config
-from ..engine.protocol import Drawn, Judgement, Limits, Verifier
+from ..engine.protocol import Drawn, Judgement, Limits, ValueFunction, Verifier
 from ..mcts.choose import Choice
 from ..mcts.driver import derive_seed
-from ..mcts.tree import Tree
+from ..mcts.tree import REJECTED, ROOT, Tree
 from ..mcts.verified import Judge
 from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
-from ..types import Cost, Problem, Step, ids_of
+from ..types import Cost, Problem, RewardParts, Step, ids_of
+from .verifiers import NoVerifier
 
 if TYPE_CHECKING:
+    from ..collect import Perplexity
     from ..policy.student import Student
 
 
@@ -79,10 +81,22 @@ class Chain:
 
 
 class MethodContext:
-    """What all methods draw from: the student's steps, the verifier, and the limits of a response."""
+    """What all methods draw from: the student's steps, the verifier, and the limits of a response.
 
-    def __init__(self, student: Student, verifier: Verifier, config: Config) -> None:
-        self.student, self.verifier, self.config = student, verifier, config
+    Without a verifier `mcts` searches by `value`, or by PRE (`perplexity`), or by votes; see `methods.answer_search`.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        verifier: Verifier | None,
+        config: Config,
+        perplexity: Perplexity | None = None,
+        value: ValueFunction | None = None,
+    ) -> None:
+        self.student, self.config, self.perplexity, self.value = student, config, perplexity, value
+        self.judged = verifier is not None
+        self.verifier: Verifier = NoVerifier() if verifier is None else verifier
         self.settings = config.search
         self.policy = EngineSteps(student, config.search.temperature)
         self._equals: frozenset[int] | None = None
@@ -105,7 +119,8 @@ class Attempt:
     (`search.verify.reserve`, at most half of the budget).
 
     `count` is a number of samples for the methods that draw whole responses, `simulations` one for `mcts`; None leaves
-    both to the budget. `mcts` grows `tree` and tells its `choice`.
+    both to the budget. What is drawn grows the `tree` where one is given; `choice` is the best of it so far, or what `mcts`
+    chose.
     """
 
     def __init__(
@@ -122,6 +137,7 @@ class Attempt:
         self.sampler, self.problem, self.seed, self.budget = sampler, problem, seed, budget
         self.count, self.simulations, self.tree = count, simulations, tree
         self.choice: Choice | None = None
+        self.leading: Chain | None = None  # the chain of `choice`
         self.settings, self.verify = sampler.settings, sampler.settings.verify
         self.prompt = sampler.policy.prompt_ids(problem)
         self.cost, self.draws = Cost(), 0
@@ -191,7 +207,7 @@ class Attempt:
         chain = chain_of((*steps, *found.steps), found.ended, found.cut)
         if chain.whole and not steps:
             self.shortest = chain.tokens if self.shortest == 1 else min(self.shortest, chain.tokens)
-        return await self.scored(chain) if judged else chain
+        return await self.drawn_chain(chain, judged)
 
     async def draw_many(self, count: int, judged: bool = True) -> list[Chain]:
         """`count` whole responses side by side, which share their prompt; what is `left` is shared out among them."""
@@ -206,7 +222,34 @@ class Attempt:
         drawn, spent = await self.sampler.policy.continuations(self.problem, (), count, seed, limits)
         self.cost.add(spent)
         chains = [chain_of(one.steps, one.ended, one.cut) for one in drawn]
-        return [await self.scored(chain) if judged else chain for chain in chains]
+        return [await self.drawn_chain(chain, judged) for chain in chains]
+
+    async def drawn_chain(self, chain: Chain, judged: bool) -> Chain:
+        """A new chain, judged or not, which is in the tree from now on."""
+        if judged:
+            chain = await self.scored(chain)
+        if self.tree is not None:
+            self.record(chain, self.tree)
+        return chain
+
+    def record(self, chain: Chain, tree: Tree) -> None:
+        """Add a chain to the tree: a visit of its total, terminal where it ended or its last step was rejected."""
+        node = ROOT
+        for at, step in enumerate(chain.steps):
+            node = tree.attach(node, step)
+            if chain.judged is not None and at not in chain.judged.unchecked:
+                tree.prm[node] = chain.judged.steps[at]
+        rejected = chain.judged is not None and self.rejects(chain, last=True)
+        total = 0.0 if rejected else chain.total
+        if node != ROOT and (chain.whole or rejected):
+            verdict = REJECTED if rejected else "answer" if self.states(chain) else "ended"
+            tree.samples[node] += chain.whole
+            tree.finish(node, verdict, RewardParts(total=total))
+        tree.backup(node, total)
+        tree.simulated(node)
+        if self.usable(chain) and (self.leading is None or self.best([self.leading, chain]) is chain):
+            self.leading = chain
+            self.choice = Choice(node, chain.text, extract(chain.text), 1, chain.total, "the best response so far")
 
     async def scored(self, chain: Chain) -> Chain:
         """The chain with the verifier's judgement, where the budget pays for it."""

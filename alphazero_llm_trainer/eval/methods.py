@@ -249,10 +249,17 @@ async def tree_search(attempt: Attempt) -> SearchResult:
     """The search of `mcts`, with its tree."""
     sampler = attempt.sampler
     changes: dict[str, Any] = {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
-    changes["iterations"] = MOST_SIMULATIONS if attempt.simulations is None else attempt.simulations
-    changes |= {"mode": "step", "rollout": "sample", "rollout_weight": None}
+    simulations = attempt.settings.iterations
+    if sampler.judged:
+        simulations = MOST_SIMULATIONS
+        changes |= {"mode": "step", "rollout": "sample", "rollout_weight": None}
+    changes["iterations"] = simulations if attempt.simulations is None else attempt.simulations
     config = sampler.config.model_copy(update={"search": attempt.settings.model_copy(update=changes)})
-    search = answer_search(sampler.student, config, policy=sampler.policy, verifier=sampler.verifier)
+    policy = sampler.policy if config.search.mode == "step" else None
+    verifier = sampler.verifier if sampler.judged else None
+    search = answer_search(
+        sampler.student, config, sampler.perplexity, value=sampler.value, policy=policy, verifier=verifier
+    )
     return await search.run(attempt.problem, attempt.seed, attempt.tree)
 
 

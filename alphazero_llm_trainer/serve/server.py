@@ -1,73 +1,92 @@
-"""The process: one address, one event loop, and an orderly end."""
+"""The process: uvicorn with a bound on its connections, one event loop, and an orderly end."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import math
+import os
+import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..config.sections import ServeConfig
 from ..engine.protocol import GenerateRequest
 from ..errors import ConfigError
-from .connections import Complaints, Connection, Crowd, budget
 
-LOOK_SECONDS = 0.02
 BACKLOG = 1024  # connections that the kernel keeps for us
-ACCEPTED = 32  # that are taken from it in one go: fewer than connections.SPARE_FILES, or a crowd takes every descriptor
-GARBAGE = (20_000, 10, 10)  # gc.set_threshold: fewer and cheaper looks for cycles, which stop every request
-ENDING_SECONDS = 2.0  # for requests that were cancelled to tell their clients
+ACCEPTED = 32  # that are taken from it in one go: fewer than SPARE_FILES, or a crowd takes every descriptor
+SPARE_FILES = 64  # descriptors that are no connection's: the journal, what the engine opens, threads
+LEAST = 8
+IDLE_SECONDS = 75  # that a connection may wait for its next request
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server; a signal asks it to end within `grace` seconds, a second Ctrl-C at once.
-
-    Until requests under way have ended it goes on listening, so that new ones are told to come later (`on_end` is called
-    first). `interrupted` tells that it was Ctrl-C.
+class Connection(H11Protocol):
+    """uvicorn's connection. Where all of `most` places are taken, a newcomer takes that of the connection which has had no
+    whole request under way, or has left its answer unread, for the longest time: nobody holds places by doing nothing.
+    Where there is none, uvicorn's own limit answers 503.
     """
 
-    def __init__(self, config: uvicorn.Config, grace: float, on_end: Callable[[], None]) -> None:
-        super().__init__(config)
-        self.grace, self.on_end = grace, on_end
-        self.interrupted = False
-        self.ending: asyncio.Task[None] | None = None
+    def __init__(self, *args: Any, crowd: dict[Connection, None], most: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.crowd, self.most = crowd, most  # all connections, the longest inactive ones first
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the process isn't ended by the signal afterwards: it returns its own exit code."""
-        loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self.asked, number)
-        try:
-            yield
-        finally:
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.crowd) >= self.most:
+            inactive = next((one for one in self.crowd if one.inactive), None)
+            if inactive is not None:
+                del self.crowd[inactive]
+                inactive.transport.abort()  # now, or its descriptor is not free in time
+        self.crowd[self] = None
 
-    def asked(self, number: int) -> None:
-        self.interrupted |= number == signal.SIGINT
-        if self.ending is None:
-            self.on_end()
-            self.ending = asyncio.ensure_future(self.drain(number))
-        elif number == signal.SIGINT:
-            self.should_exit = self.force_exit = True
+    @property
+    def inactive(self) -> bool:
+        """Whether no whole request waits for its answer, or nobody reads that."""
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
 
-    async def drain(self, number: int) -> None:
-        """Wait for the requests under way, then have uvicorn end."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self.grace
-        while self.server_state.tasks and loop.time() < until and not self.force_exit:
-            await asyncio.sleep(LOOK_SECONDS)
-        self.config.timeout_graceful_shutdown = math.ceil(max(until - loop.time(), 0.0))
-        self.handle_exit(number, None)
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.crowd.pop(self, None)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self in self.crowd:
+            self.crowd[self] = self.crowd.pop(self)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; signals are the caller's to handle."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def budget(asked: int) -> int:
+    """How many connections there may be: `asked`, or fewer where the process may not open as many files.
+
+    Raises the process's own limit as far as it may. Raises ConfigError where hardly any are left.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else SPARE_FILES
+    if resource.RLIM_INFINITY in (soft, hard):
+        return asked
+    if soft < asked + taken + SPARE_FILES:
+        soft = min(asked + taken + SPARE_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = min(asked, soft - taken - SPARE_FILES)
+    if most < LEAST:
+        raise ConfigError(f"this process may open {soft} files, which leaves too few for clients: raise ulimit -n")
+    return most
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -91,65 +110,60 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(
-    app: Any,
-    bound: socket.socket,
-    engine: Any,
-    settings: ServeConfig,
-    ready: Callable[[], None],
-    on_end: Callable[[], None] = lambda: None,
-) -> bool:
-    """Serve until a signal comes, then let requests under way end within `grace_seconds`; True when it was Ctrl-C.
+async def start(app: Any, bound: socket.socket, settings: ServeConfig) -> tuple[Server, asyncio.Task[None]]:
+    """A server of `app` that accepts requests, and its running; `server.should_exit = True` ends it.
 
-    `on_end` is called when the signal comes. Raises ConfigError where another process listens there by now, or hardly any
-    files may be opened.
+    Raises ConfigError where another process listens there by now, or hardly any files may be opened.
     """
-    crowd = Crowd(budget(settings.connections))
+    most = budget(settings.connections)
     config = uvicorn.Config(
         app,
-        http=cast(Any, partial(Connection, crowd=crowd)),
-        log_level="warning",
+        http=cast(Any, partial(Connection, crowd={}, most=most)),
+        log_config=None,
+        log_level="error",
         access_log=False,
         server_header=False,
         lifespan="off",
-        loop="asyncio",
+        limit_concurrency=most + 1,
         timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
-        timeout_keep_alive=75,
+        timeout_keep_alive=IDLE_SECONDS,
         backlog=ACCEPTED,
     )
-    server = Server(config, settings.grace_seconds, on_end)
+    server = Server(config)
     try:
         bound.listen(BACKLOG)
     except OSError as error:  # another server bound it while this one loaded
         raise ConfigError(
             f"--port is {bound.getsockname()[1]} and can't be listened on ({error.strerror}): name another"
         ) from error
+    running = asyncio.create_task(server.serve(sockets=[bound]))
+    while not server.started and not running.done():
+        await asyncio.sleep(0.01)
+    bound.listen(BACKLOG)
+    return server, running
+
+
+def serve(app: Any, bound: socket.socket, engine: Any, settings: ServeConfig, ready: Callable[[], None]) -> bool:
+    """Serve until a signal comes, then let requests under way end within `grace_seconds`; True when it was Ctrl-C."""
+    interrupted = False
 
     async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(Complaints())
         # The first call compiles and pages in what the others find ready.
         await engine.generate([GenerateRequest((engine.eos_id,), max_new_tokens=1)])
         # What is loaded by now stays: looking through it for garbage would stop everything for 200 ms now and then.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*GARBAGE)
-        announcing = asyncio.ensure_future(announce(server, bound, ready))
-        await server.serve(sockets=[bound])
-        announcing.cancel()
-        left = set(server.server_state.tasks)  # uvicorn cancelled them, but when Ctrl-C came twice
-        if server.force_exit:
-            for task in left:
-                task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=ENDING_SECONDS)
+        server, running = await start(app, bound, settings)
+
+        def asked(number: signal.Signals) -> None:
+            nonlocal interrupted
+            interrupted |= number == signal.SIGINT
+            server.handle_exit(number, None)
+
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, asked, number)
+        ready()
+        await running
 
     asyncio.run(main())
-    return server.interrupted
-
-
-async def announce(server: Server, bound: socket.socket, ready: Callable[[], None]) -> None:
-    """Call `ready` as soon as the server accepts requests."""
-    while not server.started:
-        await asyncio.sleep(0.01)
-    bound.listen(BACKLOG)
-    ready()
+    return interrupted

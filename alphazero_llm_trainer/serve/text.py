@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-TEXTS_KEPT = 100_000
 UNFINISHED = "\ufffd"  # what the beginning of a character of several tokens decodes to
 
 
@@ -17,25 +16,6 @@ class Token:
     text: str
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-
-
-class ShortTexts:
-    """A student's `decode` that keeps the text of one and two tokens, which reading token by token asks for all the time."""
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self.decode = decode
-        self._texts: dict[tuple[int, ...], str] = {}
-
-    def __call__(self, token_ids: Sequence[int]) -> str:
-        if len(token_ids) > 2:
-            return self.decode(token_ids)
-        key = tuple(token_ids)
-        text = self._texts.get(key)
-        if text is None:
-            if len(self._texts) >= TEXTS_KEPT:
-                self._texts.clear()
-            text = self._texts[key] = self.decode(key)
-        return text
 
 
 class TextReader:
@@ -72,14 +52,6 @@ class TextReader:
             self._add(behind[len(self._known) :])
             self._before, self._at = self._at, len(self.ids)
             self._known = self.decode(self.ids[self._before :])
-
-    def whole(self, token_ids: Sequence[int]) -> None:
-        """A finished response of which nobody asks for the tokens: decoded at once."""
-        assert not self.stops and not self.ids
-        self.ids = list(token_ids)
-        self.text = self.decode(self.ids)
-        self.pieces = [self.text, *[""] * (len(self.ids) - 1)] if self.ids else []
-        self._before = self._at = len(self.ids)
 
     def end(self) -> None:
         """Nothing follows: a character that was never finished is taken as it is."""
