@@ -195,8 +195,7 @@ class Served:
     def state(self) -> dict[str, float]:
         """Memory in MiB, and what is live by the server's own metrics."""
         found = {"rss_mib": self.rss()}
-        names = ("live_requests", "queue_depth", "live_searches", "engine_live_rows", "engine_waiting_rows", "traces")
-        names += ("trace_bytes", "cache_tokens")
+        names = ("live_requests", "waiting_requests")
         for line in httpx.get(f"{self.url}/metrics").text.splitlines():
             name, _, value = line.partition(" ")
             if name.removeprefix("alphazero_") in names:
