@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphazero_llm_trainer.config.load import Config, load_config
-from alphazero_llm_trainer.config.sections import ServeConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
@@ -167,7 +166,7 @@ def test_a_port_that_was_taken_while_the_student_loaded_is_one_sentence() -> Non
     with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
         first.listen()
         with pytest.raises(ConfigError, match="can't be listened on"):
-            serve(None, second, tiny_engine(), ServeConfig(), lambda: None)
+            serve(None, second, tiny_engine(), load_config().serve, lambda: None)
 
 
 BUDGET = """
