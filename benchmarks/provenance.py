@@ -24,11 +24,11 @@ CODE = ("alphazero_llm_trainer", "benchmarks", "config", "pyproject.toml", ":!be
 
 SERVER = ("serve", "engine", "mcts", "eval/methods.py")
 ANSWERS = ("mcts", "engine", "eval/methods.py", "eval/attempt.py", "answers.py")
-TRAINING = ("training", "mcts", "collect.py", "rewards", "config/training.yaml", "config/expert_iteration.yaml")
+TRAINING = ("training", "mcts", "rollouts.py", "rewards", "config/training.yaml", "config/expert_iteration.yaml")
 EMBEDDED = ("problems/embedded.py", "problems/calculator.py")
 # Of a benchmark, or of a command that writes JSON: files and folders of the package, and of config/.
 DEPENDS: dict[str, tuple[str, ...]] = {
-    "engine": ("engine", "mcts", "collect.py", "policy/student.py"),
+    "engine": ("engine", "mcts", "rollouts.py", "policy/student.py"),
     "improvement": (*TRAINING, *EMBEDDED, "eval/greedy.py"),
     "kill_commands": ("cli", "training", "mcts/journal.py", "scale", "files.py"),
     "kill_test": ("scale", "mcts/journal.py", "files.py"),

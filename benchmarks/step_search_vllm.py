@@ -43,10 +43,10 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     """Rounds of one engine in this process; the first one is left out."""
     import torch
 
-    from alphazero_llm_trainer.collect import Collector
     from alphazero_llm_trainer.config.load import load_config
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import load_tasks
+    from alphazero_llm_trainer.rollouts import Collector
 
     overrides: list[Any] = [f"student={args.model}", "rewards.use_student_model=false"]
     overrides += [f"train.iterations={args.simulations}", f"engine.backend={args.engine}"]

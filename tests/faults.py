@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from alphazero_llm_trainer.collect import Collector, GradedTree
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.mcts.journal import read_shards
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.rollouts import Collector, GradedTree
 from alphazero_llm_trainer.scale.sample import SampleJob
 from alphazero_llm_trainer.types import Task
 

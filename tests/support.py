@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from alphazero_llm_trainer.collect import Collector, GradedTree
 from alphazero_llm_trainer.config.load import Config
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
@@ -26,6 +25,7 @@ from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.tokenizer import build_tokenizer
+from alphazero_llm_trainer.rollouts import Collector, GradedTree
 from alphazero_llm_trainer.training.rounds import Rounds, RoundStats
 from alphazero_llm_trainer.training.rows import Minibatches, RowBuilder, TrainRow
 from alphazero_llm_trainer.training.size import RunSize

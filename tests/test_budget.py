@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from support import ScriptedPolicy, ScriptedTokens, a_problem, run, scripted_evaluate
 
-from alphazero_llm_trainer.collect import Collector, GradedTree, Perplexity
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.eval.methods import answer_search
@@ -19,6 +18,8 @@ from alphazero_llm_trainer.mcts.tree import ROOT
 from alphazero_llm_trainer.mcts.valued import MeteredValue, ReadTokens
 from alphazero_llm_trainer.policy.student import Student, frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
+from alphazero_llm_trainer.rewards.perplexity import Perplexity
+from alphazero_llm_trainer.rollouts import Collector, GradedTree
 from alphazero_llm_trainer.types import Cost, Problem, Step, Task
 
 MODES = ["search.mode=step", "search.mode=token"]

@@ -18,7 +18,6 @@ import torch
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.collect import GradedTree
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
@@ -31,6 +30,7 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.custom import CustomReward, open_reward
+from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.scale.totals import Totals
 from alphazero_llm_trainer.training.rounds import outcome
 from alphazero_llm_trainer.types import Problem, RewardParts, Step, Task

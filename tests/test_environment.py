@@ -17,7 +17,6 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvClient, EnvServer
 
 from alphazero_llm_trainer.answers import extract
-from alphazero_llm_trainer.collect import Perplexity, make_evaluate
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
@@ -45,6 +44,8 @@ from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
+from alphazero_llm_trainer.rewards.perplexity import Perplexity
+from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.types import Cost, Direction, Problem, Step
 
 Handler = Callable[[dict[str, Any]], Any]

@@ -10,7 +10,7 @@ from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems.grading import RULES
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
-from alphazero_llm_trainer.rewards.pre import perplexity, pre
+from alphazero_llm_trainer.rewards.perplexity import perplexity, pre
 
 shares = st.floats(0, 1)
 logprobs = st.lists(st.floats(-2000, 0), max_size=8)

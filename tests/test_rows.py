@@ -11,7 +11,6 @@ import pytest
 from support import Source
 
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.collect import Collector
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
@@ -21,6 +20,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.problems.source import source_of as problems_of
+from alphazero_llm_trainer.rollouts import Collector
 from alphazero_llm_trainer.training.credit import clamp, group_advantages, is_flat, process_advantages
 from alphazero_llm_trainer.training.rounds import RoundStats
 from alphazero_llm_trainer.training.rows import TrainRow

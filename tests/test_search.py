@@ -21,8 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ScriptedAdvisor, ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
 
-from alphazero_llm_trainer import collect
-from alphazero_llm_trainer.collect import reading_of
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
@@ -40,6 +38,8 @@ from alphazero_llm_trainer.mcts.steps import StepExpansion
 from alphazero_llm_trainer.mcts.tokens import TokenExpansion
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
 from alphazero_llm_trainer.problems.source import source_of
+from alphazero_llm_trainer.rewards import terminal
+from alphazero_llm_trainer.rollouts import reading_of
 from alphazero_llm_trainer.types import Continuation, Direction, Problem, RewardParts, Step, Task
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -697,7 +697,7 @@ def test_the_search_that_answers_takes_no_gold() -> None:
 def test_answering_earns_nothing_from_gold() -> None:
     """Without PRE a finished response earns 1 whatever it says: right and wrong answers earn the same."""
     grades = [
-        run(lambda text=text: collect.finished_earns_one(a_problem(), [Step((1,), (-1.0,), text)], [], "answer"))
+        run(lambda text=text: terminal.finished_earns_one(a_problem(), [Step((1,), (-1.0,), text)], [], "answer"))
         for text in ("#### 7", "#### 8")
     ]
     assert [grade.total for grade in grades] == [1.0, 1.0] and all(grade.hre is None for grade in grades)
@@ -723,12 +723,12 @@ def test_a_stated_answer_counts_in_training_and_search_as_in_evaluation(
 ) -> None:
     problem, lines = Problem("p", "q", "gsm8k"), [Step((1,), (-1.0,), response)]
     weights = load_config().rewards
-    graded = collect.make_evaluate(weights, None, {problem.id: Task(problem, "42")})
+    graded = terminal.make_evaluate(weights, None, {problem.id: Task(problem, "42")})
     assert run(lambda: graded(problem, lines, [], verdict)).hre == float(right)
-    assert run(lambda: collect.finished_earns_one(problem, lines, [], verdict)).total == float(states)
+    assert run(lambda: terminal.finished_earns_one(problem, lines, [], verdict)).total == float(states)
     assert source_of(problem).grade(response, Task(problem, "42"), strict=verdict not in WHOLE).correct == right
     if verdict in WHOLE:
-        assert collect.reading_of(problem)(response) == ("42" if right else None)
+        assert reading_of(problem)(response) == ("42" if right else None)
 
 
 def test_the_search_core_imports_no_torch() -> None:

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.collect import make_evaluate
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError
@@ -33,6 +32,7 @@ from alphazero_llm_trainer.problems.source import (
     register,
     source_of,
 )
+from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.types import Problem, Step, Task
 
 GENERATED = ("embedded", "numbers", "numbers:24")

@@ -18,7 +18,6 @@ from test_environment import served
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.collect import make_evaluate
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
@@ -29,6 +28,7 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.grading import Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import SPLITS, names, open_problems
+from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.training.sft import worked_solutions
 from alphazero_llm_trainer.types import Step, Task
 

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import Lines, ScriptedPolicy
 
-from alphazero_llm_trainer.collect import GradedTree, make_evaluate
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Drawn, Judgement
@@ -26,6 +25,8 @@ from alphazero_llm_trainer.mcts.select import RULES, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.mcts.verified import Judge
 from alphazero_llm_trainer.problems.step_checks import Calculator
+from alphazero_llm_trainer.rewards.terminal import make_evaluate
+from alphazero_llm_trainer.rollouts import GradedTree
 from alphazero_llm_trainer.training.rows import RowBuilder
 from alphazero_llm_trainer.types import Continuation, Cost, Problem, RewardParts, Step, Task
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..collect import Perplexity
 from ..config.load import Config
 from ..errors import ConfigError
 from ..eval.methods import answer_search
@@ -16,6 +15,7 @@ from ..mcts.driver import SearchResult
 from ..mcts.tree import ROOT, Tree
 from ..problems.load import opening
 from ..problems.source import check_text, open_source
+from ..rewards.perplexity import Perplexity
 from ..types import Problem
 from .settings import configured, outside_loops, present, student_of
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 from ..answers import is_final
-from ..collect import Perplexity
 from ..config.load import Config, load_config
 from ..policy.student import Student, load_student
+from ..rewards.perplexity import Perplexity
 from ..types import Problem, Step
 
 EMBEDDED_MODEL = "embedded-student"

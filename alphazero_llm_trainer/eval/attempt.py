@@ -22,8 +22,8 @@ from ..types import Cost, Problem, RewardParts, Step, ids_of
 from .verifiers import NoVerifier
 
 if TYPE_CHECKING:
-    from ..collect import Perplexity
     from ..policy.student import Student
+    from ..rewards.perplexity import Perplexity
 
 
 class OverBudgetError(RuntimeError):

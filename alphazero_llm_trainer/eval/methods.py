@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..collect import finished_earns_one, make_evaluate, reading_of
 from ..config.load import Config
 from ..engine.protocol import GenerateRequest, ValueFunction, Verifier
 from ..mcts.driver import Advisor, Evaluate, Search, SearchResult, StepPolicy, TokenPolicy
@@ -18,11 +17,13 @@ from ..policy.engine_steps import EngineSteps
 from ..policy.engine_tokens import EngineTokens
 from ..problems.calculator import exact_result
 from ..problems.source import source_of
+from ..rewards.terminal import finished_earns_one, make_evaluate
+from ..rollouts import reading_of
 from ..types import Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of
 
 if TYPE_CHECKING:
-    from ..collect import Perplexity
+    from ..rewards.perplexity import Perplexity
 
 Method = Callable[[Attempt], Awaitable[tuple[str | None, str]]]
 MOST_SIMULATIONS = 1000  # the budget ends a search, not this

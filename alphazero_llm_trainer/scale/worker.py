@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..collect import Collector, GradedTree, Perplexity
 from ..config.load import Config
 from ..engine.protocol import ValueFunction
 from ..errors import CheckpointError, ConfigError
+from ..rewards.perplexity import Perplexity
+from ..rollouts import Collector, GradedTree
 from ..types import Cost, Task
 
 if TYPE_CHECKING:

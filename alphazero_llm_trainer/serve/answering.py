@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..answers import extract
-from ..collect import Perplexity, reading_of
 from ..config.load import Config
 from ..engine.protocol import ValueFunction, Verifier
 from ..eval.attempt import Attempt, MethodContext
@@ -16,6 +15,8 @@ from ..eval.methods import METHODS
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..mcts.tree import ROOT, Tree
 from ..mcts.valued import MeteredValue
+from ..rewards.perplexity import Perplexity
+from ..rollouts import reading_of
 from ..types import Problem
 from .conversation import Conversation, MeteredVerifier
 from .outcomes import DEADLINE, Outcome, chosen

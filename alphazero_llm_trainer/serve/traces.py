@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..collect import GradedTree
 from ..errors import ConfigError
 from ..mcts.journal import Journal
+from ..rollouts import GradedTree
 from ..types import Problem, Task
 from .outcomes import Outcome
 from .requests import Wanted

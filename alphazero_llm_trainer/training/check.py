@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..collect import check_collecting, scripted_teacher
 from ..config.load import Config, given_layers, load_training
 from ..errors import ConfigError, DataError
 from ..policy.folders import check_critic, check_folder
 from ..problems.load import asked, but_has, tasks_of
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
+from ..rollouts import check_collecting, scripted_teacher
 from ..teachers.build import checker_model
 from ..types import Task
 from .hub import check_hub

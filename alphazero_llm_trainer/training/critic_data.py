@@ -12,7 +12,6 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ..collect import Collector
 from ..config.load import Config
 from ..config.train import CriticConfig
 from ..errors import DataError
@@ -24,6 +23,7 @@ from ..mcts.tree import Tree
 from ..policy.adapters import fingerprint
 from ..policy.student import Student
 from ..problems.load import check_train_split
+from ..rollouts import Collector
 from ..types import Task
 from .progress import tell_tree
 from .rows import ValueRow, pack_values

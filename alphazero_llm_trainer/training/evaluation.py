@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..collect import Collector
 from ..config.load import Config
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
@@ -19,6 +18,7 @@ from ..policy.weights import load_sealed, save_sealed
 from ..problems.source import open_source, source_of
 from ..report.folder import write_report
 from ..rewards.combined import outcome
+from ..rollouts import Collector
 from ..types import Cost, Task
 from .hub import upload
 from .model_card import write_model_card

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import set_seed
 
-from ..collect import Collector, GradedTree, Perplexity
 from ..config.load import Config, resolve_name
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError, StorageError, TrainingError
@@ -31,6 +30,8 @@ from ..mcts.journal import Journal
 from ..policy.student import frozen_student, load_student
 from ..policy.weights import load_sealed
 from ..problems.load import opening
+from ..rewards.perplexity import Perplexity
+from ..rollouts import Collector, GradedTree
 from .check import load_data
 from .checkpoint import newest, newest_whole, unseal, write_manifest
 from .disk import DiskPlan, disk_plan

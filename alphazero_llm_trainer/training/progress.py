@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..collect import GradedTree
 from ..live import Progress, duration, last_tree, rate
 from ..mcts.extract import trajectories
 from ..mcts.tree import ROOT
+from ..rollouts import GradedTree
 
 
 def tell_tree(progress: Progress, tree: GradedTree) -> None:

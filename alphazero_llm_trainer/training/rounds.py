@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..collect import FAILED_REWARD, Collector, GradedTree
 from ..errors import RewardError
 from ..mcts.extract import trajectories
 from ..mcts.journal import Journal
 from ..mcts.tree import ROOT, Tree
+from ..rollouts import FAILED_REWARD, Collector, GradedTree
 from ..types import Cost, Task
 from .ranks import ALONE, Ranks
 from .size import RunSize

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from ..collect import Collector, GradedTree
 from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..mcts.driver import derive_seed
 from ..mcts.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
 from ..mcts.tree import ROOT, Tree
 from ..policy.engine_tokens import EngineTokens
+from ..rollouts import Collector, GradedTree
 from ..types import STUDENT, Problem, Step, Task
 from .credit import (
     ADVANTAGE_CLIP,

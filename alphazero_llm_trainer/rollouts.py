@@ -3,151 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config.load import Config
-from .config.sections import RewardConfig
-from .engine.protocol import GenerateRequest, Teacher, ValueFunction
+from .engine.protocol import Teacher, ValueFunction
 from .errors import ConfigError, DataError, RequestError, RewardError
 from .mcts.choose import Reading
 from .mcts.driver import Advisor, Finished, Search, check_settings, derive_seed
 from .mcts.extract import Trajectory, trajectories
 from .mcts.targets import outcomes
-from .mcts.tree import ROOT, WHOLE, Tree
-from .mcts.valued import ReadTokens
+from .mcts.tree import ROOT, Tree
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens
 from .problems.load import check_gold
 from .problems.source import open_source, source_of
 from .problems.step_checks import Calculator
-from .rewards.combined import combined, steps_of
-from .rewards.custom import CustomReward, open_reward
-from .rewards.pre import pre
+from .rewards.custom import open_reward
+from .rewards.perplexity import Perplexity
+from .rewards.terminal import finished_earns_one, make_evaluate
 from .teachers.build import BOOKS, build_teachers, build_terminal_checker, is_remote, open_remote
-from .types import Cost, Direction, Problem, RewardParts, Step, Task
+from .types import Cost, Problem, Task
 
 if TYPE_CHECKING:
     from .policy.student import Student
 
 FAILED = "failed: "  # how `GradedTree.ended_by` of a question without a tree begins
 FAILED_REWARD = "failed reward: "  # and of one that the user's own reward ended
-
-
-@dataclass(slots=True)
-class _Measured:
-    """What is known of a problem: its baseline's log-probabilities with what they took, and which tokens were scored."""
-
-    baseline: asyncio.Future[tuple[tuple[float, ...], Cost]]
-    scored: ReadTokens = field(default_factory=ReadTokens)
-    paid: bool = False
-
-
-class Perplexity:
-    """PRE of responses under a frozen student; its greedy answer to each question is the baseline, computed once.
-
-    Args:
-        frozen: the student that measures.
-        max_tokens: of a baseline.
-        own: the responses are the frozen student's own: what it sampled them with is the measure, and nothing is scored
-            but text that somebody else wrote.
-
-    Each call tells its cost: a question's first one pays for the baseline, and each token is scored once.
-    """
-
-    def __init__(self, frozen: Student, max_tokens: int, own: bool = False) -> None:
-        self.frozen, self.max_tokens, self.again = frozen, max_tokens, not own
-        self._known: dict[str, _Measured] = {}
-
-    async def __call__(self, problem: Problem, steps: Sequence[Step]) -> tuple[float, Cost]:
-        """PRE in [0, 1] (0.5 is as perplexing as the baseline), and what it took."""
-        cost = Cost()
-        token_ids = tuple(token for step in steps for token in step.token_ids)
-        if not token_ids:
-            return 0.0, cost
-        known = self._measured(problem)
-        logprobs: Sequence[float] = [value for step in steps for value in step.logprobs]
-        if self.again or len(logprobs) != len(token_ids):
-            cost.add(Cost(scored_tokens=known.scored.read(token_ids), calls=1))
-            [logprobs] = await self.frozen.engine.score([(self.frozen.prompt_ids(problem.question), token_ids)])
-        return pre(logprobs, await self._baseline(known, cost)), cost
-
-    async def open(self, problem: Problem, most: int | None) -> Cost:
-        """Compute the baseline, of at most so many tokens (see `search.steps.Grading`)."""
-        cost = Cost()
-        await self._baseline(self._measured(problem, most), cost)
-        return cost
-
-    def _measured(self, problem: Problem, most: int | None = None) -> _Measured:
-        known = self._known.get(problem.id)
-        if known is None or known.baseline.cancelled():
-            limit = self.max_tokens if most is None else min(most, self.max_tokens)
-            known = _Measured(asyncio.ensure_future(self._greedy(problem, limit)))
-            self._known[problem.id] = known
-        return known
-
-    async def _baseline(self, known: _Measured, cost: Cost) -> tuple[float, ...]:
-        # Shielded: a cancelled caller must not take the baseline from the others.
-        logprobs, spent = await asyncio.shield(known.baseline)
-        if not known.paid:
-            known.paid = True
-            cost.add(spent)
-        return logprobs
-
-    async def _greedy(self, problem: Problem, limit: int) -> tuple[tuple[float, ...], Cost]:
-        if limit < 1:
-            return (), Cost()
-        prompt = self.frozen.prompt_ids(problem.question)
-        [[found]] = await self.frozen.engine.generate([GenerateRequest(prompt, max_new_tokens=limit, temperature=0.0)])
-        cached = found.cached_tokens
-        return found.logprobs, Cost(
-            prompt_tokens=len(prompt) - cached, cached_tokens=cached, sampled_tokens=len(found.token_ids), calls=1
-        )
-
-    def forget(self, problem: Problem | None = None) -> None:
-        """Drop what is known of a problem, or of all: a baseline belongs to the event loop that computed it."""
-        if problem is None:
-            self._known.clear()
-        else:
-            self._known.pop(problem.id, None)
-
-
-def make_evaluate(
-    weights: RewardConfig,
-    perplexity: Perplexity | None,
-    tasks: Mapping[str, Task] | None,
-    custom: CustomReward | None = None,
-) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
-    """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold answers) are given in
-    training alone, and so is the user's own reward, `custom`.
-
-    Of a response that a limit cut a marked answer alone counts (`Source.final_answer`); without one its HRE is 0.
-    """
-
-    async def evaluate(
-        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-    ) -> RewardParts:
-        right = sum(d is Direction.RIGHT for d in directions)
-        wrong = sum(d is Direction.WRONG for d in directions)
-        correct = own = None
-        response = "".join(step.text for step in steps)
-        if tasks is not None:
-            task = tasks[problem.id]
-            if task.gold or source_of(problem).gold_free:
-                grade = await source_of(problem).grade_async(response, task, strict=verdict not in WHOLE)
-                if grade.error is not None:
-                    raise RequestError(grade.error)
-                correct = grade.hre
-            if custom is not None:
-                own = await custom(problem, response, task)
-        likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
-        reward = combined(correct, likely, own, steps=steps_of(response), right=right, wrong=wrong, weights=weights)
-        return reward if cost is None else replace(reward, cost=cost)
-
-    return evaluate
 
 
 @dataclass(slots=True)
@@ -395,11 +280,3 @@ def scripted_teacher(config: Config) -> Teacher:
             f"teachers.tier is {config.teachers.tier} and source {source.name} has no scripted teacher: choose another tier"
         )
     return teacher
-
-
-async def finished_earns_one(
-    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-) -> RewardParts:
-    """Without gold and without a student to measure by, a whole response that states an answer earns 1: the vote counts."""
-    answer = source_of(problem).final_answer("".join(step.text for step in steps)) if verdict in WHOLE else None
-    return RewardParts(total=0.0 if answer is None else 1.0)

@@ -1,0 +1,58 @@
+"""What a finished response earns in a search: the one reward formula, or without gold and measure whether it answers at all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ..config.sections import RewardConfig
+from ..errors import RequestError
+from ..mcts.tree import WHOLE
+from ..problems.source import source_of
+from ..types import Direction, Problem, RewardParts, Step, Task
+from .combined import combined, steps_of
+from .custom import CustomReward
+from .perplexity import Perplexity
+
+
+def make_evaluate(
+    weights: RewardConfig,
+    perplexity: Perplexity | None,
+    tasks: Mapping[str, Task] | None,
+    custom: CustomReward | None = None,
+) -> Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]:
+    """The terminal reward of docs/design.md, section 5. `tasks` (by problem id, with their gold answers) are given in
+    training alone, and so is the user's own reward, `custom`.
+
+    Of a response that a limit cut a marked answer alone counts (`Source.final_answer`); without one its HRE is 0.
+    """
+
+    async def evaluate(
+        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+    ) -> RewardParts:
+        right = sum(d is Direction.RIGHT for d in directions)
+        wrong = sum(d is Direction.WRONG for d in directions)
+        correct = own = None
+        response = "".join(step.text for step in steps)
+        if tasks is not None:
+            task = tasks[problem.id]
+            if task.gold or source_of(problem).gold_free:
+                grade = await source_of(problem).grade_async(response, task, strict=verdict not in WHOLE)
+                if grade.error is not None:
+                    raise RequestError(grade.error)
+                correct = grade.hre
+            if custom is not None:
+                own = await custom(problem, response, task)
+        likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
+        reward = combined(correct, likely, own, steps=steps_of(response), right=right, wrong=wrong, weights=weights)
+        return reward if cost is None else replace(reward, cost=cost)
+
+    return evaluate
+
+
+async def finished_earns_one(
+    problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
+) -> RewardParts:
+    """Without gold and without a student to measure by, a whole response that states an answer earns 1: the vote counts."""
+    answer = source_of(problem).final_answer("".join(step.text for step in steps)) if verdict in WHOLE else None
+    return RewardParts(total=0.0 if answer is None else 1.0)
