@@ -65,8 +65,7 @@ def __getattr__(name: str) -> Any:
 def take_over_vf_eval() -> None:
     """Restart verifiers' own `vf-eval` process as our front end when it was called for this package.
 
-    verifiers and this package declare a script of the same name and installers don't say whose ends up on disk. Its
-    `main` imports this package before it reads its flags, some of which (`-s`, `--`, `--tier`) it doesn't know.
+    Its `main` imports this package before it reads its flags, some of which (`-s`, `--`, `--tier`) it doesn't know.
     """
     if "verifiers.v1.cli.eval.main" not in sys.modules:
         return

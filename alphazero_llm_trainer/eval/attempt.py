@@ -239,7 +239,8 @@ class Attempt:
             node = tree.attach(node, step)
             if chain.judged is not None and at not in chain.judged.unchecked:
                 tree.prm[node] = chain.judged.steps[at]
-        rejected = chain.judged is not None and self.rejects(chain, last=True)
+        # Counted samples are ranked; none is repaired.
+        rejected = self.count is None and chain.judged is not None and self.rejects(chain, last=True)
         total = 0.0 if rejected else chain.total
         if node != ROOT and (chain.whole or rejected):
             verdict = REJECTED if rejected else "answer" if self.states(chain) else "ended"
