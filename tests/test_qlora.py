@@ -34,6 +34,7 @@ from alphazero_llm_trainer.policy.student import (
 from alphazero_llm_trainer.training.critic import new_network
 from alphazero_llm_trainer.training.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
 from alphazero_llm_trainer.training.ppo_critic import Critic
+from alphazero_llm_trainer.training.rows import TrainRow
 
 ROOT = Path(__file__).resolve().parent.parent
 FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
@@ -285,7 +286,8 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
         assert torch.allclose(network(ids).logits, network.score(hidden), atol=1e-5)
         hidden = apart["critic"].model.base_model(ids).last_hidden_state
         critic.score.weight.fill_(0.01)
-        values = critic(ids, torch.ones_like(ids), 4)
+        asked = student.prompt_ids(QUESTION)
+        values = critic([TrainRow(asked[:-4], asked[-4:], (0.0,) * 4, (0.0,) * 4)])
         assert torch.allclose(values[0], critic.score(hidden)[0, -5:-1, 0], atol=1e-4)
 
 
