@@ -58,22 +58,22 @@ def test_updates_have_a_line_with_their_rate_and_time_left(clock: Clock) -> None
     said: list[str] = []
     progress = Progress(tell=said.append, clock=clock)
     progress.start(32)
-    updates = UpdateProgress(progress, 2)
     clock.now += 12.0
     progress.at(16)
     said.clear()
-    updates.begin(0, 4)
+    updates = UpdateProgress(progress, 0, 2, 4)
     assert progress.doing == "round 1/2, update 0/4" and said == []
-    for seconds in (3.0, 8.0, 10.0, 0.5):
+    for seconds in (3.0, 8.0, 10.0):
         clock.now += seconds
         updates.step()
     assert said[0].startswith("round 1/2, update 2/4 (5.5 s/update, ETA 11 s): 16/32 questions, ")
     assert said[1].startswith("round 1/2, update 3/4 (7.0 s/update, ETA 7 s): ") and len(said) == 2
-    updates.step()  # a step of the schedule without rows
+    clock.now += 0.5
+    updates.step()
     assert progress.doing == "" and len(said) == 2
-    updates.begin(1, 0)
+    UpdateProgress(progress, 1, 2, 0)
     assert progress.doing == ""
-    updates.begin(1, 3)
+    updates = UpdateProgress(progress, 1, 2, 3)
     clock.now += 0.25
     updates.step()
     assert progress.doing == "round 2/2, update 1/3 (4.0 updates/s, ETA 0 s)"

@@ -57,7 +57,7 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path
         "6.4 GB",
         "HF_TOKEN is not set",
         "OPENROUTER_API_KEY",
-        "budget a run",
+        "budget: 5 dollars",
         "peak",
     ):
         assert what in said.out, what
@@ -237,7 +237,7 @@ MISSING_REWARD = ["--source", "60.jsonl", "--reward", "nowhere.py:f"]
         (["--source", "60.jsonl", "--set", "teachers.tier=embedded", "--use-grpo"], ["no scripted teacher"]),
         (["--set", "train.micro_batch=3"], ["train.micro_batch is 3"]),
         (["--set", "search.rollout=none"], ["needs a value network"]),
-        (["--set", "search.value=nowhere", "--use-grpo"], ["search.value is 'nowhere'"]),
+        (["--set", "search.value=nowhere", "--use-grpo"], ["search.value nowhere is no folder"]),
         (["--use-grpo", "--set", "train.grpo.credit=process"], ["train.grpo.prm is null"]),
         (["--set", "search.mode=token", "--set", "train.groups=chain"], ["search.mode is token"]),
         (["--push-to-hub", "here"], ["OWNER/NAME"]),
