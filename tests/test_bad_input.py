@@ -44,6 +44,23 @@ LINES: dict[str, tuple[list[str], str]] = {
     "no such home": (["search", "--model", "~nobody-here/x"], "~nobody-here"),
     "no such file": (["search", "--source", "nowhere.jsonl"], "nowhere.jsonl"),
     "an empty question": (["search", ""], "empty"),
+    "an unknown command": (["fly"], "fly"),
+    "an unknown flag": (["train", "--lerning-rate", "1"], "--lerning-rate"),
+    "a flag of a wrong type": (["train", "--num-examples", "many"], "--num-examples"),
+    "a number out of range": (["train", "--num-examples", "0"], "train.num_examples is 0"),
+    "two methods": (["train", "--use-grpo", "--use-legacy"], "--use-legacy"),
+    "a weight out of range": (["info", "--set", "rewards.hre_weight=1.5"], "rewards.hre_weight is 1.5"),
+    "an unknown student": (["train", "--student", "gpt-5"], "gpt-5"),
+    "an unknown source": (["train", "--set", "problems.source=aime"], "aime"),
+    "levels of a source without": (["train", "--source", "gsm8k", "--set", "problems.levels=[1]"], "problems.levels"),
+    "rows that are nowhere": (["train", "--source", "gsm8k", "--set", "dataset.path=nowhere"], "nowhere"),
+    "no key": (["train", "--student", "embedded", "--set", "teachers.tier=free"], "OPENROUTER_API_KEY"),
+    "no checker": (["train", "--student", "embedded", "--set", "teachers.terminal_checker=true"], "teachers.tier"),
+    "nothing to resume": (["train", "--resume", "--out", "none"], "--resume"),
+    "an unknown quantisation": (["info", "--set", "models.embedded.quantization=nf5"], "nf5"),
+    "sft of what isn't there": (["sft", "--student", "llama-3.2-3b"], "llama-3.2-3b"),
+    "sft from scratch on rows": (["sft", "--set", "problems.source=gsm8k"], "problems.source"),
+    "sft without test problems": (["sft", "--eval-size", "0"], "--eval-size"),
     "a long name": (["train", "--dry-run", "--out", "c" * 300], "can't be written"),
     "no such run": (["train", "--resume", "nowhere"], "nowhere"),
     "no such journal": (["view", "nowhere"], "nowhere"),
@@ -54,9 +71,32 @@ LINES: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_a_command_line_that_cannot_be(case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_command_line_that_cannot_be(
+    case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
     words, named = LINES[case]
     assert named in refused(capsys, *words)
+    assert not list(tmp_path.iterdir()), "bad input left something behind"
+
+
+@pytest.mark.parametrize(
+    "text, named",
+    [
+        ("train:\n  lerning_rate: 1\n", "train.lerning_rate"),
+        ("train: [1\n", "c.yaml"),
+        ("- 1\n", "mapping"),
+        (None, "c.yaml"),
+    ],
+)
+def test_a_configuration_that_cannot_be(
+    text: str | None, named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "c.yaml").write_text(text)
+    assert named in refused(capsys, "train", "--config", str(tmp_path / "c.yaml"))
 
 
 @pytest.mark.parametrize("section", ["train", "models"])
@@ -81,7 +121,14 @@ def test_a_file_where_a_folder_goes(capsys: pytest.CaptureFixture[str], tmp_path
 # -- rows and models ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", ['{"question": ', '{"question": "\\ud800 apples?", "answer": "#### 3"}', "3"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"question": ',
+        '{"question": "\\ud800 apples?", "answer": "#### 3"}',
+        "3",
+    ],
+)
 @pytest.mark.parametrize("source", ["gsm8k", "file"])
 def test_a_row_that_is_none(row: str, source: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "gsm8k").mkdir()

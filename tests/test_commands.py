@@ -32,7 +32,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 # -- help --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv", [[], ["-q"], ["--help"]])
+@pytest.mark.parametrize("argv", [[], ["--help"]])
 def test_an_empty_line_is_a_question_for_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         code = main(argv)
@@ -77,10 +77,9 @@ def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.Captu
     assert "repeatable (default" not in out  # an empty list is no default to tell
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_knows_commands_and_new_names_alone(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_knows_commands_and_new_names_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["--print-completion", shell])
+        main(["--print-completion", "bash"])
     script = capsys.readouterr().out
     assert stop.value.code == 0
     assert "compare" in script and "simulations" in script
@@ -110,12 +109,6 @@ def test_old_names_do_what_new_ones_do(new: list[str], old: list[str], key: str)
     assert str(value) == new[-1]
 
 
-def test_lists_and_counts_keep_their_old_names() -> None:
-    assert parsed("eval", "--benchmarks", "gsm8k", "math").benchmarks == ["gsm8k", "math"]
-    assert parsed("eval", "--source", "gsm8k", "math").benchmarks == ["gsm8k", "math"]
-    assert parsed("sample", "--num-examples", "3").num == parsed("sample", "-n", "3").num == 3
-
-
 def test_a_flag_wins_over_set() -> None:
     args = parsed("search", "--set", "search.iterations=9", "--simulations", "5")
     assert resolve(args).search.iterations == 5
@@ -131,13 +124,6 @@ def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> N
     assert resolve(args).student == "embedded" and args.path == tmp_path
     known = resolve(parsed("train", "--model", str(tmp_path)))  # a student of its own
     assert known.student == tmp_path.name.lower() and known.models[known.student].path == str(tmp_path)
-
-
-def test_a_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("embedded").mkdir()
-    args = parsed("search", "--model", "embedded")
-    assert resolve(args).student == "embedded" and args.path is None
 
 
 @pytest.mark.parametrize(
@@ -206,20 +192,12 @@ def test_info_as_json_is_json_alone(capsys: pytest.CaptureFixture[str], monkeypa
     ("words", "code"),
     [
         (["--help"], 0),
-        (["train", "--help"], 0),
-        (["--version"], 0),
-        (["info"], 0),
         (["info", "--config", "--json"], 0),
-        (["search", "--simulations", "0"], 2),
         (["search", "--model", "nowhere"], 2),
-        (["search", "--value", "nowhere"], 2),
-        (["train", "--set", "nonsense=1"], 2),
         (["train", "--set", "teachers.tier=free"], 2),
-        (["train", "--resume", "nowhere"], 2),
         (["eval", "--methods", "best"], 2),
         (["sample", "--num", "1"], 2),
         (["value", "--data", "nowhere"], 2),
-        (["sft", "--eval-size", "0"], 2),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else None,
 )
@@ -234,12 +212,6 @@ def test_what_needs_no_model_loads_no_library_of_models(
     )
     result = run(text)
     assert result.returncode == 0, result.stderr
-
-
-def test_python_m_is_the_console_script() -> None:
-    command = [sys.executable, "-m", "alphazero_llm_trainer", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert result.returncode == 0 and result.stdout.startswith("alphazero-llm-trainer ")
 
 
 def test_verbose_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,26 +6,26 @@ Ctrl-C belongs to the main thread; a task that is cancelled leaves the work in i
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
-from ..mcts.driver import SearchResult
 from . import evaluate as _evaluate
 from . import search as _search
 from . import train as _train
-from .evaluate import Table
-from .train import TrainingRun
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-async def search(*args: Any, **kwargs: Any) -> SearchResult:
-    """See `alphazero_llm_trainer.mcts`."""
-    return await asyncio.to_thread(_search.search, *args, **kwargs)
+def awaited(plain: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """`plain` as a coroutine function, with its signature and its docstring."""
+
+    @wraps(plain)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await asyncio.to_thread(plain, *args, **kwargs)
+
+    return call
 
 
-async def train(*args: Any, **kwargs: Any) -> TrainingRun:
-    """See `alphazero_llm_trainer.training`."""
-    return await asyncio.to_thread(_train.train, *args, **kwargs)
-
-
-async def evaluate(*args: Any, **kwargs: Any) -> Table:
-    """See `alphazero_llm_trainer.evaluate`."""
-    return await asyncio.to_thread(_evaluate.evaluate, *args, **kwargs)
+search, train, evaluate = awaited(_search.search), awaited(_train.train), awaited(_evaluate.evaluate)
