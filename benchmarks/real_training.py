@@ -61,6 +61,7 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     from transformers import TrainerCallback
 
     from alphazero_llm_trainer.config.load import load_config
+    from alphazero_llm_trainer.live import Progress
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import tasks_of
     from alphazero_llm_trainer.training.models import Economy, make_trainable
@@ -72,30 +73,40 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     tasks = tasks_of(config, "train", BATCH * args.updates)
     rows = sft_rows(tasks, student, 1.0)
     if arm == "products":
-        tokens = sum(len(row["input_ids"]) for row in rows) // args.updates
+        tokens = sum(map(length, rows)) // args.updates
         cpu, wall = products(student.model.config, tokens)
         return {"tokens": tokens, "cpu_seconds": cpu, "wall_seconds": wall}
     marks: list[tuple[float, float]] = []
 
-    class Mark(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            marks.append((time.process_time(), time.perf_counter()))
+    def mark() -> None:
+        marks.append((time.process_time(), time.perf_counter()))
 
-    with tempfile.TemporaryDirectory() as folder:
-        if arm == "trl":
-            stock(student, rows, args.updates, Path(folder), Mark())
-        else:
-            model = make_trainable(student.model, student.spec, "full")
-            settings = SftSettings(steps=args.updates, batch_size=BATCH, learning_rate=1e-5, seed=SEED)
-            economy = Economy(MICRO, autocast=arm == "bfloat16")
-            train_student(
-                model, rows, student.tokenizer, settings, out_dir=Path(folder), economy=economy, callbacks=[Mark()]
-            )
+    class Callback(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            mark()
+
+    class Steps(Progress):
+        def at(self, done: int) -> None:
+            mark()
+
+    if arm == "trl":
+        with tempfile.TemporaryDirectory() as folder:
+            stock(student, rows, args.updates, Path(folder), Callback())
+    else:
+        model = make_trainable(student.model, student.spec, "full")
+        settings = SftSettings(steps=args.updates, batch_size=BATCH, learning_rate=1e-5, seed=SEED)
+        economy = Economy(MICRO, autocast=arm == "bfloat16")
+        train_student(model, rows, settings, economy, progress=Steps(quiet=True))
     (cpu, wall), (cpu_end, wall_end) = marks[0], marks[-1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     # The rows are shuffled: each update is taken to have the same share of all tokens.
-    tokens = sum(len(row["input_ids"]) for row in rows) * (args.updates - 1) / args.updates
+    tokens = sum(map(length, rows)) * (args.updates - 1) / args.updates
     return {"tokens": tokens, "cpu_seconds": cpu_end - cpu, "wall_seconds": wall_end - wall, "peak_gib": peak}
+
+
+def length(row: Any) -> int:
+    """Tokens of a row."""
+    return len(row.prompt_ids) + len(row.completion_ids)
 
 
 def stock(student: Any, rows: list[Any], updates: int, folder: Path, mark: Any) -> None:
@@ -111,7 +122,7 @@ def stock(student: Any, rows: list[Any], updates: int, folder: Path, mark: Any) 
             bf16=True, gradient_checkpointing=False, max_length=None, save_strategy="no", report_to="none",
             disable_tqdm=True, seed=SEED, dataloader_pin_memory=False,
         ),
-        train_dataset=Dataset.from_list([{"input_ids": row["input_ids"]} for row in rows]),
+        train_dataset=Dataset.from_list([{"input_ids": [*row.prompt_ids, *row.completion_ids]} for row in rows]),
         processing_class=student.tokenizer,
         callbacks=[mark],
     )  # fmt: skip
