@@ -30,17 +30,6 @@ def from_scratch(config: Config) -> bool:
     return config.student == "auto" or config.models[resolve_name(config)].path in SMALL
 
 
-def keeps_base(config: Config) -> bool:
-    """Whether every student that goes on from this one is an adapter over it.
-
-    Where it is quantised, because weights that are merged and rounded to 4 bits again have lost most of what training added;
-    and where a server samples, which goes on with the weights that it has.
-    """
-    spec = config.models[resolve_name(config)]
-    served = config.engine.backend == "vllm-server" and (config.train.adapter or spec.adapter) == "lora"
-    return served or spec.quantization != "none"
-
-
 def find_model(model: str, config: Config) -> tuple[dict[str, Any], Path | None]:
     """What `--model` means: keys of the configuration, and a folder where it names one.
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from random import Random
 
 from ..config.sections import ProblemsConfig
-from ..errors import DataError
 from ..types import Problem, Task
 from . import embedded
 from .prompts import SYSTEM_PROMPT
@@ -50,10 +49,3 @@ class Embedded(Source):
     def vocabulary_texts(self) -> Iterator[str]:
         """See `Source.vocabulary_texts`."""
         return embedded.vocabulary_texts()
-
-    def split_of(self, task_id: str, question: str, solution: str | None) -> str | None:
-        """See `Source.split_of`. Raises DataError where the id's problem has another question."""
-        task = embedded.from_id(task_id)
-        if task.problem.question != question:
-            raise DataError(f"another question than {task_id} is, {question!r}")
-        return embedded.split_of(solution or task.solution or "")

@@ -165,10 +165,6 @@ class Source(ABC):
         """Texts with every word of the source, where a small vocabulary covers it; () where none does."""
         return ()
 
-    def split_of(self, task_id: str, question: str, solution: str | None) -> str | None:
-        """The split that an id and its worked solution belong to, where the source can tell without a look-up."""
-        return None
-
 
 def check_alone(name: str, rest: str, problems: ProblemsConfig) -> None:
     """Raise ConfigError where something follows the name of a source that takes nothing."""

@@ -85,11 +85,6 @@ def plain(model: Any) -> bool:
     return head is not None and head.bias is None and all(getattr(config, name, None) is None for name in SCALES)
 
 
-def token_logprobs(model: Any, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities (nats, `[N]`) of `tokens [N]` under the model's head over `hidden [N, H]`."""
-    return LabelLogProbs.apply(hidden, model.get_output_embeddings().weight, tokens)[0]
-
-
 class Scorer(torch.nn.Module):
     """A causal language model as the module that is trained: what DDP and FSDP wrap.
 
