@@ -350,6 +350,14 @@ def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
     assert "kl" not in figures and "critic_loss" in figures
 
 
+def test_a_minibatch_without_the_policys_rows_has_no_critics_figures() -> None:
+    student, config = student_of("train.ppo.critic_rounds=0")
+    rows, objective = rows_of(student, 6), objective_of("ppo", student, config, "off")
+    learner = learner_of(student.model, objective, batch=1)
+    objective.begin(learner, rows, 0)
+    assert "critic_loss" in learner.update(rows[:1]) and "critic_loss" not in learner.update(rows[5:])
+
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 

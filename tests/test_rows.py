@@ -246,3 +246,11 @@ def test_a_split_that_is_none_is_named() -> None:
     task = Task(Problem("a", "1 + 1?", "x"), "2")
     with pytest.raises(ConfigError, match="x has the split 'dev': the splits are train, validation, arena, test"):
         TaskList({"dev": [task]}, "x")
+
+
+def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path: Path) -> None:
+    source = source_of(tmp_path, "train.method=ppo", "train.groups=chain", "train.ppo.rows_per_round=1600")
+    rows = source.rows()
+    padding = [row for row in rows if row.kind == "padding"]
+    assert padding and not any(any(row.advantages) or row.reward for row in padding)
+    assert {row.kind for row in rows} == {"policy", "padding"}

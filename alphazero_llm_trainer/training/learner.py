@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from safetensors.torch import load_file, save_file
 from transformers import get_scheduler
 
 from ..errors import TrainingError
 from .fsdp import on_cpus, uses_fsdp
-from .models import Economy, checkpoint_layers, load_trained_state, make_optimizer, trained_state
+from .models import Economy, checkpoint_layers, load_trained_state, make_optimizer
 from .ranks import ALONE, Ranks
 from .rows import TrainRow
 from .scoring import Scorer, Scores, score
@@ -89,6 +90,9 @@ class Learner:
         ranks: Ranks = ALONE,
     ) -> None:
         on_cpus()
+        if AcceleratorState._shared_state and AcceleratorState().mixed_precision != "no":
+            # Another trainer in this process left accelerate's global state in its own precision.
+            AcceleratorState._reset_state()
         handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]  # they are constants
         self.accelerator = Accelerator(
             cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=handlers
@@ -231,7 +235,9 @@ class Learner:
         """accelerate would save all weights, a frozen base's too. FSDP's shards are saved by accelerate, before this."""
         weights.clear()
         if not self.sharded and self.ranks.first:
-            save_file({k: v.contiguous() for k, v in trained_state(self.whole).items()}, Path(folder) / WEIGHTS)
+            named = self.whole.named_parameters()
+            trained = {name: p.detach().contiguous() for name, p in named if p.requires_grad}  # no copies
+            save_file(trained, Path(folder) / WEIGHTS)
 
     def load_trained(self, models: list[Any], folder: str) -> None:
         models.clear()

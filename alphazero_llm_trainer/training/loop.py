@@ -120,7 +120,12 @@ class Run(Measured):
         # A round that found few rows makes fewer updates: the schedule goes by rounds.
         learner.skip(self.size.updates_per_round - len(found))
         learner.publish()
-        means = {name: sum(one[name] for one in found) / len(found) for name in found[0]} if found else {}
+        means = {}
+        for name in dict.fromkeys(name for one in found for name in one):
+            values = [
+                one[name] for one in found if name in one
+            ]  # a minibatch of demonstrations has no critic's figures
+            means[name] = sum(values) / len(values)
         return means | figures | learner.objective.end()
 
     def checkpoint(self, learner: Learner, rounds_done: int) -> None:
@@ -295,11 +300,13 @@ class Run(Measured):
         quiet_libraries()
         self.folder, self.began = folder, time.perf_counter()
         self.journal: Journal | None = None
-        # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the same.
-        set_seed(self.config.library_seed)
-        self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
-        self.tracking = Tracking(self.config.train.track if self.ranks.first else "none", folder.path)
+        self.tracking = Tracking("none", folder.path)
         try:
+            # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the same.
+            set_seed(self.config.library_seed)
+            self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
+            if self.ranks.first:
+                self.tracking = Tracking(self.config.train.track, folder.path)
             begun = self.ranks.told(lambda: self.begin(resume))
             self.run_rounds(*begun)
             if self.stop() or not self.ranks.first:
@@ -312,6 +319,7 @@ class Run(Measured):
         except Interrupted:
             return None
         finally:
+            self.close_books()
             self.progress.stop()
             self.tracking.finish()
             self.student.engine.close()
@@ -346,25 +354,31 @@ class Run(Measured):
         shared: dict[str, Any] = {"on_tree": self.on_tree, "stop": self.stop, "ranks": self.ranks}
         rounds = Rounds(self.student, self.collector, self.tasks, self.journal, self.size, self.config.seed, **shared)
         builder = RowBuilder(self.student, self.config, self.collector, self.demonstrations, self.size, self.verifier)
-        learner = self.make_learner()
-        if self.config.train.supervised:
-            for number in range(start):
-                builder.remember(rounds.restored(number))
-        if checkpoint is not None:
-            try:
-                learner.restore(checkpoint, updates)
-            except (OSError, ValueError, RuntimeError, KeyError) as error:
-                raise CheckpointError(
-                    f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one"
-                ) from error
         try:
+            learner = self.make_learner()
+            if self.config.train.supervised:
+                for number in range(start):
+                    builder.remember(rounds.restored(number))
+            if checkpoint is not None:
+                self.restore(learner, checkpoint, updates)
             self.train(rounds, builder, learner, start)
         finally:
-            if self.journal is not None:
-                self.journal.close()
-                # However the run ends, its card says what the teachers did and took.
-                self.card |= self.collector.ledgers()
-                self.folder.write_card(self.card)
+            self.close_books()
+
+    def restore(self, learner: Learner, checkpoint: Path, updates: int) -> None:
+        """Go on from a checkpoint. Raises CheckpointError where it can't be loaded."""
+        try:
+            learner.restore(checkpoint, updates)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise CheckpointError(f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one") from error
+
+    def close_books(self) -> None:
+        """Close the journal. However the run ends, its card says what the teachers did and took."""
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = None
+            self.card |= self.collector.ledgers()
+            self.folder.write_card(self.card)
 
     def start_of(self, resume: bool) -> tuple[Path | None, dict[str, Any]]:
         """The checkpoint to go on from and its facts; (None, {}) for the first round.

@@ -61,7 +61,7 @@ class Grpo:
         self.clips = {"clip_low": clip_low, "clip_high": clip_high}
         self.importance = getattr(settings, "importance", True)
         # The reference policy is what the run started from: a copy of what is trained, put in for a moment.
-        self.start = trained_state(model) if settings.kl_coefficient else None
+        self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
         self.reference: Numbers = {}
         self.seen, self.gap = 0, 0.0  # updates of this round, and what the first one found (`gap_to_engine`)
 
@@ -78,7 +78,7 @@ class Grpo:
         """Score a round's rows under the reference policy, where a KL penalty is on. Returns figures of the round."""
         self.seen, self.gap = 0, 0.0
         if self.start is not None:
-            now = trained_state(self.model)
+            now = on_cpu(trained_state(self.model))
             load_trained_state(self.model, self.start)
             self.reference = scored(self.model, learner, rows)
             load_trained_state(self.model, now)
@@ -186,6 +186,11 @@ class Ppo(Grpo):
         returns, old = (padded([one[i] for one in known], scores.logprobs) for i in (1, 2))
         of_critic, more = value_loss(self.critic(rows), old, returns, mask, self.policy_tokens, self.ppo.value_clip)
         return loss + self.ppo.value_coefficient * of_critic, figures | more | {"critic_loss": of_critic}
+
+
+def on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights that wait, out of the device's memory."""
+    return {name: value.cpu() for name, value in state.items()}
 
 
 def scored(model: Any, learner: Learner, rows: Sequence[TrainRow]) -> Numbers:

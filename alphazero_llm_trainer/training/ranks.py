@@ -131,6 +131,11 @@ def check_ranks(config: Config, size: int) -> None:
         )
     if uses_fsdp():
         check_fsdp(config, size)
+        if config.engine.backend == "vllm-server" and train.method == "grpo" and train.grpo.kl_coefficient:
+            raise ConfigError(
+                "train.grpo.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole reference policy:"
+                " set it to 0, or launch with DDP"
+            )
 
 
 def open_ranks(config: Config) -> Ranks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 class TrainRow:
     """A prompt `[P]` and its response: `completion_ids`, `old_logprobs` (nats, the policy's that sampled it) and `advantages`
     are `[T]`; a likelihood weighs each token by its advantage. `reward` is the outcome that PPO's critic is trained on. `kind`
-    is "policy" or "demonstration", `source` who wrote the response ("student", or the teachers that wrote one of its steps).
+    is "policy", "demonstration" or "padding" (no data for a critic), `source` who wrote the response ("student", or the teachers
+    that wrote one of its steps).
     """
 
     prompt_ids: tuple[int, ...]
@@ -315,9 +316,9 @@ class RowBuilder:
         """A row without advantage (only a KL penalty, where one is on, sees it): it fills a batch that the trees could not."""
         for tree in trees:
             for found in self.collector.counted(tree.tree):
-                return self.row(tree, found, 0.0)
+                return replace(self.row(tree, found, 0.0), kind="padding")
         prompt = self.student.prompt_ids(trees[0].task.problem.question)
-        return TrainRow(prompt, (self.student.engine.eos_id,), (0.0,), (0.0,))
+        return TrainRow(prompt, (self.student.engine.eos_id,), (0.0,), (0.0,), kind="padding")
 
 
 # -- value networks ----------------------------------------------------------------------------------------------------

@@ -129,7 +129,9 @@ def supervise(
         limit_threads()
         hush_transformers()
         settings, adapter = settings_of(config), "full"
-        trainable = new_student(tokenizer, settings.shape, settings.seed)
+        # Where it will be trained: an engine keeps its cache where the weights are when it is made.
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        trainable = new_student(tokenizer, settings.shape, settings.seed).to(device)  # type: ignore[arg-type]
         name = "embedded" if config.student == "auto" else config.student
         student = make_student(name, trainable, tokenizer, config.models[name], config, Opening())
         facts["student"] = name
