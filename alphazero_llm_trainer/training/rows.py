@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class TrainRow:
     """A prompt `[P]` and its response: `completion_ids`, `old_logprobs` (nats, the policy's that sampled it) and `advantages`
     are `[T]`; a likelihood weighs each token by its advantage. `reward` is the outcome that PPO's critic is trained on. `kind`
-    is "policy", "demonstration" or "padding" (no data for a critic), `source` who wrote the response ("student", or the teachers
-    that wrote one of its steps).
+    is "policy", "demonstration" or "padding" (no data for a critic), `source` who wrote the response ("student", or the
+    teachers that wrote one of its steps).
     """
 
     prompt_ids: tuple[int, ...]
