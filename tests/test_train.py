@@ -26,7 +26,7 @@ from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.weights import save_sealed
 from alphazero_llm_trainer.training.checkpoint import newest, newest_whole, write_manifest
-from alphazero_llm_trainer.training.loop import Run
+from alphazero_llm_trainer.training.loop import Run, means
 from alphazero_llm_trainer.training.models import make_trainable
 from alphazero_llm_trainer.training.run import RunFolder
 
@@ -369,6 +369,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_in_one_sentence(tmp_path, capsy
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith(("error: loss is", "error: grad_norm is"))
     assert "learning rate" in message
+
+
+def test_a_rounds_figures_are_means_over_the_updates_that_have_them():
+    with_critic, without = {"loss": 1.0, "critic_loss": 0.5}, {"loss": 3.0}
+    for found in ([with_critic, without], [without, with_critic]):
+        assert means(found) == {"loss": 2.0, "critic_loss": 0.5}
+    assert means([]) == {}
 
 
 def unfinished(run: Path, to: Path) -> Path:

@@ -120,13 +120,7 @@ class Run(Measured):
         # A round that found few rows makes fewer updates: the schedule goes by rounds.
         learner.skip(self.size.updates_per_round - len(found))
         learner.publish()
-        means = {}
-        for name in dict.fromkeys(name for one in found for name in one):
-            values = [
-                one[name] for one in found if name in one
-            ]  # a minibatch of demonstrations has no critic's figures
-            means[name] = sum(values) / len(values)
-        return means | figures | learner.objective.end()
+        return means(found) | figures | learner.objective.end()
 
     def checkpoint(self, learner: Learner, rounds_done: int) -> None:
         """Measure the student on validation problems, and save everything that the next round depends on."""
@@ -441,6 +435,13 @@ def writing(folder: Path) -> Any:
             f"a checkpoint in {folder} can't be written ({str(error).splitlines()[0][:150]}): free some space, then go on with"
             " --resume"
         ) from error
+
+
+def means(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each figure over the updates that have it: a minibatch of demonstrations alone has no critic's figures."""
+    names = dict.fromkeys(name for one in found for name in one)
+    values = {name: [one[name] for one in found if name in one] for name in names}
+    return {name: sum(some) / len(some) for name, some in values.items()}
 
 
 def on_chains(config: Config) -> Config:
