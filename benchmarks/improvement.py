@@ -71,7 +71,7 @@ if __name__ == "__main__":
             "benchmarks/improvement.py",
             __doc__,
             ARMS,
-            ["--student", "embedded"],
+            ["--model", "embedded"],
             ("greedy", "pass_at_8"),
             load_config().train.validation_size,
             tasks,

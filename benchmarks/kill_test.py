@@ -39,14 +39,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # sums in one order
 RESULTS = ROOT / "benchmarks" / "results"
 KINDS = ("driver", "worker")
 TRAIN = (
-    "--num-examples", "24", "--save-every", "8", "--eval-size", "8", "--student", "embedded",
+    "--num-examples", "24", "--save-every", "8", "--eval-size", "8", "--model", "embedded",
     "--set", "train.questions_per_round=8", "--set", "train.validation_size=8", "--set", "train.rows_per_round=8",
     "--set", "train.demonstrations=20", "--set", "train.ppo.samples=2", "--set", "train.ppo.batch_size=5",
     "--set", "train.ppo.epochs=1", "--set", "train.ppo.rows_per_round=8", "--set", "train.ppo.critic_rounds=1",
     "--set", "train.grpo.batch_size=5", "--set", "train.grpo.epochs=1", "--set", "train.rft.batch_size=5",
     "--set", "train.rft.updates_per_round=3",
 )  # fmt: skip
-EVAL = ("--num", "8", "--student", "embedded", "--budget-tokens", "60", "--samples", "2")
+EVAL = ("--num", "8", "--model", "embedded", "--budget-tokens", "60", "--samples", "2")
 AGAIN = ("train", "--resume", "--checkpoint-dir")
 # Each command's words, and those that it is started again with.
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -170,7 +170,7 @@ def under_ray(args: argparse.Namespace) -> int:
     from alphazero_llm_trainer.mcts.journal import read_shards
 
     arguments = [
-        "--student", "embedded", "--num-examples", str(args.questions), "--start", "2000", "--mode", args.mode,
+        "--model", "embedded", "--num", str(args.questions), "--start", "2000", "--mode", args.mode,
         "--set", f"train.iterations={args.iterations}", "--set", f"search.iterations={args.iterations}",
         "--set", "train.samples=8", "--set", "train.requeue_limit=0",
         "--set", "sample.shard_trees=50", "--set", "search.concurrent=8",

@@ -161,7 +161,7 @@ class Served:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         environment.pop("ALPHAZERO_API_KEY", None)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--student", "embedded", "--port", "0", *SMALL],
+            [sys.executable, "-m", "alphazero_llm_trainer", "serve", "--model", "embedded", "--port", "0", *SMALL],
             env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None

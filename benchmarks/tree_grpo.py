@@ -63,7 +63,7 @@ def ours(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     flags = ["--use-grpo", "--seed", str(seed), "--num-examples", str(args.num_examples)]
     flags += ["--eval-size", str(args.eval_size), "--save-every", str(args.save_every), *OURS[arm]]
     flags += ["--set", f"train.validation_size={args.validation_size}", *levels_flag(args.levels)]
-    flags += [] if args.student is None else ["--path", str(args.student)]
+    flags += [] if args.student is None else ["--model", str(args.student)]
     folder = directory / "run-001"
     card = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
     if "after" not in card:

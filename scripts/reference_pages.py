@@ -170,7 +170,7 @@ def sections(source: str) -> Iterator[tuple[str, str, list[tuple[str, str, str]]
 
 def students() -> Iterator[str]:
     models = yaml.safe_load((CONFIG / "models.yaml").read_text(encoding="utf-8"))
-    yield from ("## Students", "", "From `config/models.yaml`; `--student NAME` picks one, `auto` picks by device.", "")
+    yield from ("## Students", "", "From `config/models.yaml`; `--model NAME` picks one, `auto` picks by device.", "")
     yield from ("| Name | Weights | Adapter | Quantization | Gated | Download, GB |", "|---|---|---|---|---|---:|")
     for name, model in models.items():
         size = model.get("shape", {}).get("download_gb", "")

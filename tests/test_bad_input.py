@@ -50,18 +50,17 @@ LINES: dict[str, tuple[list[str], str]] = {
     "a number out of range": (["train", "--num-examples", "0"], "train.num_examples is 0"),
     "two methods": (["train", "--use-grpo", "--use-legacy"], "--use-legacy"),
     "a weight out of range": (["info", "--set", "rewards.hre_weight=1.5"], "rewards.hre_weight is 1.5"),
-    "an unknown student": (["train", "--student", "gpt-5"], "gpt-5"),
+    "an unknown student": (["train", "--model", "gpt-5"], "gpt-5"),
     "an unknown source": (["train", "--set", "problems.source=aime"], "aime"),
     "levels of a source without": (["train", "--source", "gsm8k", "--set", "problems.levels=[1]"], "problems.levels"),
     "rows that are nowhere": (["train", "--source", "gsm8k", "--set", "dataset.path=nowhere"], "nowhere"),
-    "no key": (["train", "--student", "embedded", "--set", "teachers.tier=free"], "OPENROUTER_API_KEY"),
-    "no checker": (["train", "--student", "embedded", "--set", "teachers.terminal_checker=true"], "teachers.tier"),
+    "no key": (["train", "--model", "embedded", "--set", "teachers.tier=free"], "OPENROUTER_API_KEY"),
+    "no checker": (["train", "--model", "embedded", "--set", "teachers.terminal_checker=true"], "teachers.tier"),
     "nothing to resume": (["train", "--resume", "--out", "none"], "--resume"),
     "an unknown quantisation": (["info", "--set", "models.embedded.quantization=nf5"], "nf5"),
-    "sft of what isn't there": (["sft", "--student", "llama-3.2-3b"], "llama-3.2-3b"),
+    "sft of what isn't there": (["sft", "--model", "llama-3.2-3b"], "llama-3.2-3b"),
     "sft from scratch on rows": (["sft", "--set", "problems.source=gsm8k"], "problems.source"),
     "sft without test problems": (["sft", "--eval-size", "0"], "--eval-size"),
-    "a long name": (["train", "--dry-run", "--out", "c" * 300], "can't be written"),
     "no such run": (["train", "--resume", "nowhere"], "nowhere"),
     "no such journal": (["view", "nowhere"], "nowhere"),
     "no such data": (["value", "--data", "nowhere"], "nowhere"),
@@ -153,7 +152,7 @@ def student(tmp_path: Path) -> Path:
 def test_a_tokenizer_that_is_none(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = student(tmp_path)
     (folder / "tokenizer.json").write_text(text)
-    assert "tokenizer" in refused(capsys, "search", "1 and 2?", "--path", str(folder))
+    assert "tokenizer" in refused(capsys, "search", "1 and 2?", "--model", str(folder))
 
 
 def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -162,7 +161,7 @@ def test_weights_that_are_no_numbers(capsys: pytest.CaptureFixture[str], tmp_pat
     folder = student(tmp_path)
     weights = {name: tensor * float("nan") for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert "not finite" in refused(capsys, "search", "1 and 2?", "--path", str(folder))
+    assert "not finite" in refused(capsys, "search", "1 and 2?", "--model", str(folder))
 
 
 # -- journals and run folders ------------------------------------------------------------------------------------------

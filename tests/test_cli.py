@@ -13,7 +13,7 @@ from alphazero_llm_trainer.engine import kernel_build
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.student import PACKAGED
 
-TINY = ["--num-examples", "4", "--eval-size", "4", "--student", "embedded", "--set", "train.validation_size=0"]
+TINY = ["--num-examples", "4", "--eval-size", "4", "--model", "embedded", "--set", "train.validation_size=0"]
 
 
 def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, monkeypatch):
@@ -31,34 +31,34 @@ def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, monkeypatch)
 
 
 def test_search_prints_the_tree_the_choice_and_the_cost(capsys):
-    assert main(["search", "--iterations", "3", "--student", "embedded"]) == 0
+    assert main(["search", "--simulations", "3", "--model", "embedded"]) == 0
     out = capsys.readouterr().out
     assert "root  N=" in out
     assert "tokens sampled" in out
     assert "answer " in out
-    assert main(["search", "--iterations", "3", "--student", "embedded", "--json"]) == 0
+    assert main(["search", "--simulations", "3", "--model", "embedded", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert Tree.from_dict(result["tree"]).N[0] > 0
     assert result["cost"]["sampled_tokens"] > 0
 
 
 def test_a_search_that_never_leaves_one_path_says_so(capsys):
-    flags = ["search", "--mode", "token", "--set", "search.temperature=1.6", "--student", "embedded"]
-    assert main([*flags, "--iterations", "400"]) == 0
+    flags = ["search", "--mode", "token", "--set", "search.temperature=1.6", "--model", "embedded"]
+    assert main([*flags, "--simulations", "400"]) == 0
     out = capsys.readouterr().out
     assert "all 400 simulations went down one path: the policy gives the likeliest token" in out
     # With values out of the way, PUCT takes another token exactly where 1/probability says.
     flags += ["--set", "search.exploration=10000000"]
     [least] = re.findall(r"looks at it after ([\d,]+) simulations or more", out)
-    assert main([*flags, "--iterations", str(int(least.replace(",", "")) * 9 // 10)]) == 0
+    assert main([*flags, "--simulations", str(int(least.replace(",", "")) * 9 // 10)]) == 0
     assert "one path" in capsys.readouterr().out
-    assert main([*flags, "--iterations", str(int(least.replace(",", "")) * 11 // 10)]) == 0
+    assert main([*flags, "--simulations", str(int(least.replace(",", "")) * 11 // 10)]) == 0
     assert "one path" not in capsys.readouterr().out
 
 
 def test_search_answers_a_question_of_the_users(capsys):
     assert (
-        main(["search", "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?", "--iterations", "2"])
+        main(["search", "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?", "--simulations", "2"])
         == 0
     )
     assert capsys.readouterr().out.startswith("Ana has 3 pens.")
@@ -88,7 +88,7 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
 
 def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
     flags = ["--set", "train.sft.steps=4", "--set", "train.demonstrations=16", "--set", "train.sft.validation_size=8"]
-    assert main(["sft", "--student", "embedded", "--eval-size", "8", "--out", str(tmp_path / "out"), *flags]) == 0
+    assert main(["sft", "--model", "embedded", "--eval-size", "8", "--out", str(tmp_path / "out"), *flags]) == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["steps"] == 4
     assert manifest["test_greedy"]["problems"] == 8
@@ -98,14 +98,14 @@ def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
 def test_sft_goes_on_from_a_folder(tmp_path, capsys):
     out = tmp_path / "out"
     flags = ["--set", "train.demonstrations=20", "--set", "train.sft.validation_size=8", "--eval-size", "8"]
-    assert main(["sft", "--path", str(PACKAGED), "--out", str(out), *flags]) == 0
+    assert main(["sft", "--model", str(PACKAGED), "--out", str(out), *flags]) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["steps"] == 4  # three passes over 20 rows, 16 an update
     assert manifest["settings"]["learning_rate"] == 2e-4
     assert len(manifest["data_sha256"]) == 64
     assert manifest["started_from"] == str(PACKAGED) and manifest["adapter"] == "full"
     assert "paired gain" in capsys.readouterr().out
-    assert main(["search", "--path", str(out), "--iterations", "2"]) == 0
+    assert main(["search", "--model", str(out), "--simulations", "2"]) == 0
 
 
 def test_the_trainers_help_starts_without_heavy_imports():

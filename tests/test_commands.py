@@ -1,4 +1,4 @@
-"""The command line as a newcomer meets it: help, versions, names and their old ones, JSON, and what starts without torch."""
+"""The command line as a newcomer meets it: help, versions, flags, JSON, and what starts without torch."""
 
 from __future__ import annotations
 
@@ -56,18 +56,6 @@ def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> Non
     assert (Path(alphazero_llm_trainer.__file__).parent / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_quiet_or_verbose_and_hides_its_old_names(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    out = capsys.readouterr().out
-    assert "-q, --quiet" in out and "-v, --verbose" in out
-    for old in ("--student", "--path", "--iterations", "--questions", "--benchmarks"):
-        assert f"{old} " not in out
-
-
 def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["search", "--help"])
@@ -77,36 +65,31 @@ def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.Captu
     assert "repeatable (default" not in out  # an empty list is no default to tell
 
 
-def test_completion_knows_commands_and_new_names_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--print-completion", "bash"])
     script = capsys.readouterr().out
     assert stop.value.code == 0
     assert "compare" in script and "simulations" in script
-    assert "--iterations" not in script
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("new", "old", "key"),
+    ("flags", "setting"),
     [
-        (["search", "--simulations", "5"], ["search", "--iterations", "5"], "search.iterations"),
-        (["train", "-n", "5"], ["train", "--num-examples", "5"], "train.num_examples"),
-        (["train", "--out", "x"], ["train", "--checkpoint-dir", "x"], "train.checkpoint_dir"),
-        (["value", "--num", "50"], ["value", "--questions", "50"], "train.critic.questions"),
-        (["train", "--model", "embedded"], ["train", "--student", "embedded"], "student"),
-        (["sample", "--source", "gsm8k"], ["sample", "--set", "problems.source=gsm8k"], "problems.source"),
+        (["search", "--simulations", "5"], "search.iterations=5"),
+        (["train", "-n", "5"], "train.num_examples=5"),
+        (["train", "--num-examples", "5"], "train.num_examples=5"),
+        (["train", "--checkpoint-dir", "x"], "train.checkpoint_dir=x"),
+        (["value", "--num", "50"], "train.critic.questions=50"),
+        (["train", "--model", "embedded"], "student=embedded"),
+        (["sample", "--source", "gsm8k"], "problems.source=gsm8k"),
     ],
 )
-def test_old_names_do_what_new_ones_do(new: list[str], old: list[str], key: str) -> None:
-    found = [resolve(parsed(*words)) for words in (new, old)]
-    assert found[0] == found[1]
-    value: object = found[0]
-    for part in key.split("."):
-        value = getattr(value, part)
-    assert str(value) == new[-1]
+def test_a_flag_sets_its_key(flags: list[str], setting: str) -> None:
+    assert resolve(parsed(*flags)) == resolve(parsed(flags[0], "--set", setting)) != resolve(parsed(flags[0]))
 
 
 def test_a_flag_wins_over_set() -> None:
@@ -120,7 +103,7 @@ def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> N
     hub = resolve(parsed("search", "--model", "meta-llama/Llama-3.2-3B-Instruct"))
     assert hub.student == "llama-3.2-3b"
     (tmp_path / "config.json").write_text("{}")
-    args = parsed("search", "--model", str(tmp_path), "--student", "embedded")
+    args = parsed("search", "--model", str(tmp_path), "--set", "student=embedded")
     assert resolve(args).student == "embedded" and args.path == tmp_path
     known = resolve(parsed("train", "--model", str(tmp_path)))  # a student of its own
     assert known.student == tmp_path.name.lower() and known.models[known.student].path == str(tmp_path)
@@ -130,9 +113,7 @@ def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> N
     ("words", "error", "says"),
     [
         (["--model", "nothing"], ConfigError, "no hub id (OWNER/NAME)"),
-        (["--model", "embedded", "--student", "qwen3-0.6b"], ConfigError, "leave one out"),
         (["--model", "."], CheckpointError, "config.json"),
-        (["--path", "nowhere"], CheckpointError, "nowhere"),
     ],
 )
 def test_a_model_that_is_none_is_one_sentence(

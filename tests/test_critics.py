@@ -434,7 +434,7 @@ def test_trees_of_other_splits_are_not_learned_from(tmp_path: Path, capsys: pyte
     record = json.loads(journal.read_text()) | {"key": "b", "split": "validation"}
     with journal.open("a") as file:
         file.write(json.dumps(record) + "\n")
-    assert main(["value", "--student", "embedded", "--data", str(journal), "--out", str(tmp_path / "v")]) == 2
+    assert main(["value", "--model", "embedded", "--data", str(journal), "--out", str(tmp_path / "v")]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert str(journal) in line and "validation split" in line and "--split train" in line
 
@@ -602,7 +602,7 @@ def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:
 
 # -- the commands ------------------------------------------------------------------------------------------------------
 
-QUICK = ["--student", "embedded", "-n", "60", "--set", "train.critic.iterations=2", "--set", "train.critic.samples=6",
+QUICK = ["--model", "embedded", "-n", "60", "--set", "train.critic.iterations=2", "--set", "train.critic.samples=6",
          "--set", "train.critic.epochs=1",
          "--set", "train.critic.spoiled=0", "--set", "train.critic.least_outcomes=2",
          "--set", "train.critic.margin=0.25"]  # fmt: skip
@@ -646,7 +646,7 @@ def test_the_command_searches_trains_and_reports(kind: str, tmp_path: Path, caps
 def test_a_wrong_argument_is_one_sentence(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["value", "--student", "embedded", "--out", str(tmp_path / "v"), *arguments]) == 2
+    assert main(["value", "--model", "embedded", "--out", str(tmp_path / "v"), *arguments]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert message in line
 

@@ -14,7 +14,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.eval.methods import METHODS
 from alphazero_llm_trainer.eval.names import METHOD_NAMES
 
-SMALL = ["eval", "--num", "12", "--student", "embedded", "--budget-tokens", "60", "120"]
+SMALL = ["eval", "--num", "12", "--model", "embedded", "--budget-tokens", "60", "120"]
 SHORT = [*SMALL, "--methods", "greedy", "best-of-n", "mcts", "--samples", "2"]
 
 
@@ -103,18 +103,18 @@ def test_the_default_folder_is_numbered(tmp_path) -> None:
     [
         (["--methods", "guess"], ["--methods", "guess", "step-rejection"]),
         (["--methods", "greedy", "greedy"], ["--methods", "twice"]),
-        (["--benchmarks", "sudoku"], ["sudoku", "embedded"]),
+        (["--source", "sudoku"], ["sudoku", "embedded"]),
         (["--budget-tokens", "0"], ["--budget-tokens", "0"]),
         (["--num", "0"], ["--num", "0"]),
         (["--samples", "-1"], ["--samples", "-1"]),
         (["--verifier", "oracle"], ["--verifier", "oracle"]),
         (["--verifier", "value"], ["--value"]),
-        (["--path", "nowhere"], ["nowhere"]),
+        (["--model", "nowhere"], ["nowhere"]),
         (["--verifier", "value", "--value", "nowhere"], ["--value nowhere", "the command value"]),
     ],
 )
 def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
-    assert main(["eval", "--num", "2", "--student", "embedded", "--out", str(tmp_path / "out"), *flags]) == 2
+    assert main(["eval", "--num", "2", "--model", "embedded", "--out", str(tmp_path / "out"), *flags]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith("error: ") and len(said.splitlines()) == 1 and all(word in said for word in words)
 
@@ -130,7 +130,7 @@ def test_its_help_starts_without_torch() -> None:
 
 @pytest.mark.parametrize("change", ["a digit", "a type", "no object", "an older version's of another type"])
 def test_a_cell_that_was_changed_is_named_and_measured_again_once_it_is_gone(change, tmp_path, capsys) -> None:
-    words = ["eval", "--num", "12", "--student", "embedded", "--budget-tokens", "60", "--methods", "greedy"]
+    words = ["eval", "--num", "12", "--model", "embedded", "--budget-tokens", "60", "--methods", "greedy"]
     words += ["--out", str(tmp_path / "out")]
     assert main(words) == 0
     [path] = (tmp_path / "out" / "cells").iterdir()

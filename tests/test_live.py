@@ -16,7 +16,7 @@ from alphazero_llm_trainer.training.progress import UpdateProgress
 
 ARGUMENTS = [
     "train",
-    "--student",
+    "--model",
     "embedded",
     "--num-examples",
     "16",

@@ -120,7 +120,7 @@ def test_a_faulty_file_is_left_to_transformers(tmp_path: Path) -> None:
 def test_a_search_loads_neither_model_code_nor_what_it_does_not_ask() -> None:
     code = (
         "import sys\nfrom alphazero_llm_trainer.cli.main import main\n"
-        "assert main(['search', '--student', 'embedded', '--iterations', '2']) == 0\n"
+        "assert main(['search', '--model', 'embedded', '--simulations', '2']) == 0\n"
         "heavy = {'transformers.modeling_utils', 'torch._dynamo', 'sympy', 'openai', 'datasets', 'trl', 'peft', 'accelerate'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )

@@ -39,7 +39,7 @@ from alphazero_llm_trainer.training.rows import TrainRow
 ROOT = Path(__file__).resolve().parent.parent
 FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
 FLAGS = [
-    "--student", "embedded", "--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora",
+    "--set", "student=embedded", "--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora",
 ]  # fmt: skip
 SMALL = [
     "--set", "train.method=grpo",
@@ -220,7 +220,7 @@ def test_all_weights_under_an_adapter_are_not_trained(tmp_path: Path, capsys: py
     randomise(first.model, adapters.POLICY, 0)
     save_adapter(first.model, first.spec.lora, tmp_path / "adapter")
     first.model.eval()
-    flags = [*SMALL, "--path", str(tmp_path / "adapter"), "--checkpoint-dir", str(tmp_path / "runs")]
+    flags = [*SMALL, "--model", str(tmp_path / "adapter"), "--checkpoint-dir", str(tmp_path / "runs")]
     whole = ["--set", "models.embedded.quantization=none", "--set", "models.embedded.adapter=full"]
     assert train_main([*flags, *whole]) == 2
     error = capsys.readouterr().err
@@ -391,7 +391,7 @@ def test_the_other_methods_train_it_too(method: str, tmp_path: Path) -> None:
 def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     spec = load_config().models["llama-3.2-3b"]
-    with pytest.raises(ConfigError, match=r"llama-3\.2-3b .* CUDA .* --student embedded.*cpu=true"):
+    with pytest.raises(ConfigError, match=r"llama-3\.2-3b .* CUDA .* --model embedded.*cpu=true"):
         check_device("llama-3.2-3b", spec.path, spec)
     check_device("llama-3.2-3b", spec.path, spec.model_copy(update={"cpu": True}))
     check_device("embedded", str(PACKAGED), spec)
@@ -449,7 +449,7 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
     monkeypatch.setattr("alphazero_llm_trainer.training.hub.HfApi", lambda: hub)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     given = ["--adapter", str(whole_run / "adapter"), "--out", str(out), "--push-to-hub", "me/student"]
-    assert main(["merge", "--student", "embedded", *given]) == 0, "the adapter knows that its base has 4 bits"
+    assert main(["merge", "--model", "embedded", *given]) == 0, "the adapter knows that its base has 4 bits"
     assert "uploaded to" in capsys.readouterr().out
     assert hub.made == [{"repository": "me/student", "private": True, "exist_ok": True}]
     weights = (out / "model.safetensors").read_bytes()
@@ -473,7 +473,7 @@ def test_what_is_wrong_with_an_upload_shows_before_training(
     [
         (["--adapter", "nowhere", "--out", "x"], "has no adapter_config.json"),
         (["--adapter", "{adapter}", "--out", "{run}"], "is there already"),
-        (["--adapter", "{adapter}", "--out", "x", "--path", "{run}/student"], "trained over other weights"),
+        (["--adapter", "{adapter}", "--out", "x", "--model", "{run}/student"], "trained over other weights"),
     ],
 )
 def test_merge_refuses_what_is_wrong(
@@ -488,7 +488,7 @@ def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
     out = tmp_path / "sft"
     flags = ["--eval-size", "8", "--set", "train.demonstrations=24", "--set", "train.sft.validation_size=8"]
     flags += ["--set", "train.sft.steps=6", "--set", "train.sft.learning_rate=5e-3", "--set", "train.micro_batch=8"]
-    assert main(["sft", *FLAGS, "--path", str(PACKAGED), "--out", str(out), *flags]) == 0
+    assert main(["sft", *FLAGS, "--model", str(PACKAGED), "--out", str(out), *flags]) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["adapter"] == "lora" and manifest["steps"] == 6
     assert manifest["test_before"]["problems"] == manifest["test_greedy"]["problems"] == 8

@@ -121,7 +121,7 @@ def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None
 
 
 def test_process_credit_without_a_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--student", "embedded", "--set", "train.grpo.credit=process", "--checkpoint-dir", str(tmp_path)]
+    flags = ["--model", "embedded", "--set", "train.grpo.credit=process", "--checkpoint-dir", str(tmp_path)]
     assert train_main([*flags, "--num-examples", "8", "--eval-size", "0"]) == 2
     assert "train.grpo.prm is null" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -134,7 +134,7 @@ def test_a_folder_holds_one_run_and_one_writer(tmp_path: Path) -> None:
     other = {"config": {"search": {"samples": 5}}, "seed": 8}
     with pytest.raises(ConfigError, match=r"search.samples is 5, the run in .* has 4"):
         SampleFolder(out, other, 10, 5, resume=True)
-    with pytest.raises(ConfigError, match="--num-examples is 9"):
+    with pytest.raises(ConfigError, match="--num is 9"):
         SampleFolder(out, IDENTITY, 9, 5, resume=True)
     folder = SampleFolder(out, IDENTITY, 12, 5, resume=True)  # more questions are welcome
     with pytest.raises(ConfigError, match=r"policy\.fingerprint"):
@@ -288,21 +288,21 @@ def test_stopping_leaves_whole_trees_and_goes_on(tmp_path: Path, whole: tuple[di
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
-SMALL = ["--student", "embedded", "--set", "train.iterations=1", "--set", "train.requeue_limit=0"]
+SMALL = ["--model", "embedded", "--set", "train.iterations=1", "--set", "train.requeue_limit=0"]
 
 
 def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
-    assert main(["sample", "--num-examples", "4", "--out", out, "--json", *SMALL]) == 0
+    assert main(["sample", "--num", "4", "--out", out, "--json", *SMALL]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["trees"] == 4 and facts["set_aside"] == 0 and facts["sampled_tokens_per_second"] > 0
     # PRE is off unless asked for.
     assert json.loads((Path(out) / "manifest.json").read_text())["config"]["rewards"]["use_student_model"] is False
-    assert main(["sample", "--num-examples", "6", "--out", out, "--resume", *SMALL]) == 0
+    assert main(["sample", "--num", "6", "--out", out, "--resume", *SMALL]) == 0
     said = capsys.readouterr().out
     assert "6 of 6 questions" in said and "a second" in said and "peak memory" in said
     before = sorted(Path(tmp_path).iterdir())
-    assert main(["sample", "--num-examples", "1000", "--dry-run", "--set", "sample.dry_run_trees=2", *SMALL]) == 0
+    assert main(["sample", "--num", "1000", "--dry-run", "--set", "sample.dry_run_trees=2", *SMALL]) == 0
     said = capsys.readouterr().out
     assert "1,000 questions would take about" in said and sorted(Path(tmp_path).iterdir()) == before
     megabytes = float(re.search(r"their trees ([0-9.]+) MB of disk", said)[1])
@@ -316,10 +316,10 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
         (["--out", out], "--resume"),
         (["--out", out, "--resume", "--seed", "8"], "seed is 8"),
         ([], "--out is missing"),
-        (["--out", out, "--num-examples", "0"], "--num is 0"),
+        (["--out", out, "--num", "0"], "--num is 0"),
         (["--out", out, "--workers", "0"], "--workers is 0"),
     ):
-        assert main(["sample", "--num-examples", "6", *argv, *SMALL]) == 2
+        assert main(["sample", "--num", "6", *argv, *SMALL]) == 2
         said = capsys.readouterr().err.strip()
         assert words in said and said.startswith("error: ") and "\n" not in said
     assert not Path(nothing).exists()

@@ -60,7 +60,7 @@ def start(folder: Path, *arguments: str, before: str = "", **variables: str) -> 
     code = f"import sys; {before}from alphazero_llm_trainer.cli.main import main; sys.exit(main())"
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, "serve", "--student", "embedded", "--port", "0", *arguments],
+            [sys.executable, "-c", code, "serve", "--model", "embedded", "--port", "0", *arguments],
             cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
         )  # fmt: skip
     return Served(process, "", folder)
@@ -458,7 +458,7 @@ def test_wrong_command_lines_are_one_sentence(
             (["--port", "0", "--verifier", "magic"], "--verifier is 'magic'"),
             (["--port", "0", "--prm", judge, "--verifier", "calculator"], "which doesn't ask it"),
         ]:
-            assert main(["serve", "--student", "embedded", *arguments]) == 2, arguments
+            assert main(["serve", "--model", "embedded", *arguments]) == 2, arguments
             error = capsys.readouterr().err
             assert words in error and error.count("\n") == 1, error
 

@@ -23,7 +23,7 @@ from alphazero_llm_trainer.training.preflight import Preflight
 from alphazero_llm_trainer.training.size import RunSize, expected_responses
 
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-HUB = ["--student", "llama-3.2-3b"]
+HUB = ["--model", "llama-3.2-3b"]
 REAL = [*HUB, "--set", "problems.source=gsm8k"]
 
 
@@ -91,7 +91,7 @@ def test_a_mirror_and_a_token_open_the_gate(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Path, capsys: Any) -> None:
-    assert main(["train", "--student", "embedded", "--dry-run"]) == 0
+    assert main(["train", "--model", "embedded", "--dry-run"]) == 0
     said = capsys.readouterr()
     assert said.err == "" and "nothing; the student's weights are here" in said.out and "teachers: none" in said.out
     assert "peak" in said.out and "fits" in said.out
@@ -100,7 +100,7 @@ def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Pa
 
 
 def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -> None:
-    flags = ["--student", "embedded", "--num-examples", "192", "--eval-size", "50"]
+    flags = ["--model", "embedded", "--num-examples", "192", "--eval-size", "50"]
     assert train_main(["--resume", "--dry-run"]) == 2
     assert "found no run" in one_sentence(capsys.readouterr().err)
     config = load_config(overrides=["student=embedded", "train.num_examples=192", "train.eval_size=50"])
@@ -130,7 +130,7 @@ def test_a_dry_run_misses_what_the_run_would_miss(
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     said = []
     for flags in (["--dry-run"], []):
-        assert train_main(["--student", "embedded", "--set", key, *flags]) == 2
+        assert train_main(["--model", "embedded", "--set", key, *flags]) == 2
         said.append(one_sentence(capsys.readouterr().err))
     assert said[0] == said[1] and word in said[0]
     assert list(nowhere.iterdir()) == []
@@ -138,15 +138,15 @@ def test_a_dry_run_misses_what_the_run_would_miss(
 
 @NO_CUDA
 def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> None:
-    assert main(["train", "--dry-run", "--path", "typo", "--student", "embedded"]) == 2
-    assert "student folder typo has no config.json" in one_sentence(capsys.readouterr().err)
+    assert main(["train", "--dry-run", "--model", "typo"]) == 2
+    assert "--model typo is no folder" in one_sentence(capsys.readouterr().err)
     # An adapter's base is fetched like any other, and asks for the same device and token.
     adapter = nowhere / "adapter"
     adapter.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (adapter / name).write_text("{}")
     for flags, word in (([], "CUDA"), (["--set", "models.llama-3.2-3b.cpu=true"], "HF_TOKEN")):
-        assert train_main([*HUB, "--path", str(adapter), "--dry-run", *flags]) == 2
+        assert train_main(["--set", "student=llama-3.2-3b", "--model", str(adapter), "--dry-run", *flags]) == 2
         said = capsys.readouterr()
         assert "6.4 GB" in said.out and word in one_sentence(said.err)
 
@@ -276,7 +276,7 @@ def test_checks_need_no_torch(nowhere: Path) -> None:
 
 def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: Any) -> None:
     def questions(*flags: str) -> int:
-        assert main(["train", "--dry-run", "--json", "--student", "embedded", *flags]) == 0
+        assert main(["train", "--dry-run", "--json", "--model", "embedded", *flags]) == 0
         return json.loads(capsys.readouterr().out)["questions"]
 
     rows(nowhere, 60)

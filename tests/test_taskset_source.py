@@ -327,7 +327,7 @@ def test_commands_refuse_before_anything_starts(tmp_path: Path, capsys: pytest.C
 # -- trained -----------------------------------------------------------------------------------------------------------
 
 RUN = [
-    "--num-examples", "24", "--save-every", "12", "--eval-size", "8", "--student", "embedded", "--use-grpo",
+    "--num-examples", "24", "--save-every", "12", "--eval-size", "8", "--model", "embedded", "--use-grpo",
     "--set", "train.questions_per_round=12",
     "--set", "train.validation_size=8",
     "--set", "train.keep_best=false",

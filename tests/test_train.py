@@ -32,7 +32,7 @@ from alphazero_llm_trainer.training.run import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
-    "--num-examples", "24", "--save-every", "8", "--eval-size", "12", "--student", "embedded",
+    "--num-examples", "24", "--save-every", "8", "--eval-size", "12", "--model", "embedded",
     "--set", "problems.levels=[2,3]",  # legacy learns from questions with right and wrong responses
     "--set", "train.questions_per_round=8",
     "--set", "train.validation_size=12",
@@ -355,7 +355,7 @@ def test_packed_training_ends_in_the_flat_trainings_weights(tmp_path):
 
 def test_a_run_starts_from_the_student_of_another(whole_run, tmp_path, capsys):
     run, _ = whole_run
-    flags = [*SMALL, "--num-examples", "8", "--path", str(run / "student"), "--checkpoint-dir", str(tmp_path)]
+    flags = [*SMALL, "--num-examples", "8", "--model", str(run / "student"), "--checkpoint-dir", str(tmp_path)]
     assert train_main(flags) == 0
     assert f"student {run / 'student'} (" in capsys.readouterr().err
     card = json.loads((tmp_path / "run-001" / "run.json").read_text())

@@ -258,7 +258,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("view") / "sample"
     settings = ("problems.levels=[3,4]", "train.iterations=12", "search.temperature=1.3", "teachers.tier=embedded")
     more = [part for setting in settings for part in ("--set", setting)]
-    assert main(["sample", "--student", "embedded", "--out", str(folder), "--num-examples", "6", *more]) == 0
+    assert main(["sample", "--model", "embedded", "--out", str(folder), "--num", "6", *more]) == 0
     with (folder / "shard-00000.jsonl").open("ab") as file:
         file.write(b'{"key": "half')
     return folder
@@ -292,7 +292,7 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled: Path, capsys: pytest.
 
 
 def test_a_search_printed_as_json_is_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["search", "--student", "embedded", "--mode", "token", "--iterations", "20", "--json"]) == 0
+    assert main(["search", "--model", "embedded", "--mode", "token", "--simulations", "20", "--json"]) == 0
     (tmp_path / "one.json").write_text(capsys.readouterr().out, encoding="utf-8")
     assert view(tmp_path / "one.json") == 0
     drawn = Data((tmp_path / "one.html").read_text(encoding="utf-8")).tree()

@@ -394,7 +394,7 @@ def test_the_train_command(where: str, adapter: str, tmp_path: Path, request: py
         "train.keep_best=false",
         "rewards.use_student_model=false",
     ]
-    command = [sys.executable, str(ROOT / "train_vllm.py"), "--student", "embedded"]
+    command = [sys.executable, str(ROOT / "train_vllm.py"), "--model", "embedded"]
     command += ["--checkpoint-dir", str(tmp_path)]
     for override in overrides:
         command += ["--set", override]

@@ -372,7 +372,7 @@ def test_training_over_a_server_never_mixes_versions_and_leaves_nothing_behind(
     gaps = [line["engine_logprob_gap"] for line in lines if "engine_logprob_gap" in line]
     assert len(gaps) == 3 and max(gaps) < 1e-4
     [adapter] = run.glob("adapter*")
-    command = [sys.executable, "-m", "alphazero_llm_trainer", "eval", "--path", str(adapter), "--num", "4"]
+    command = [sys.executable, "-m", "alphazero_llm_trainer", "eval", "--model", str(adapter), "--num", "4"]
     command += ["--methods", "greedy", "--out", str(tmp_path / "eval"), "-q"]
     command += [word for key in overrides for word in ("--set", key)]
     assert subprocess.run(command, check=False).returncode == 0

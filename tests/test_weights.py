@@ -90,7 +90,7 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, number: float) ->
 
 def test_the_command_says_so_and_nothing_else(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     change_weights(folder, lambda weights: weights.pop("model.norm.weight"))
-    assert main(["search", "--student", "embedded", "--path", str(folder)]) == 2
+    assert main(["search", "--set", "student=embedded", "--model", str(folder)]) == 2
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("error: model ") and err.count("\n") == 1
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import io
 import json
 import logging
 import os
@@ -12,53 +10,34 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..config.load import Config, flat, load_config, nested
+from ..config.load import Config, load_config, nested
+from ..config.shipped import shipped_section
 from ..errors import EXIT_FAILED, EXIT_USER_ERROR, AlphaZeroError, ConfigError, StorageError
 from ..files import storage_failure
 from ..live import Progress
-from ..policy.folders import check_critic, check_folder, find_model
+from ..policy.folders import check_critic, with_model
 
 EXIT_STOPPED = 130
-LONGEST = 900  # letters of a message
-# Libraries that tell their makers of their use, at import already: not unless the user says so.
-SILENT = ("MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")
-MISNAMED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # no place at all: the user named another
 
 
 # -- the parser --------------------------------------------------------------------------------------------------------
 
 
-@cache
-def shipped_config() -> Config:
-    """The configuration as it is shipped: where `--help` reads defaults."""
-    return load_config()
-
-
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Says the default of every flag that has one, and the metavar of a flag once."""
+    """Says the default of every flag that has one: its own, or that of the configuration's key that it sets."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        text, default = action.help, action.default
-        if text is None or "default" in text:
+        text, default, key = action.help, action.default, getattr(action, "key", None)
+        if text is None or "default" in text or action.nargs == 0:
             return text
-        if (key := getattr(action, "key", None)) is not None:
-            shipped: Any = shipped_config()
-            for part in key.split("."):
-                shipped = getattr(shipped, part)
-            return f"{text} (default: {shown(shipped)}; {key})"
-        if default is None or default == [] or default is argparse.SUPPRESS or action.nargs == 0:
-            return text
-        return f"{text} (default: {shown(default)})"
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        values = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {values}"
+        if key is not None:
+            section, _, name = key.rpartition(".")
+            return f"{text} (default: {shown(shipped_section(section)[name])}; {key})"
+        return text if default in (None, [], argparse.SUPPRESS) else f"{text} (default: {shown(default)})"
 
 
 def shown(value: Any) -> str:
@@ -76,69 +55,45 @@ class Parser(argparse.ArgumentParser):
         self.keys: dict[str, str] = {}
         self.set_defaults(keys=self.keys)
         self.common = self.add_argument_group("common to all commands")
-        loud = self.common.add_mutually_exclusive_group()
-        # Suppressed, so that a command's own default doesn't undo `alphazero-llm-trainer -q COMMAND`.
-        loud.add_argument(
-            "-q", "--quiet", action="store_true", default=argparse.SUPPRESS, help="results and errors alone"
-        )
-        loud.add_argument(
-            "-v",
-            "--verbose",
-            action="store_true",
-            default=argparse.SUPPRESS,
-            help="also what libraries say, and an error's traceback",
-        )
+        loud = (("quiet", "results and errors alone"), ("verbose", "also what libraries say, and an error's traceback"))
+        for name, text in loud:
+            # Suppressed, so that a command's own default doesn't undo `alphazero-llm-trainer -q COMMAND`.
+            flags = f"-{name[0]}", f"--{name}"
+            self.common.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, help=text)
 
-    def option(self, *names: str, old: Sequence[str] = (), key: str | None = None, **kwargs: Any) -> None:
-        """Add an argument. `old` names of it work and are not shown; `key` is the key of the configuration that it sets."""
+    def option(self, *names: str, key: str, **kwargs: Any) -> None:
+        """Add an argument that sets the configuration's key `key`."""
         action = self.add_argument(*names, **kwargs)
-        if key is not None:
-            self.keys[action.dest] = key
-            action.key = key  # type: ignore[attr-defined]
-        if old:
-            hidden = {"help": argparse.SUPPRESS, "dest": action.dest, "default": argparse.SUPPRESS}
-            self.add_argument(*old, **{**kwargs, **hidden})
+        self.keys[action.dest] = action.key = key  # type: ignore[attr-defined]
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"error: {cut(message)}: see {self.prog} --help\n")
+        sys.stderr.write(f"error: {message}: see {self.prog} --help\n")
         raise SystemExit(EXIT_USER_ERROR)
-
-
-def cut(said: str) -> str:
-    """A sentence without the middle of what is too long to read."""
-    return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]}...{said[-LONGEST // 2 :]}"
 
 
 # -- what many commands take -------------------------------------------------------------------------------------------
 
 
-def add_config_arguments(parser: Parser, bare: str | None = None) -> None:
-    """--config, --set and --seed. `bare` says what `--config` does where it may stand without a file (it is True then)."""
-    common = parser.common
-    alone: dict[str, Any] = {} if bare is None else {"nargs": "?", "const": True}
-    text = "YAML with some of config/training.yaml's keys" if bare is None else bare
-    common.add_argument("--config", metavar="FILE", type=Path, help=text, **alone)
-    common.add_argument(
+def add_config_arguments(parser: Parser, **config: Any) -> None:
+    """--config, --set and --seed; `config` has what argparse is told of --config otherwise."""
+    about = {"metavar": "FILE", "type": Path, "help": "YAML with some of config/training.yaml's keys"}
+    parser.common.add_argument("--config", **{**about, **config})
+    parser.common.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="override one key; repeatable"
     )
-    common.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: 7)")
+    parser.common.add_argument("--seed", type=int, metavar="N", help="seed of everything random (default: 7)")
     parser.keys["seed"] = "seed"
 
 
 def add_model(parser: Parser, text: str = "the student", key: str | None = None) -> None:
-    """--model; --student and --path are its old names, of which both may be given: a name and a folder of its weights.
-
-    A folder goes to `args.path`, and to the key `key` of the configuration where one is named.
-    """
-    parser.set_defaults(path_key=key)
+    """--model. A folder goes to `args.path`, and to the key `key` of the configuration where one is named."""
+    parser.set_defaults(path=None, path_key=key)
     parser.add_argument(
         "--model",
         metavar="MODEL",
         help=f"{text}: a name of config/models.yaml, a folder with a model or an adapter, OWNER/NAME of the hub or"
         " FILE.gguf (default: auto: llama-3.2-3b with CUDA, else the embedded student)",
     )
-    parser.add_argument("--student", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--path", type=Path, metavar="DIR", help=argparse.SUPPRESS)
 
 
 SOURCES = (
@@ -201,46 +156,11 @@ def resolve(
 
     `--model` is resolved on the way: a name goes into the configuration, a folder into `args.path`.
     """
-    overrides = [*args.overrides, *given(args), extra or {}]
-    if getattr(args, "student", None) is not None:
-        overrides.append({"student": args.student})
-    if "path_key" not in args:
-        return load(args.config, overrides)
-    if args.model is None and args.path is not None and args.path.is_dir():
-        args.model, args.path = str(args.path), None
-    if args.model is not None:
-        overrides.append(named_model(args, load(args.config, overrides)))
-    if args.path is not None:
-        check_folder(args.path)
-        if args.path_key is not None:
-            overrides.append(nested(args.path_key, str(args.path)))
-    return load(args.config, overrides)
-
-
-def check_resumed(asked: Config, stored: Config, where: Path) -> None:
-    """Raise ConfigError where a resumed run was asked for with another configuration than its own, naming what differs."""
-    had, wanted = (dict(flat(config.model_dump(mode="json"))) for config in (stored, asked))
-    changed = [key for key in had | wanted if had.get(key) != wanted.get(key)]
-    if changed:
-        told = "; ".join(f"{key} is {had.get(key)!r} there and {wanted.get(key)!r} here" for key in changed[:3])
-        more = f" ({len(changed) - 3} more)" if len(changed) > 3 else ""
-        raise ConfigError(
-            f"--resume goes on with the configuration in {where}, and {told}{more}: leave out the other flags"
-        )
-
-
-def named_model(args: argparse.Namespace, config: Config) -> dict[str, Any]:
-    """What `--model` sets in the configuration; a folder becomes `args.path`.
-
-    Raises ConfigError where it is neither a student of models.yaml, nor a folder, nor the hub id of such a student.
-    """
-    found, folder = find_model(args.model, config)
-    if folder is not None and args.path is not None:
-        raise ConfigError(f"--model {args.model} and --path {args.path} both name a folder: leave one out")
-    if args.student not in (None, found.get("student", args.student)):
-        raise ConfigError(f"--model {args.model} and --student {args.student} both name a student: leave one out")
-    args.path = args.path if folder is None else folder
-    return found
+    overrides, read = [*args.overrides, *given(args), extra or {}], partial(load, args.config)
+    if "path_key" not in args or args.model is None:
+        return read(overrides)
+    config, args.path = with_model(args.model, overrides, read, args.path_key)
+    return config
 
 
 # -- running a command -------------------------------------------------------------------------------------------------
@@ -251,20 +171,11 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
 
     An error that the user can fix is one sentence and exit code 2; what a disk refuses is one and exit code 1.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no Unicode
     args = parser.parse_args(argv)
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)
-    for name in SILENT:
-        os.environ.setdefault(name, "1")
     try:
         return args.run(args)
-    except AlphaZeroError as error:
-        if args.verbose:
-            traceback.print_exc()
-        sys.stderr.write(f"error: {cut(str(error))}\n")
-        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         return EXIT_STOPPED
@@ -272,18 +183,20 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         # Whoever read the output has seen enough; Python would complain once more when it flushes at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_STOPPED
-    except (OSError, StorageError) as error:
-        said = str(error) if isinstance(error, StorageError) else storage_failure(error)
+    except (AlphaZeroError, StorageError, OSError) as error:
+        said = storage_failure(error) if isinstance(error, OSError) else str(error)
         if said is None:
             raise
         if args.verbose:
             traceback.print_exc()
         sys.stderr.write(f"error: {said}\n")
-        return EXIT_USER_ERROR if isinstance(error, OSError) and error.errno in MISNAMED else EXIT_FAILED
+        return EXIT_USER_ERROR if isinstance(error, AlphaZeroError) else EXIT_FAILED
 
 
 def quieten(args: argparse.Namespace) -> None:
-    """Before anything heavy is imported: what libraries may say."""
+    """Before anything heavy is imported: what libraries may say, here and to their makers."""
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
+        os.environ.setdefault(name, "1")
     if args.verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
         return
@@ -321,16 +234,12 @@ def check_out(path: Path | None, *, file: bool = False, flag: str = "--out") -> 
     """Raise ConfigError where a folder (or a `file`) can't be written at `path`, before anything is computed for it."""
     if path is None:
         return
-    try:
-        nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
-    except OSError as error:
-        raise ConfigError(f"{flag} {path} can't be written ({error.strerror}): name another place") from error
-    reason = None
-    if file and path.is_dir():
-        reason = "it is a folder"
-    elif not nearest.is_dir() and not (file and nearest == path):
-        reason = f"{nearest} is a file"
-    elif not os.access(nearest, os.W_OK):
-        reason = f"{nearest} is not yours to write"
-    if reason is not None:
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    wrong = path.is_dir() if file else nearest.is_file()
+    if wrong or not os.access(nearest, os.W_OK):
+        reason = (
+            f"{nearest} is a {'folder' if nearest.is_dir() else 'file'}"
+            if wrong
+            else f"{nearest} is not yours to write"
+        )
         raise ConfigError(f"{flag} {path} can't be written ({reason}): name another place")

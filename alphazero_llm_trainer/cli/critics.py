@@ -64,7 +64,6 @@ def add_critic(commands: Any, kind: Kind, help: str, data: str) -> None:
     parser.option(
         "-n",
         "--num",
-        old=("--questions",),
         type=int,
         metavar="N",
         key="train.critic.questions",

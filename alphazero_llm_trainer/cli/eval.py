@@ -39,14 +39,8 @@ report.html. --resume goes on after the finished cells; methods, budgets and ben
 def add_eval(commands: Any) -> None:
     parser = commands.add_parser("eval", help="compare methods of answering at equal tokens", epilog=EPILOG)
     add_model(parser)
-    parser.option(
-        "--source",
-        old=("--benchmarks",),
-        dest="benchmarks",
-        nargs="+",
-        metavar="NAME",
-        help=f"problems: {SOURCES} (default: problems.source)",
-    )
+    about = f"problems: {SOURCES} (default: problems.source)"
+    parser.add_argument("--source", nargs="+", dest="sources", metavar="NAME", help=about)
     add_columns(parser)
     add_reward(parser)
     parser.add_argument("--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering")
@@ -71,7 +65,7 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
     from ..api.evaluate import Evaluation, StoppedError  # without torch
 
     work = Evaluation(
-        sources=args.benchmarks or [config.problems.source],
+        sources=args.sources or [config.problems.source],
         methods=args.methods,
         budgets=args.budget_tokens,
         verifier=args.verifier,

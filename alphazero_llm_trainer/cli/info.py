@@ -35,7 +35,8 @@ def add_info(commands: Any) -> None:
     add_model(parser, key="train.student")
     add_source(parser)
     add_json(parser)
-    add_config_arguments(parser, bare="also print the whole configuration, with FILE's keys in it")
+    about = "also print the whole configuration, with FILE's keys in it"
+    add_config_arguments(parser, nargs="?", const=True, help=about)
     parser.set_defaults(run=run_info)
 
 

@@ -21,13 +21,13 @@ from .sample import add_sample
 from .search import add_search
 from .serve import add_serve
 from .sft import add_sft
-from .train import add_methods, add_train
+from .train import add_train
 from .view import add_view
 
 PROGRAM = "alphazero-llm-trainer"
 GROUPS = {
     "look around": (add_info, add_search),
-    "train": (add_train, add_methods, add_sft, add_value, add_prm),
+    "train": (add_train, add_sft, add_value, add_prm),
     "evaluate": (add_eval, add_compare),
     "look at results": (add_view, add_report),
     "data and models": (add_sample, add_export, add_fetch),

@@ -26,18 +26,16 @@ def add_merge(commands: Any) -> None:
         metavar="BASE",
         help="the base: a name of config/models.yaml, its folder, or its hub id (default: auto)",
     )
-    parser.add_argument("--student", metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--path", metavar="BASE", help=argparse.SUPPRESS)
     parser.add_argument("--push-to-hub", metavar="ID", help="upload it as well, as OWNER/NAME (private)")
     add_config_arguments(parser)
 
     def run(args: argparse.Namespace) -> int:
-        config, base = resolve(args), args.model if args.path is None else args.path
-        if base is not None:
-            found, folder = find_model(base, config)
+        config = resolve(args)
+        if args.model is not None:
+            found, folder = find_model(args.model, config)
             config = resolve(args, found)
             if folder is not None:
-                config = resolve(args, found | {"models": {resolve_name(config): {"path": base}}})
+                config = resolve(args, found | {"models": {resolve_name(config): {"path": args.model}}})
         return run_merge(args, config)
 
     parser.set_defaults(run=run)

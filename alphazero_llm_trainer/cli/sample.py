@@ -48,9 +48,7 @@ def add_sample(commands: Any) -> None:
     add_source(parser)
     add_reward(parser)
     parser.add_argument("--split", default="train", metavar="NAME", help="train, validation, arena or test")
-    parser.option(
-        "-n", "--num", old=("--num-examples",), dest="num", type=int, default=100, metavar="N", help="questions"
-    )
+    parser.add_argument("-n", "--num", type=int, default=100, metavar="N", help="questions")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first question in the split")
     parser.option("--mode", choices=("step", "token"), key="search.mode", help="what a node of a tree is")
     parser.add_argument("--workers", type=int, default=1, metavar="W", help="processes that search; 1 needs no Ray")

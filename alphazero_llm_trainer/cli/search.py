@@ -30,18 +30,10 @@ Without a question it takes an embedded word problem and the embedded student: n
 def add_search(commands: Any) -> None:
     parser = commands.add_parser("search", help="answer one question by tree search and print the tree", epilog=EPILOG)
     parser.add_argument("question", nargs="?", help="the question's text (default: a test problem of --source)")
-    parser.option("--index", type=int, default=0, metavar="N", help="number of the test problem")
+    parser.add_argument("--index", type=int, default=0, metavar="N", help="number of the test problem")
     add_source(parser)
     add_model(parser)
-    parser.option(
-        "--simulations",
-        old=("--iterations",),
-        dest="simulations",
-        type=int,
-        metavar="N",
-        key="search.iterations",
-        help="expansions of the tree",
-    )
+    parser.option("--simulations", type=int, metavar="N", key="search.iterations", help="expansions of the tree")
     parser.option("--mode", choices=("step", "token"), key="search.mode", help="what a node of the tree is")
     parser.option(
         "--value",

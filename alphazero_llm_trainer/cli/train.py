@@ -1,4 +1,4 @@
-"""The commands `train`, `grpo`, `rft`, `ppo`, `legacy`, and `train_vllm.py`: search -> grade -> train in rounds."""
+"""The command `train`, and `train_vllm.py`: search -> grade -> train in rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, flat
+from ..errors import ConfigError
 from ..live import Progress, Stop
 from .base import (
     EXIT_STOPPED,
@@ -18,7 +19,6 @@ from .base import (
     add_reward,
     add_source,
     check_out,
-    check_resumed,
     print_json,
     resolve,
     run_command,
@@ -38,8 +38,8 @@ the first right response of each tree whose steps a calculator checks (config/ex
 Real rows: --source gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config/training.yaml."""
 
 
-def add_arguments(parser: Parser, only: str | None) -> None:
-    """The arguments of `train`, or of one training method's own command."""
+def add_arguments(parser: Parser) -> None:
+    """The arguments of `train`."""
     add_model(parser, "the student to start from", key="train.student")
     add_source(parser)
     add_reward(parser)
@@ -60,11 +60,10 @@ def add_arguments(parser: Parser, only: str | None) -> None:
     )
     parser.option("--save-every", type=int, metavar="N", key="train.save_every", help="questions between checkpoints")
     parser.option("--log-interval", type=int, metavar="N", key="train.log_interval", help="rounds between log lines")
-    if only is None:
-        method = parser.add_mutually_exclusive_group()
-        for name, text in METHODS.items():
-            method.add_argument(f"--use-{name}", action="store_const", const=name, dest="method", help=text)
-    parser.set_defaults(method=only, run=run_train)
+    method = parser.add_mutually_exclusive_group()
+    for name, text in METHODS.items():
+        method.add_argument(f"--use-{name}", action="store_const", const=name, dest="method", help=text)
+    parser.set_defaults(method=None, run=run_train)
     parser.keys["method"] = "train.method"
     parser.option(
         "--track",
@@ -96,16 +95,7 @@ def add_arguments(parser: Parser, only: str | None) -> None:
 
 def add_train(commands: Any) -> None:
     parser = commands.add_parser("train", help="search, grade, train: in rounds", description=ABOUT, epilog=EPILOG)
-    add_arguments(parser, None)
-
-
-def add_methods(commands: Any) -> None:
-    """One command for each training method."""
-    for name, text in METHODS.items():
-        about = f"{text}. As `train` with this method."
-        add_arguments(
-            commands.add_parser(name, help=f"train --use-{name}: {text}", description=about, epilog=EPILOG), name
-        )
+    add_arguments(parser)
 
 
 def run_train(args: argparse.Namespace) -> int:
@@ -161,14 +151,22 @@ def run_train(args: argparse.Namespace) -> int:
 
 def check_same(args: argparse.Namespace, asked: Config, stored: Config, card: Path) -> None:
     """Raise ConfigError where flags ask for another configuration than that of the run to go on with."""
-    flags = {"model", "student", "path", "config", *args.keys} - {"checkpoint_dir", "method"}
+    flags = {"model", "config", *args.keys} - {"checkpoint_dir", "method"}
     given = bool(args.overrides) or any(getattr(args, name) is not None for name in flags)
-    if given or args.method not in (None, stored.train.method):
-        check_resumed(asked, stored, card)
+    if not given and args.method in (None, stored.train.method):
+        return
+    had, wanted = (dict(flat(config.model_dump(mode="json"))) for config in (stored, asked))
+    changed = [
+        f"{key} is {had.get(key)!r} there and {wanted[key]!r} here" for key in wanted if had.get(key) != wanted[key]
+    ]
+    if changed:
+        raise ConfigError(
+            f"--resume goes on with the configuration in {card}, and {'; '.join(changed[:3])}: leave out the other flags"
+        )
 
 
 def train_main(argv: Sequence[str] | None = None) -> int:
     """`train_vllm.py`, and `vf-eval alphazero-llm-trainer -s -- ...`."""
     parser = Parser(prog="train_vllm.py", description=ABOUT, epilog=EPILOG)
-    add_arguments(parser, None)
+    add_arguments(parser)
     return run_command(parser, argv)

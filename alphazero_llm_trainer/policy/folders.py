@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config.cache import cache_folder
-from ..config.load import AUTO_SMALL, Config, resolve_name
+from ..config.load import AUTO_SMALL, Config, nested, resolve_name
 from ..config.objects import at_home
 from ..config.sections import StudentModel
 from ..errors import CheckpointError, ConfigError
@@ -172,3 +173,17 @@ def check_folder(folder: Path) -> None:
         read_object(folder / "config.json")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"student folder {folder} has a broken config.json ({error}): restore it") from error
+
+
+def with_model(
+    model: str, overrides: Sequence[Any], load: Callable[[Sequence[Any]], Config], key: str | None = None
+) -> tuple[Config, Path | None]:
+    """The configuration that `load` makes of `overrides` and of what `model` means, and the folder where it names one.
+
+    The folder goes to the configuration's key `key` as well.
+    """
+    named, folder = find_model(model, load(overrides))
+    if folder is not None:
+        check_folder(folder)
+        named = named if key is None else {**named, **nested(key, str(folder))}
+    return load([*overrides, named]), folder

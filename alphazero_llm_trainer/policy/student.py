@@ -117,7 +117,7 @@ def load_student(
         if "weights" in base and base["weights"] != fingerprint(model, None):
             raise CheckpointError(
                 f"adapter {adapter} was trained over other weights than student {name} has: name its student with"
-                " --student, or its base with --set models.NAME.path"
+                " --model, or its base with --set models.NAME.path"
             )
         load_adapter(model, adapter, POLICY)
         for layer in layers(model):
@@ -211,7 +211,7 @@ def check_device(name: str, source: str, spec: StudentModel) -> None:
     if not found or found > CPU_BYTES:
         raise ConfigError(
             f"student {name} ({source}) needs a CUDA device ({spec.quantization}) and there is none here: use"
-            f" --student embedded, or take the CPU's slowness with --set models.{name}.cpu=true"
+            f" --model embedded, or take the CPU's slowness with --set models.{name}.cpu=true"
         )
 
 

@@ -238,9 +238,7 @@ def same(stored: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> Non
     for key, value in wanted.items():
         if key == "questions":
             if value < had.get(key, 0):
-                raise ConfigError(
-                    f"--num-examples is {value}, the run in {path} has {had[key]}: ask for as many or more"
-                )
+                raise ConfigError(f"--num is {value}, the run in {path} has {had[key]}: ask for as many or more")
         elif had.get(key) != value:
             name = key.removeprefix("config.")
             raise ConfigError(
