@@ -13,6 +13,7 @@ import pytest
 import torch
 import verifiers.v1 as vf
 from aiohttp import web
+from verifiers.v1.configs.cli.eval import EvalConfig
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvClient, EnvServer
 
@@ -25,7 +26,7 @@ from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
 from alphazero_llm_trainer.environment.front_end import notes
 from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
-from alphazero_llm_trainer.environment.harness import AlphaZeroHarness, AlphaZeroHarnessConfig, record
+from alphazero_llm_trainer.environment.harness import AlphaZeroHarnessConfig, record
 from alphazero_llm_trainer.environment.loopback import Loopback
 from alphazero_llm_trainer.environment.taskset import (
     AlphaZeroData,
@@ -33,11 +34,10 @@ from alphazero_llm_trainer.environment.taskset import (
     AlphaZeroTaskConfig,
     AlphaZeroTaskset,
     AlphaZeroTasksetConfig,
-    response_text,
     scoring,
     task_data,
 )
-from alphazero_llm_trainer.environment.taskset_scoring import Scorer
+from alphazero_llm_trainer.environment.taskset_scoring import scored
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.mcts.driver import SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
@@ -158,7 +158,7 @@ def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:
     config = load_config()
     tasks = load_tasks("embedded", "test", 3, levels=[2])
     items = [AlphaZeroTask(task_data(task), AlphaZeroTaskConfig()) for task in tasks]
-    scorer = Scorer(vf.SingleAgentEnvConfig())
+    agent = vf.SingleAgentEnvConfig().agent
 
     async def main() -> None:
         student = frozen_student().student
@@ -172,7 +172,7 @@ def test_one_reward_in_the_environment_in_training_and_in_the_formula() -> None:
                 for steps in (*(one.steps for one in sampled), written):
                     text = "".join(step.text for step in steps)
                     parts = await evaluate(task.problem, steps, [Direction.NONE] * len(steps), "answer")
-                    trace = await scorer(item.with_student(likely is not None), text)
+                    trace = await scored(agent, item.with_student(likely is not None), text)
                     assert trace.ok, trace.errors
                     hre, pre = (trace.metrics.get(name) for name in ("correctness_reward", "perplexity_reward"))
                     count = len([line for line in text.split("\n") if line.strip()])
@@ -253,18 +253,6 @@ def test_the_embedded_student_is_measured_by_itself() -> None:
         assert trace.agent.config.client.base_url == EMBEDDED_URL
 
 
-def test_perplexity_prefers_what_the_student_would_say() -> None:
-    async def main() -> list[float]:
-        [task] = AlphaZeroTaskset(AlphaZeroTasksetConfig(eval_size=1))
-        problem = Problem(task.key, task.data.prompt_text, "embedded")
-        texts = ("", "banana banana", "#### 7", "1 + 1 = 2\n" * 400)
-        return [await frozen_student().perplexity_reward(problem, text) for text in texts]
-
-    empty, noise, bare, endless = asyncio.run(main())
-    assert empty == 0.0
-    assert 0.0 <= noise < 0.5 and 0.0 <= bare < 0.5 and 0.0 <= endless <= 1.0
-
-
 @pytest.mark.parametrize(
     ("reply", "finish", "right"),
     [
@@ -281,12 +269,6 @@ def test_of_a_reply_that_was_cut_a_marked_answer_alone_counts(reply: str, finish
     assert asyncio.run(item.correctness_reward(trace)) == float(right)
 
 
-def test_the_chosen_response_is_scored_and_not_the_last_reply() -> None:
-    plain = SimpleNamespace(info={}, last_reply="#### 1")
-    searched = SimpleNamespace(info={"mcts": {"response": "#### 2"}}, last_reply="#### 1")
-    assert (response_text(plain), response_text(searched)) == ("#### 1", "#### 2")  # type: ignore[arg-type]
-
-
 # -- the harness ----------------------------------------------------------------------------------------------------
 
 
@@ -295,19 +277,6 @@ def test_a_failed_call_fails_the_rollout(monkeypatch: pytest.MonkeyPatch) -> Non
         _, episodes = remote(environment(harness=harness), lambda body: 500, monkeypatch)
         assert [episode.ok for episode in episodes] == [False, False]
         assert all(episode.traces[0].reward == 0.0 for episode in episodes)
-
-
-def test_an_unreachable_endpoint_gives_a_non_zero_result() -> None:
-    async def main() -> vf.ProgramResult:
-        data = AlphaZeroData(id="a", prompt="q", system_prompt="s", gold="4")
-        ctx = vf.ModelContext(model="m", client=vf.EvalClientConfig())
-        harness = AlphaZeroHarness(AlphaZeroHarnessConfig())
-        trace = SimpleNamespace(info={}, id="t")
-        return await harness.launch(ctx, trace, None, "http://127.0.0.1:9/v1", "secret", {}, data)  # type: ignore[arg-type]
-
-    result = asyncio.run(main())
-    assert result.exit_code != 0
-    assert "model call failed" in result.stderr
 
 
 def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace() -> None:
@@ -328,16 +297,6 @@ def test_search_with_the_embedded_student_leaves_its_tree_in_the_trace() -> None
         assert {text.rstrip("\n") for text in tree.text[1:]} <= replies
         assert trace.metrics["correctness_reward"] in (0.0, 1.0)
         assert found["directions"] == ["none"] * len(found["steps"])
-
-
-def test_search_is_the_same_twice() -> None:
-    harness = {"search": "mcts", "simulations": 3, "samples": 2}
-
-    def run() -> list[Any]:
-        episodes = play(environment(harness=harness), embedded())
-        return [(episode.task.key, episode.traces[0].info["mcts"]["tree"]["text"]) for episode in episodes]
-
-    assert sorted(run()) == sorted(run())
 
 
 def test_eight_clients_of_an_environment_server_get_what_a_run_alone_gets() -> None:
@@ -411,16 +370,6 @@ def test_a_search_that_finished_nothing_has_nothing_to_score() -> None:
         record(result)
 
 
-def test_an_adopted_step_keeps_its_text() -> None:
-    async def main() -> Any:
-        steps = ChatSteps(None, [], 1.0, None)  # type: ignore[arg-type]
-        return await steps.adopt(Problem("a", "q", "x"), (), "#### 4\n", "teacher:t", Direction.RIGHT)
-
-    continuation, _ = asyncio.run(main())
-    assert continuation.ended and continuation.steps[0].text == "#### 4"
-    assert continuation.direction is Direction.RIGHT
-
-
 def test_a_limit_of_lines_ends_a_continuation() -> None:
     class Endless:
         async def __call__(self, messages: Any, **parameters: Any) -> Any:
@@ -438,16 +387,20 @@ def test_a_limit_of_lines_ends_a_continuation() -> None:
 # -- teachers -------------------------------------------------------------------------------------------------------
 
 
+def told(env: AlphaZeroEnvConfig) -> EvalConfig:
+    return EvalConfig(env=env, model="m")
+
+
 def test_without_its_key_a_tier_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     env = environment({"tier": "free"}, {"search": "mcts", "simulations": 1})
     assert env.config.agent.harness.tier == "free"
-    [line] = notes(SimpleNamespace(env=env.config))  # type: ignore[arg-type]
+    [_, line] = notes(told(env.config))
     assert "OPENROUTER_API_KEY isn't set" in line and "without teachers" in line
     assert all(episode.ok for episode in play(env, embedded()))
     monkeypatch.setenv("OPENROUTER_API_KEY", "k")
     plain = AlphaZeroEnvConfig(taskset=AlphaZeroTasksetConfig(id=OUR_ID, tier="free"))
-    [line] = notes(SimpleNamespace(env=plain))  # type: ignore[arg-type]
+    [_, line] = notes(told(plain))
     assert "in search only" in line
 
 
@@ -474,8 +427,7 @@ def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) ->
 
 def test_the_embedded_model_is_served_by_the_app_of_serve() -> None:
     async def main() -> None:
-        loopback = Loopback(frozen_student())
-        await loopback.start()
+        loopback = await Loopback.start(frozen_student())
         message = {"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have?"}
         body = {
             "model": EMBEDDED_MODEL,
@@ -487,12 +439,11 @@ def test_the_embedded_model_is_served_by_the_app_of_serve() -> None:
         async with httpx.AsyncClient(base_url=loopback.url) as http:
             answer = (await http.post("/chat/completions", json=body)).json()
         await loopback.close()
-        await loopback.close()
         [choice] = answer["choices"]
         ids = choice["token_ids"]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "\n")
         # The engine stops at the line's end, which is the last token.
-        assert frozen_student().decode(ids) == choice["message"]["content"] + "\n"
+        assert frozen_student().student.decode(ids) == choice["message"]["content"] + "\n"
         assert answer["usage"]["completion_tokens"] == len(ids) == len(choice["token_logprobs"])
 
     asyncio.run(main())

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,7 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
-from alphazero_llm_trainer.environment.taskset_scoring import Range
-from alphazero_llm_trainer.environment.taskset_source import VerifiersTaskset, own_splits
+from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset, own_splits
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError, RequestError
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.grading import Verdict
@@ -111,7 +109,7 @@ def test_prompts_become_questions() -> None:
     assert open_taskset(WORDS, system_prompt="Count.").system_prompt == "Count."
 
 
-def test_an_endless_taskset_is_read_as_far_as_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_endless_taskset_the_first_tasks_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "counting.py").write_text(
         "import itertools\nimport verifiers.v1 as vf\n\n"
         "class CountingTask(vf.Task):\n"
@@ -126,14 +124,11 @@ def test_an_endless_taskset_is_read_as_far_as_it_is_needed(tmp_path: Path, monke
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     source = open_taskset("verifiers:counting")
-    tasks = {split: source.load(split, 30) for split in SPLITS}
-    assert source.endless and source.system_prompt is None and all(len(found) == 30 for found in tasks.values())
-    assert len({task.problem.question for found in tasks.values() for task in found}) == 120
-    fresh = VerifiersTaskset("counting")  # another process, asked for a task that it hasn't read
-    task = tasks["arena"][-1]
+    tasks = {split: source.load(split, 10**6) for split in SPLITS}
+    assert source.system_prompt is None and sum(map(len, tasks.values())) == MOST
+    fresh, task = VerifiersTaskset("counting"), tasks["arena"][-1]
     number = int(task.problem.question.partition(" ")[0])
     assert fresh.grade(str(number + 1), task).correct and not fresh.grade(str(number), task).correct
-    assert fresh.load("validation", 30) == tasks["validation"]
 
 
 def test_own_choices_of_a_split_are_taken() -> None:
@@ -165,7 +160,7 @@ REWARDS = {
 @pytest.mark.parametrize(("reply", "reward"), REWARDS.items())
 def test_the_tasks_own_rewards_are_summed_and_scaled(reply: str, reward: float) -> None:
     source = open_taskset(WORDS)
-    assert source.range == Range(-0.25, 2.0)
+    assert (source.low, source.high) == (-0.25, 2.0)
     grade = source.grade(reply, apple(source))
     assert grade.hre == pytest.approx((reward + 0.25) / 2.25)
     assert grade.correct is (reward == 2.0)
@@ -201,20 +196,18 @@ def test_a_trace_is_what_verifiers_own_rollout_makes_and_scores(messages: str, m
         return {key: record[key] for key in parts} | {"nodes": nodes, "calls": calls, "reward": trace.reward}
 
     for reply in ("It has 5", "8!"):
-        theirs, mine = told(played(reply)), told(asyncio.run(source.score(item, reply)))
+        theirs, mine = told(played(reply)), told(asyncio.run(source.score(reply, apple(source))))
         assert theirs == mine
         assert mine["reward"] == pytest.approx(REWARDS[reply]) and mine["metrics"] == {"length": len(reply)}
 
 
-def test_slow_broken_and_flaky_rewards() -> None:
+def test_slow_and_broken_rewards() -> None:
     source = open_taskset(WORDS)
     task = apple(source)
     late, broken, fine = source.grade_many([("slow 5", task), ("broken 5", task), ("5", task)])
     assert late.verdict is Verdict.TIMED_OUT and late.hre == 0.0 and "took too long" in (late.error or "")
     assert broken.verdict is Verdict.FAILED and "RuntimeError: the grader is out of order" in (broken.error or "")
     assert fine.correct and fine.error is None
-    source._items[task.problem.id].__class__.attempts = 0
-    assert source.grade("flaky 5", task).correct  # the environment declares a retry for this error
 
 
 def test_what_has_no_grade_ends_a_training_question() -> None:
@@ -224,26 +217,6 @@ def test_what_has_no_grade_ends_a_training_question() -> None:
     with pytest.raises(RequestError, match="gave no reward for task"):
         asyncio.run(evaluate(task.problem, [Step((1,), (0.0,), "broken")], [], "ended"))
     assert asyncio.run(evaluate(task.problem, [Step((1,), (0.0,), "5")], [], "ended")).hre == 1.0
-
-
-def test_rewards_run_where_signals_do_unless_a_loop_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_taskset(WORDS)
-    task, seen = apple(source), []
-    score = source.score
-
-    async def watched(item: vf.Task, reply: str) -> vf.Trace:
-        seen.append(threading.current_thread() is threading.main_thread())
-        return await score(item, reply)
-
-    monkeypatch.setattr(source, "score", watched)
-
-    async def inside() -> None:
-        assert source.grade("5", task).correct
-        assert (await source.grade_async("5", task)).correct
-
-    assert source.grade("5", task).correct
-    asyncio.run(inside())
-    assert seen == [True, False, True]
 
 
 def test_a_range_is_declared_or_its_breach_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -269,19 +242,16 @@ def test_votes_are_by_the_answer_or_the_whole_text() -> None:
 
 REFUSED = {
     "": "write verifiers:ENV_ID",
-    "not-there-at-all": "uv pip install not-there-at-all",
+    "not-there-at-all": "put the folder that holds it on PYTHONPATH",
     "json": "exports no Taskset",
     "word-length?colour=red": "colour",
-    "word-length?size=many": "size",
     "word-length?reward_range=1": "write LOW:HIGH",
     "word-length?size=0": "has no tasks",
-    "word-length?needs=tools": "needs tools .Dictionary.",
-    "word-length?needs=runtime": "reward tests_pass needs a runtime",
-    "word-length?needs=container": "needs a container",
-    "word-length?needs=turns": "when a conversation stops .said_enough.",
+    "word-length?needs=tools": "needs tools",
+    "word-length?needs=runtime": "needs a container or a runtime",
     "word-length?needs=image": "has image",
-    "word-length?needs=user": "a simulated user opens",
-    "word-length?needs=judge": r"judge a-judge at http://127\.0\.0\.1:9/v1 isn't reachable",
+    "word-length?needs=user": "isn't one question",
+    "word-length?needs=turns": "watches or rewrites",
     "word-length?needs=no rewards": "has no rewards",
     "word-length?needs=crash": "OSError: no such table",
 }
@@ -301,12 +271,9 @@ def test_other_environments_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
         "class Debate(vf.SingleAgentEnv):\n    async def run(self, task, agents):\n        pass\n\n"
         "__all__ = ['Talking', 'Debate']\n"
     )
-    (tmp_path / "needy.py").write_text("import a_package_of_nobody\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="environment Debate has several turns"):
         VerifiersTaskset("talking")
-    with pytest.raises(ConfigError, match="needs the package a_package_of_nobody"):
-        VerifiersTaskset("needy")
 
 
 def test_commands_refuse_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,16 +10,13 @@ import aiohttp
 
 from ..answers import is_final
 from ..engine.protocol import Drawn, Limits
+from ..errors import EngineError
 from ..mcts.driver import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step
 from .frozen import EMBEDDED_MODEL, FrozenStudent
 
 LINE_TOKENS = 128  # a call's allowance for one step where the whole response has more left
 SEED_BITS = 31  # some servers take 32 bits with a sign
-
-
-class CallFailed(Exception):
-    """A model call that got no answer; its text is the server's."""
 
 
 class ChatCalls:
@@ -35,19 +32,19 @@ class ChatCalls:
         """One completion: its first choice, and what it took.
 
         Raises:
-            CallFailed: the server refused, was never reached or answered with something else.
+            EngineError: the server refused, was never reached or answered with something else.
         """
         body = {"model": self.model, "messages": list(messages), **parameters}
         try:
             async with self._session.post(self._url, json=body, headers=self._headers) as response:
                 if response.status >= 400:
-                    raise CallFailed(f"the model call failed with status {response.status}: {await response.text()}")
+                    raise EngineError(f"the model call failed with status {response.status}: {await response.text()}")
                 answer = await response.json()
             choice = answer["choices"][0]
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise CallFailed(f"the model call failed: {type(error).__name__}: {error}") from error
+            raise EngineError(f"the model call failed: {type(error).__name__}: {error}") from error
         except (KeyError, IndexError, TypeError) as error:
-            raise CallFailed("the model call failed: the answer has no choices") from error
+            raise EngineError("the model call failed: the answer has no choices") from error
         return choice, _cost(answer.get("usage") or {})
 
 
@@ -95,7 +92,7 @@ class ChatSteps:
         None takes the harness's own temperature.
 
         Raises:
-            CallFailed: a call got no answer.
+            EngineError: a call got no answer.
         """
         done = await asyncio.gather(*(self._one(steps, derive_seed(seed, i), limits, temperature) for i in range(n)))
         cost = Cost()
@@ -147,7 +144,7 @@ class ChatSteps:
             return Step((), (), text)
         if "token_ids" in choice:  # as they were sampled
             return Step(tuple(choice["token_ids"]), tuple(choice["token_logprobs"]), text)
-        return Step((*self.frozen.encode(text), *((self.frozen.eos_id,) if ended else ())), (), text)
+        return Step(self.frozen.encode(text, ended), (), text)
 
 
 def answers_itself(model: str) -> bool:

@@ -67,11 +67,8 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
         """The loopback server's base URL."""
         async with self._starting:
             if self._loopback is None:
-                loopback = Loopback(frozen_student())
-                await loopback.start()
-                self._loopback = loopback
+                self._loopback = await Loopback.start(frozen_student())
                 # verifiers' client honours proxy variables, and no proxy reaches this process's own address.
-                skipped = [host for host in os.environ.get("NO_PROXY", "").split(",") if host]
-                if "127.0.0.1" not in skipped:
-                    os.environ["NO_PROXY"] = ",".join([*skipped, "127.0.0.1"])
+                hosts = [*filter(None, os.environ.get("NO_PROXY", "").split(",")), "127.0.0.1"]
+                os.environ["NO_PROXY"] = ",".join(dict.fromkeys(hosts))
             return self._loopback.url

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import re
+import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import EXIT_USER_ERROR, AlphaZeroError, ConfigError
-from .argv import OUR_ID, Mode, Plan, plan
+from .argv import ID_FLAG, OUR_ID, is_our_id, names_us
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.cli.eval import EvalConfig
 
+    from .env import AlphaZeroEnvConfig
+
 EXIT_ALL_FAILED = 1
+TRAIN_EXAMPLE = f"`vf-eval {OUR_ID} -s -- --num-examples 100 --use-grpo`"
 
 USAGE = f"""\
 usage: vf-eval {OUR_ID} [options]            evaluate
@@ -46,66 +51,95 @@ other
 """
 
 
+class Flags(argparse.ArgumentParser):
+    """The flags that verifiers doesn't know. Raises ConfigError."""
+
+    def __init__(self) -> None:
+        super().__init__("vf-eval", add_help=False, allow_abbrev=False)
+        self.add_argument("-s", action="store_true", dest="train")
+        self.add_argument("-h", "--help", action="store_true")
+        self.add_argument("--help-all", action="store_true")
+        self.add_argument("--tier")
+        self.add_argument("--use-student-model", nargs="?", const="true")
+        self.add_argument("--no-use-student-model", action="store_const", const="false", dest="use_student_model")
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
 def run(argv: Sequence[str]) -> int:
     """Run `vf-eval` with `argv`; its exit code: 0, 1 when every rollout failed, 2 for what the user can fix."""
     try:
-        wanted = plan(argv)
-        return _run(wanted)
+        return dispatch(list(argv))
     except AlphaZeroError as error:
         print(f"vf-eval: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
 
 
-def _run(wanted: Plan) -> int:
-    if wanted.mode is Mode.TRAIN:
+def dispatch(argv: list[str]) -> int:
+    """Train, help or evaluate; what isn't for this package is verifiers' own."""
+    if not names_us(argv):
+        return verifiers_own(argv)
+    at = argv.index("--") if "--" in argv else len(argv)
+    flags, rest = Flags().parse_known_args(argv[:at])
+    if flags.train:
+        strays = [word for word in rest if word != ID_FLAG and not is_our_id(word.removeprefix(f"{ID_FLAG}="))]
+        if strays:
+            raise ConfigError(f"{strays[0]} stands before `--`: write training options after it, as in {TRAIN_EXAMPLE}")
         from ..cli.train import train_main
 
-        return train_main(list(wanted.argv))
-    if wanted.mode is Mode.HELP:
+        return train_main(["--help"] if flags.help else argv[at + 1 :])
+    if at < len(argv):
+        raise ConfigError(f"`--` starts training options and needs -s before it: {TRAIN_EXAMPLE}")
+    if flags.help_all:
+        return verifiers_own([OUR_ID, "--help"])
+    if flags.help:
         print(USAGE, end="")
         return 0
-    if wanted.mode is Mode.EVALUATE:
-        return evaluate(list(wanted.argv))
+    rest += [] if flags.tier is None else ["--env.taskset.tier", flags.tier]
+    likely = flags.use_student_model
+    return evaluate([*rest, *([] if likely is None else ["--env.taskset.use-student-model", likely])])
+
+
+def verifiers_own(argv: list[str]) -> int:
+    """verifiers' `vf-eval`."""
     from verifiers.v1.cli.eval.main import main
 
-    main([OUR_ID, "--help"] if wanted.mode is Mode.HELP_ALL else list(wanted.argv))
+    main(argv)
     return 0
 
 
 def evaluate(argv: list[str]) -> int:
-    """Evaluate with verifiers' own command; `argv` is in its language and starts with our id.
+    """Evaluate with verifiers' own command, which reads the filled-in configuration from a file.
 
     Raises:
         AlphaZeroError: one sentence for the user.
     """
     if "torch" not in sys.modules:
         print("loading verifiers and PyTorch", file=sys.stderr, flush=True)
-    from verifiers.v1.cli.eval.main import main
     from verifiers.v1.cli.output import output_path
 
     from . import rollouts
 
     config = parse(argv)
-    added = defaults(config)
-    argv = [*argv, *added]
-    config = parse(argv)
-    # The name is drawn anew at every parse; fixed here, so that this run's traces can be found.
-    argv += [] if config.run.name in argv else ["--run.name", str(config.run.name)]
-    print(describe(config), flush=True)
+    fill(config)
     for line in notes(config):
         print(line, flush=True)
+    # Of one command alone, so they are no part of a saved configuration.
+    once = [f"--{name.replace('_', '-')}" for name in ("dry_run", "clean", "resume") if getattr(config, name)]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "eval.json"
+        file.write_text(config.model_dump_json(), encoding="utf-8")
+        try:
+            verifiers_own(["@", str(file), *once])
+        except SystemExit as stop:
+            if isinstance(stop.code, str):  # verifiers' own sentences
+                raise ConfigError(stop.code) from stop
+            return stop.code or 0
     if config.dry_run:
-        main(argv)
         return 0
-    try:
-        main(argv)
-    except SystemExit as stop:
-        if isinstance(stop.code, str):  # verifiers' own sentences
-            raise ConfigError(stop.code) from stop
-        return stop.code or 0
-    folder = output_path(config)
-    summary = rollouts.summarise(folder)
-    print(f"\n{rollouts.text(summary, folder)}")
+    summary = rollouts.summarise(output_path(config))
+    print(f"\n{rollouts.text(summary, output_path(config))}")
     if summary.failed and summary.failed == summary.total:
         print(f"vf-eval: every rollout failed, the first one with: {summary.first_error}", file=sys.stderr)
         return EXIT_ALL_FAILED
@@ -123,129 +157,100 @@ def parse(argv: list[str]) -> EvalConfig:
         with plugin_errors():
             return cli(narrow_config(EvalConfig, argv), args=argv)
     except ConfigFileError as error:
-        raise ConfigError(one_sentence(error.message)) from error
+        # "Failed to validate config: ...", then a flag, then what is wrong with it
+        lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+        raise ConfigError(": ".join(lines[1:3] if len(lines) > 2 else lines)) from error
     except SystemExit as stop:
-        raise ConfigError(one_sentence(str(stop.code))) from stop
+        raise ConfigError(str(stop.code)) from stop
 
 
-def one_sentence(message: str) -> str:
-    """pydantic_config's message, which names one flag a line with its complaint below it, as one sentence."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if len(lines) < 3 or not lines[0].startswith("Failed to validate config"):
-        return " ".join(lines)
-    flag, complaint = lines[1], lines[2]
-    hint = re.search(r"did you mean (--\S+)\?", complaint)
-    if complaint.startswith("Extra inputs are not permitted"):
-        fix = f"did you mean {hint[1]}?" if hint else f"`vf-eval {OUR_ID} --help` lists the options"
-        return f"there is no option {flag}: {fix}"
-    given = re.search(r" \(got (.*?)\)(?=  —|$)", complaint)
-    reason = complaint[: given.start()] if given else complaint
-    value = f" is {given[1]}" if given else ""
-    return f"{flag}{value}: {reason[0].lower()}{reason[1:]}"
+def own_env(config: EvalConfig) -> AlphaZeroEnvConfig | None:
+    """This package's environment, or None where another one plays the taskset (`--env.id`)."""
+    from .env import AlphaZeroEnvConfig
+
+    return config.env if isinstance(config.env, AlphaZeroEnvConfig) else None
 
 
-def defaults(config: EvalConfig) -> list[str]:
-    """What this package adds to a command line that leaves it open, as flags, so that saved records say it.
+def fill(config: EvalConfig) -> None:
+    """Set what a command line leaves open: the embedded student and its problems, as many as `-n` says, no upload.
 
     Raises:
         ConfigError: half a model is named.
     """
+    from ..config.load import load_config
+    from .frozen import EMBEDDED_URL
+
+    if "push" not in config.model_fields_set and config.run.attach is None:
+        config.push = False
+    env = own_env(config)
+    if env is None:
+        if "model" not in config.model_fields_set:
+            raise ConfigError("the embedded student answers in this package's own environment only: add -m MODEL")
+        return
+    if env.agent.client is None:
+        fill_model(config, env.agent.model is not None)
+    taskset, embedded = env.taskset, config.client.base_url == EMBEDDED_URL
+    if taskset.source is None:
+        taskset.source = "embedded" if embedded else "gsm8k"
+    if taskset.use_student_model is None and taskset.task.use_student_model is None:
+        taskset.use_student_model = embedded
+    size = "train_size" if taskset.split == "train" else "eval_size"
+    if config.select.limit is not None and getattr(taskset, size) is None:
+        asked = config.select.skip + config.select.limit
+        setattr(taskset, size, max(asked, taskset.size(load_config(taskset.config_file))))
+
+
+def fill_model(config: EvalConfig, of_seat: bool) -> None:
+    """The embedded student where neither a model (of the run, or `of_seat`) nor an endpoint is named.
+
+    Raises:
+        ConfigError: one of them is.
+    """
+    from verifiers.v1.configs.cli.eval import default_run_name
     from verifiers.v1.configs.client import EvalClientConfig, resolve_api_key
 
     from .frozen import EMBEDDED_MODEL, EMBEDDED_URL
 
-    added: list[str] = []
-    given, agent, taskset = config.model_fields_set, _agent(config), _taskset(config)
+    named = of_seat or "model" in config.model_fields_set
     # Not from model_fields_set: verifiers assigns the field itself when it looks for a Prime login.
-    url_given = config.client.base_url != EvalClientConfig().base_url
-    model_given = "model" in given
-    if taskset is None or agent is None:
-        if not model_given:
-            raise ConfigError("the embedded student answers in this package's own environment only: add -m MODEL")
-        return [] if _says_push(config) else ["--no-push"]
-    embedded = config.client.base_url == EMBEDDED_URL
-    if not model_given and not url_given and agent.model is None and agent.client is None:
-        added += ["-m", EMBEDDED_MODEL, "--client.base-url", EMBEDDED_URL]
-        embedded = True
-    elif not embedded and agent.client is None:
-        if not model_given and agent.model is None:
-            raise ConfigError("--client.base-url names an endpoint but no model: add -m MODEL")
-        if not url_given and resolve_api_key(config.client) == "EMPTY":
-            raise ConfigError(
-                f"-m {config.model} names a model but no endpoint: add --client.base-url URL, or set"
-                f" {config.client.api_key_var} for {config.client.base_url}"
-            )
-    if taskset.source is None:
-        added += ["--env.taskset.source", "embedded" if embedded else "gsm8k"]
-    if taskset.use_student_model is None and "use_student_model" not in taskset.task.model_fields_set:
-        added += ["--env.taskset.use-student-model", "true" if embedded else "false"]
-    added += _size(config)
-    if not _says_push(config):
-        added.append("--no-push")
-    return added
+    reached = config.client.base_url != EvalClientConfig().base_url
+    if not named and not reached:
+        config.model = EMBEDDED_MODEL
+        config.client = config.client.model_copy(update={"base_url": EMBEDDED_URL})
+        if "run" not in config.model_fields_set:  # its name has the model's in it
+            config.run.name = config.run.dir = default_run_name(config.env, config.model)
+    elif not named and config.client.base_url != EMBEDDED_URL:
+        raise ConfigError("--client.base-url names an endpoint but no model: add -m MODEL")
+    elif not reached and resolve_api_key(config.client) == "EMPTY":
+        raise ConfigError(
+            f"-m {config.model} names a model but no endpoint: add --client.base-url URL, or set"
+            f" {config.client.api_key_var} for {config.client.base_url}"
+        )
 
 
-def _says_push(config: EvalConfig) -> bool:
-    return "push" in config.model_fields_set or config.run.attach is not None
-
-
-def _size(config: EvalConfig) -> list[str]:
-    """`-n 100` asks for 100 problems, so the taskset must give as many where its own size isn't set."""
-    from ..config.load import load_config
-
-    taskset, select = _taskset(config), config.select
-    name = "train_size" if taskset.split == "train" else "eval_size"
-    if select.limit is None or getattr(taskset, name) is not None:
-        return []
-    wanted = select.skip + select.limit
-    if wanted <= taskset.size(load_config(taskset.config_file)):
-        return []
-    return [f"--env.taskset.{name.replace('_', '-')}", str(wanted)]
-
-
-def _taskset(config: EvalConfig) -> Any:
-    """Our taskset's configuration, or None."""
-    from .taskset import AlphaZeroTasksetConfig
-
-    return config.env.taskset if isinstance(config.env.taskset, AlphaZeroTasksetConfig) else None
-
-
-def _agent(config: EvalConfig) -> Any:
-    """Our environment's one seat, or None when another environment plays the taskset (`--env.id`)."""
-    from .env import AlphaZeroEnvConfig
-
-    return config.env.agent if isinstance(config.env, AlphaZeroEnvConfig) else None
-
-
-def describe(config: EvalConfig) -> str:
-    """One line: which model and which problems were taken, and how to change them."""
+def notes(config: EvalConfig) -> list[str]:
+    """What the user should know before the run: model and problems, and teachers that won't take part."""
     from ..config.load import load_config
     from .frozen import EMBEDDED_URL
+    from .harness import missing_key
 
-    taskset = _taskset(config)
+    env = own_env(config)
+    if env is None:
+        return []
+    taskset, settings = env.taskset, load_config(env.taskset.config_file)
     embedded = config.client.base_url == EMBEDDED_URL
     model = "the embedded student" if embedded else config.model
     change = "-m MODEL --client.base-url URL" if embedded else "-m, or leave it out for the embedded student"
     other = "gsm8k" if taskset.source == "embedded" else "embedded"
-    size = taskset.size(load_config(taskset.config_file))
+    size = taskset.size(settings)
     count = size if config.select.limit is None else min(size - config.select.skip, config.select.limit)
-    return (
+    told = [
         f"model: {model} (change: {change}); problems: {taskset.source} {taskset.split}, {count}"
         f" (change: --env.taskset.source {other}, --env.taskset.split, -n)"
-    )
-
-
-def notes(config: EvalConfig) -> list[str]:
-    """What the user should know before the run: teachers that won't take part."""
-    from ..config.load import load_config
-    from .harness import missing_key
-
-    taskset, agent = _taskset(config), _agent(config)
-    if taskset is None or taskset.tier == "none":
-        return []
-    missing = missing_key(load_config(taskset.config_file), taskset.tier)
+    ]
+    missing = None if taskset.tier == "none" else missing_key(settings, taskset.tier)
     if missing is not None:
-        return [f"tier {taskset.tier}: {missing} isn't set, so evaluation goes on without teachers"]
-    if agent is None or getattr(agent.harness, "search", "none") == "none":
-        return [f"tier {taskset.tier}: teachers take part in search only, add --env.agent.harness.search mcts"]
-    return []
+        told.append(f"tier {taskset.tier}: {missing} isn't set, so evaluation goes on without teachers")
+    elif taskset.tier != "none" and getattr(env.agent.harness, "search", "none") == "none":
+        told.append(f"tier {taskset.tier}: teachers take part in search only, add --env.agent.harness.search mcts")
+    return told

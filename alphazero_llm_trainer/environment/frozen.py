@@ -24,22 +24,13 @@ class FrozenStudent:
         self.student, self.config = student, config
         self.perplexity = Perplexity(student, config.search.max_tokens, own=True)
 
-    @property
-    def eos_id(self) -> int:
-        """The token that ends a response."""
-        return self.student.engine.eos_id
+    def room(self, question: str) -> int:
+        """Tokens that the context leaves for a response to `question`; none, or fewer, where it doesn't fit."""
+        return self.student.engine.capabilities.max_context - len(self.student.prompt_ids(question))
 
-    def fits(self, question: str) -> bool:
-        """Whether the prompt of `question` leaves room in the context for a response."""
-        return len(self.student.prompt_ids(question)) < self.student.engine.capabilities.max_context
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text` alone: no special tokens."""
-        return tuple(self.student.encode(text))
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special tokens left out."""
-        return self.student.decode(token_ids)
+    def encode(self, text: str, ended: bool) -> tuple[int, ...]:
+        """Token ids of `text` that somebody else wrote, with the end token where the response ended there."""
+        return (*self.student.encode(text), *((self.student.engine.eos_id,) if ended else ()))
 
     async def perplexity_reward(self, problem: Problem, response: str, token_ids: Sequence[int] | None = None) -> float:
         """PRE of a response (docs/design.md, section 5), in [0, 1]: 0.5 for the student's own greedy answer.
@@ -51,11 +42,11 @@ class FrozenStudent:
             EngineError: the question itself doesn't fit into the student's context.
         """
         if token_ids is None:
-            token_ids = self.encode(response.strip()) if response.strip() else ()
-            if is_final(response.strip().rpartition("\n")[2]):
-                token_ids = (*token_ids, self.eos_id)  # it ended there, and so does the baseline it is compared with
-        room = self.student.engine.capabilities.max_context - len(self.student.prompt_ids(problem.question))
-        reward, _ = await self.perplexity(problem, [Step(tuple(token_ids[: max(room, 0)]), (), response)])
+            text = response.strip()
+            # One that states its answer last ended there, and so does the baseline it is compared with.
+            token_ids = self.encode(text, is_final(text.rpartition("\n")[2])) if text else ()
+        fitting = tuple(token_ids[: max(self.room(problem.question), 0)])
+        reward, _ = await self.perplexity(problem, [Step(fitting, (), response)])
         return reward
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from ..teachers.build import build_teachers
 from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem
 from .argv import OUR_ID
-from .calls import CallFailed, ChatCalls, ChatSteps, answers_itself
+from .calls import ChatCalls, ChatSteps, answers_itself
 from .frozen import frozen_student
 
 FAILED = 1
@@ -57,11 +58,6 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
     APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True
     EXECUTES_CODE = NEEDS_CONTAINER = False
 
-    def __init__(self, config: AlphaZeroHarnessConfig) -> None:
-        super().__init__(config)
-        self._teachers: TeacherEnsemble | None = None
-        self._resolved: Config | None = None
-
     async def launch(
         self,
         ctx: vf.ModelContext,
@@ -79,7 +75,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message.model_dump(exclude_none=True) for message in prompt or []]
-        if answers_itself(ctx.model) and not frozen_student().fits(data.prompt_text):
+        if answers_itself(ctx.model) and frozen_student().room(data.prompt_text) <= 0:
             trace.info["skipped"] = TOO_LONG  # an empty response: it scores 0 and is counted, as in every evaluation
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
         # No time limit here: the rollout has its own (--env.agent.timeout.rollout).
@@ -93,7 +89,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
                 else:
                     problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
                     trace.info["mcts"] = record(await self._search(chat, messages, problem))
-            except (CallFailed, AlphaZeroError) as error:
+            except AlphaZeroError as error:
                 return vf.ProgramResult(exit_code=FAILED, stdout="", stderr=str(error))
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
@@ -104,20 +100,19 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
 
     async def _search(self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
-        if self._resolved is None:
-            self._resolved = self.config.resolve()
-            self._teachers = build_teachers(self._resolved, _no_scripted_teacher) if self._taught else None
-        config = self._resolved
+        config, teachers = self._settings
         frozen = frozen_student() if answers_itself(chat.model) else None
         policy = ChatSteps(chat, messages, config.search.temperature, frozen)
         perplexity = None if frozen is None else frozen.perplexity
-        search = answer_search(None, config, perplexity, policy=policy, advisor=self._teachers)
+        search = answer_search(None, config, perplexity, policy=policy, advisor=teachers)
         return await search.run(problem, derive_seed(config.seed, problem.id))
 
-    @property
-    def _taught(self) -> bool:
-        """Whether teachers take part: their tier is named and its key is there."""
-        return self.config.tier != "none" and missing_key(self.config.resolve(), self.config.tier) is None
+    @cached_property
+    def _settings(self) -> tuple[Config, TeacherEnsemble | None]:
+        """The search's settings, and the teachers where their tier is named and its key is there."""
+        config = self.config.resolve()
+        taught = self.config.tier != "none" and missing_key(config, self.config.tier) is None
+        return config, build_teachers(config, _no_scripted_teacher) if taught else None
 
 
 def missing_key(config: Config, tier: str) -> str | None:

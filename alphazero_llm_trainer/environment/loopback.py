@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from ..policy.adapters import fingerprint
 from ..serve.answering import Answerer
@@ -16,29 +17,26 @@ from .frozen import EMBEDDED_MODEL, FrozenStudent
 WAITING = 100_000  # verifiers bounds its rollouts itself
 
 
+@dataclass(slots=True)
 class Loopback:
-    """One server on a free port. `start` and `close` belong to the event loop that the student answers on."""
+    """One server on a free port, on the event loop that the student answers on; `url` is its base URL."""
 
-    def __init__(self, frozen: FrozenStudent) -> None:
-        self.frozen = frozen
-        self.url = ""
-        self._server: Server | None = None
-        self._running: asyncio.Task[None] | None = None
+    url: str
+    server: Server
+    running: asyncio.Task[None]
 
-    async def start(self) -> None:
-        """Listen; afterwards `url` is the base URL, `/v1` included."""
-        student = self.frozen.student
-        settings = self.frozen.config.serve.model_copy(update={"queue": WAITING})
-        answerer = Answerer(student, self.frozen.config)
+    @classmethod
+    async def start(cls, frozen: FrozenStudent) -> Loopback:
+        """A server of `frozen` that listens."""
+        student = frozen.student
+        settings = frozen.config.serve.model_copy(update={"queue": WAITING})
         models = Models(EMBEDDED_MODEL, judged=False)
-        service = Service(answerer, models, settings, fingerprint(student.model), Traces(0))
+        service = Service(Answerer(student, frozen.config), models, settings, fingerprint(student.model), Traces(0))
         bound = listen("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
-        self._server, self._running = await start(make_app(service), bound, settings)
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+        return cls(url, *await start(make_app(service), bound, settings))
 
     async def close(self) -> None:
-        """Stop listening. A second call does nothing."""
-        if self._server is not None and self._running is not None:
-            self._server.should_exit = True
-            await self._running
-            self._server = self._running = None
+        """Stop listening."""
+        self.server.should_exit = True
+        await self.running

@@ -21,51 +21,36 @@ from ..types import Direction, Problem
 from ..types import Task as ProblemTask
 from .frozen import frozen_student
 
-TRAIN_SPLIT = "train"
-REWARDS = {
-    "hre_weight",
-    "pre_weight",
-    "step_penalty",
-    "right_bonus",
-    "wrong_penalty",
-    "custom",
-    "custom_weight",
-}  # of the section `rewards`
-PROBLEMS = {
-    "source",
-    "levels",
-    "question_column",
-    "answer_column",
-    "solution_column",
-    "grade",
-}  # of the section `problems`
+# Keys of the sections `rewards` and `problems` that `vf-eval` sets by flags; unset ones are as the YAML file says.
+REWARDS = {"hre_weight", "pre_weight", "step_penalty", "right_bonus", "wrong_penalty", "custom", "custom_weight"}
+PROBLEMS = {"source", "levels", "question_column", "answer_column", "solution_column", "grade"}
 
 
 class AlphaZeroTaskConfig(vf.TaskConfig):
-    """What scoring needs. `load` fills it in from the taskset's configuration."""
+    """What scoring needs. `load` fills in what is unset from training.yaml's `rewards`."""
 
     use_student_model: bool | None = None
     """Perplexity under the frozen student is a part of the reward. None: on when the embedded student answers."""
-    hre_weight: float = 0.4
+    hre_weight: float | None = None
     """Weight of correctness_reward before the weights are renormalised over the parts that are switched on."""
-    pre_weight: float = 0.6
+    pre_weight: float | None = None
     """Weight of perplexity_reward, likewise."""
-    step_penalty: float = 0.01
+    step_penalty: float | None = None
     """Taken off for each step of a response."""
-    right_bonus: float = 0.1
+    right_bonus: float | None = None
     """Added once to a response with a step that a teacher proposed as likely right (in search)."""
-    wrong_penalty: float = 0.05
+    wrong_penalty: float | None = None
     """Taken off once from a response with a step that a teacher proposed as likely wrong."""
     custom: str | None = None
     """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME or package.module:NAME: code
-    that runs here (unset: rewards.custom of the YAML file)."""
-    custom_weight: float = 1.0
+    that runs here."""
+    custom_weight: float | None = None
     """Weight of custom_reward, likewise."""
 
     @property
     def needs(self) -> RewardConfig:
         """These settings as the section `rewards`."""
-        return RewardConfig.model_validate({}).model_copy(update=self.model_dump(include=REWARDS))
+        return RewardConfig.model_validate(self.model_dump(include=REWARDS, exclude_none=True))
 
 
 class AlphaZeroData(vf.TaskData):
@@ -215,7 +200,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
 
     def size(self, config: Config) -> int:
         """How many problems the split gives."""
-        if self.split == TRAIN_SPLIT:
+        if self.split == "train":
             return config.problems.train_size if self.train_size is None else self.train_size
         return config.problems.eval_size if self.eval_size is None else self.eval_size
 
@@ -243,12 +228,11 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
 
 def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
     """The task's configuration: what the user set under `--env.taskset.task.*`, the rest from `rewards`."""
-    given = chosen.task.model_fields_set
-    update: dict[str, object] = {"use_student_model": chosen.use_student_model}
-    update |= {name: getattr(rewards, name) for name in REWARDS if name not in given}
-    if chosen.use_student_model is None and not rewards.use_student_model:
-        update["use_student_model"] = False
-    return chosen.task.model_copy(update={k: v for k, v in update.items() if k not in given})
+    unset = {name: getattr(rewards, name) for name in REWARDS if getattr(chosen.task, name) is None}
+    if chosen.task.use_student_model is None:
+        off = chosen.use_student_model is None and not rewards.use_student_model
+        unset["use_student_model"] = False if off else chosen.use_student_model
+    return chosen.task.model_copy(update=unset)
 
 
 def task_data(row: ProblemTask) -> AlphaZeroData:

@@ -5,7 +5,8 @@
 
 A problem is a task's prompt; its id is the task's key. Where the taskset has an option `split` with named choices, those
 that mean train, validation, arena or test are these splits; one that it lacks is cut out of its train split. Where it has
-no such option (or the address sets it), all four are cut out of all tasks. Cuts are by a stable hash of the question.
+no such option (or the address sets it), all four are cut out of all tasks. Cuts are by a stable hash of the question. Of
+an endless taskset the first `MOST` tasks are taken.
 
 A reply's grade is the weighted sum of the task's own rewards (`taskset_scoring`), scaled to [0, 1] by its range: what the
 address declares, else each score in [0, 1] times its weight, widened by what a few replies to the first tasks earn when the
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Literal, get_args, get_origin
 
 import verifiers.v1 as vf
@@ -27,11 +29,10 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..problems.grading import RULES, Grade, Verdict
 from ..problems.source import SPLITS, Source, by_hash
-from ..problems.splits import split_of
 from ..types import Problem, Task
 from .argv import is_our_id
-from .taskset_checks import RANGE, TaskCheck, check_environment, load_environment, options_of, own_code
-from .taskset_scoring import Range, Scorer, failure, range_of, run_now
+from .taskset_checks import RANGE, load_environment, of_class, of_data, options_of, own_code
+from .taskset_scoring import failure, run_now, scored
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +43,9 @@ SPLIT_NAMES = {
     "test": ("test", "eval", "evaluation"),
 }
 GOLD_FIELDS = ("gold", "answer")  # of a task's data
-FIRST = 32  # tasks of an endless taskset that are read when it is opened
-MOST = 20_000  # tasks of one that are read for one more of a split
+MOST = 2_000  # tasks of an endless taskset
 TRIED = 2  # tasks whose rewards are tried when the source is opened
+CONCURRENT = 32  # replies that are scored at once
 WHOLE = 1.0 - 1e-9  # a scaled reward that is 1 but for rounding
 CHARACTERS = 3  # of a token, at least
 
@@ -68,26 +69,16 @@ class VerifiersTaskset(Source):
         env_id, _, query = address.partition("?")
         self.name = f"verifiers:{address}"
         options, declared = options_of(self.name, query)
-        environment, config = load_environment(self.name, env_id, options)
-        with own_code(self.name, "setting it up"):
-            taskset = vf.load_taskset(outcome_alone(config.taskset) if is_our_id(env_id) else config.taskset)
-            check_environment(self.name, environment, taskset)
-        assert isinstance(config, vf.SingleAgentEnvConfig)
-        self.score, self._check, self._override = Scorer(config), TaskCheck(), system_prompt
+        config = load_environment(self.name, env_id, options)
+        self.agent, self._override = config.agent, system_prompt
         self._own = {} if "split" in options else own_splits(config.taskset)
-        self.endless = not taskset.bounded
         self._tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
         self._items: dict[str, vf.Task] = {}
         with own_code(self.name, "loading its tasks"):
-            self._streams = {split: self._stream(taskset, theirs) for split, theirs in self._own.items()}
-            if not self._own:
-                self._streams["train"] = self._stream(taskset, None)
-            if self.endless:
-                self._read_first()
-            else:
-                self._read_all()
-        self.prompt_tokens = max((len(words(item)) for item in self._items.values()), default=0) // CHARACTERS + 32
-        self.range = Range(*declared) if declared else self._observed()
+            self._read(outcome_alone(config.taskset) if is_our_id(env_id) else config.taskset)
+        self.prompt_tokens = max(len("".join(filter(None, prompt_of(i.data)))) for i in self._items.values())
+        self.prompt_tokens = self.prompt_tokens // CHARACTERS + 32
+        self.low, self.high = declared or self._observed()
         self._warned = False
 
     @classmethod
@@ -102,97 +93,58 @@ class VerifiersTaskset(Source):
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`. Of an endless taskset, tasks are read until the split has as many."""
-        tasks, origin = self._tasks[split], split if split in self._own else "train"
-        for _ in range(MOST if self.endless else 0):
-            if len(tasks) >= start + count or not self._read_one(origin):
-                break
-        return tasks[start : start + count]
+        """See `Source.load`."""
+        return self._tasks[split][start : start + count]
 
-    def _stream(self, taskset: vf.Taskset, theirs: str | None) -> Iterator[vf.Task]:
-        """The tasks of one of the taskset's own splits (None: as it is), each checked."""
-        if theirs is not None:
-            taskset = type(taskset)(taskset.config.model_copy(update={"split": theirs}))
-        for item in taskset:
-            told = item if self._override is None else item.with_system_prompt(self._override)
-            self._check(self.name, told)
-            yield told
-
-    def _read_all(self) -> None:
-        """Read a taskset that ends, every split of it."""
+    def _read(self, config: vf.TasksetConfig) -> None:
+        """Read every split of a taskset, or all of it where it has none."""
+        splits: dict[str, str | None] = {**self._own} or {"train": None}
         read: dict[str, list[vf.Task]] = {}
         failed: Exception | None = None
-        for origin, stream in self._streams.items():
+        for origin, theirs in splits.items():
+            own = config if theirs is None else config.model_copy(update={"split": theirs})
             try:
-                read[origin] = list(stream)
+                read[origin] = list(self._checked(vf.load_taskset(own)))
             except (ValueError, DataError) as error:  # a choice that the rows behind it don't have
                 log.warning("%s has no %s split (%s)", self.name, origin, error)
                 failed = error
-        items = [item for found in read.values() for item in found]
-        if not items:
+        if not any(read.values()):
             raise failed or ConfigError(f"{self.name} has no tasks: name another taskset, or other options of it")
-        self._settle(items)
-        keys = {origin: [item.key for item in found] for origin, found in read.items()}
-        everywhere = [key for found in keys.values() for key in set(found)]
-        clash = len(set(everywhere)) < len(everywhere)
-        for origin, found in read.items():
-            ids = [f"{origin}/{key}" if clash else key for key in keys[origin]]
-            tasks = [self._as_task(item, name) for item, name in zip(found, ids, strict=True)]
+        # One system prompt for all tasks is the source's; where they differ, each stands before its question.
+        prompts = {prompt_of(item.data)[0] for items in read.values() for item in items}
+        self.system_prompt = prompts.pop() if len(prompts) == 1 else None
+        for origin, items in read.items():
+            tasks = [self._keep(origin, item) for item in items]
             one_each = list({task.problem.question: task for task in tasks}.values())
             parts = {task.problem.question: part for part, cut in by_hash(one_each).items() for task in cut}
-            for item, task in zip(found, tasks, strict=True):
-                if task.problem.id in self._items:
-                    raise DataError(f"{self.name} has two tasks with the key {task.problem.id!r}: give each its own")
-                self._keep(origin, item, task, parts[task.problem.question])
+            for task in tasks:
+                part = parts[task.problem.question]
+                self._tasks[part if origin == "train" and part not in self._own else origin].append(task)
 
-    def _read_first(self) -> None:
-        """Read the beginning of a taskset that doesn't end."""
-        first = {origin: [next(stream) for _ in range(FIRST)] for origin, stream in self._streams.items()}
-        self._settle([item for items in first.values() for item in items])
-        for origin, items in first.items():
-            for item in items:
-                self._keep_endless(origin, item)
+    def _checked(self, taskset: vf.Taskset) -> Iterator[vf.Task]:
+        """The tasks of a taskset, with this source's system prompt. Raises ConfigError for one that can't be a problem."""
+        seen: set[type] = set()
+        if taskset.toolsets(taskset.config):
+            raise ConfigError(f"{self.name} can't be searched: its tasks share tools, and a problem here has none")
+        for item in taskset if taskset.bounded else islice(taskset, MOST):
+            reason = of_data(item.data) or (None if type(item) in seen else of_class(item))
+            if reason is not None:
+                raise ConfigError(f"{self.name} can't be searched, task {item.data.idx}: {reason}")
+            seen.add(type(item))
+            yield item if self._override is None else item.with_system_prompt(self._override)
 
-    def _read_one(self, origin: str) -> bool:
-        """Read one more task of an endless taskset; False where it has no more after all."""
-        stream = self._streams.get(origin)
-        item = None if stream is None else next(stream, None)
-        if item is not None:
-            self._keep_endless(origin, item)
-        return item is not None
-
-    def _keep_endless(self, origin: str, item: vf.Task) -> None:
-        task = self._as_task(item, item.key)
-        if task.problem.id not in self._items:
-            self._keep(origin, item, task, split_of(task.problem.question))
-
-    def _keep(self, origin: str, item: vf.Task, task: Task, part: str) -> None:
-        """Put a task read from `origin` into its split; `part` is what a cut by its question's hash names."""
-        split = part if origin == "train" and part not in self._own else origin
-        self._items[task.problem.id] = item
-        self._tasks[split].append(task)
-
-    def _settle(self, items: Sequence[vf.Task]) -> None:
-        """One system prompt for all tasks is the source's; where they differ, each stands before its question."""
-        prompts = {prompt_of(item.data)[0] for item in items}
-        self.system_prompt = prompts.pop() if len(prompts) == 1 else None
-
-    def _as_task(self, item: vf.Task, name: str) -> Task:
+    def _keep(self, origin: str, item: vf.Task) -> Task:
+        """Remember an item of the taskset's split `origin` by its key, and give it as a task."""
+        name = item.key if item.key not in self._items else f"{origin}/{item.key}"
+        if name in self._items:
+            raise DataError(f"{self.name} has two tasks with the key {item.key!r}: give each its own")
+        self._items[name] = item
         system, question = prompt_of(item.data)
         if system is not None and system != self.system_prompt:
             question = f"{system}\n\n{question}"
         golds = (getattr(item.data, field, None) for field in GOLD_FIELDS)
         gold = next((gold for gold in golds if isinstance(gold, str)), "")
         return Task(Problem(name, question, self.name), gold)
-
-    def _item(self, name: str) -> vf.Task:
-        """The taskset's own task of a problem's id."""
-        for _ in range(MOST if self.endless else 0):
-            if name in self._items or not any([self._read_one(origin) for origin in self._streams]):
-                break
-        if name not in self._items:
-            raise DataError(f"{self.name} has no task {name!r}: it was made with other options, or by another version")
-        return self._items[name]
 
     # -- responses ---------------------------------------------------------------------------------------------------
 
@@ -211,48 +163,63 @@ class VerifiersTaskset(Source):
 
     async def grade_all(self, pairs: Sequence[tuple[str, Task]], strict: bool = False) -> list[Grade]:
         """See `Source.grade_all`."""
-        return list(await asyncio.gather(*(self._grade(response, task) for response, task in pairs)))
+        gate = asyncio.Semaphore(CONCURRENT)
 
-    async def _grade(self, response: str, task: Task) -> Grade:
-        trace, stated = await self.score(self._item(task.problem.id), response), self.final_answer(response)
+        async def grade(response: str, task: Task) -> Grade:
+            async with gate:
+                trace = await self.score(response, task)
+            return self._grade(trace, task, self.final_answer(response))
+
+        return list(await asyncio.gather(*(grade(response, task) for response, task in pairs)))
+
+    async def score(self, response: str, task: Task) -> vf.Trace:
+        """The trace of a response with the task's own rewards."""
+        if task.problem.id not in self._items:
+            raise DataError(
+                f"{self.name} has no task {task.problem.id!r}: it was made with other options, or by another version"
+            )
+        return await scored(self.agent, self._items[task.problem.id], response)
+
+    def _grade(self, trace: vf.Trace, task: Task, stated: str | None) -> Grade:
         reason = failure(trace)
         if reason is not None:
             verdict = Verdict.TIMED_OUT if trace.is_timeout else Verdict.FAILED
             error = f"{self.name} gave no reward for task {task.problem.id!r} ({reason}): mend its rewards"
             return Grade(verdict, stated, partial=0.0, error=error)
-        if not self.range.holds(trace.reward) and not self._warned:
+        score = (trace.reward - self.low) / (self.high - self.low)
+        if not -1e-9 <= score <= 1 + 1e-9 and not self._warned:
             self._warned = True
             log.warning(
                 "%s gave a reward of %g, which is cut to its range of %g to %g: write ?%s=LOW:HIGH behind its name",
-                self.name, trace.reward, self.range.low, self.range.high, RANGE,
+                self.name, trace.reward, self.low, self.high, RANGE,
             )  # fmt: skip
-        score = self.range.scaled(trace.reward)
+        score = min(1.0, max(0.0, score))
         return Grade(Verdict.CORRECT if score >= WHOLE else Verdict.WRONG, stated, partial=score)
 
-    def _observed(self) -> Range:
-        """The rewards' range, by their weights and by a few replies to the first tasks."""
+    def _observed(self) -> tuple[float, float]:
+        """The rewards' range: each score in [0, 1] times its weight, and the sums that a few replies earn."""
         first = next(tasks for tasks in self._tasks.values() if tasks)[:TRIED]
-        replies = [(task, reply) for task in first for reply in ("I don't know.", *stating(task.gold))]
+        replies = [(reply, task) for task in first for reply in ("I don't know.", *stating(task.gold))]
 
         async def score_all() -> list[vf.Trace]:
-            items = [(self._item(task.problem.id), reply) for task, reply in replies]
-            return list(await asyncio.gather(*(self.score(item, reply) for item, reply in items)))
+            return list(await asyncio.gather(*(self.score(reply, task) for reply, task in replies)))
 
-        traces = run_now(score_all())
-        reason = next((reason for trace in traces if (reason := failure(trace)) is not None), None)
-        if reason is not None:
-            raise ConfigError(f"{self.name} can't score a reply ({reason}): mend its rewards")
-        found = range_of(traces)
-        if found.low == found.high:
-            raise ConfigError(
-                f"{self.name} gives {found.low:g} for every reply: write ?{RANGE}=LOW:HIGH behind its name"
-            )
-        weights = {
-            name: reward.weight for trace in traces for name, reward in trace.rewards.items() if reward is not None
-        }
+        ends = []
+        for trace in run_now(score_all()):
+            if (reason := failure(trace)) is not None:
+                raise ConfigError(f"{self.name} can't score a reply ({reason}): mend its rewards")
+            weights = {name: reward.weight for name, reward in trace.rewards.items() if reward is not None}
+            ends += [
+                sum(min(w, 0.0) for w in weights.values()),
+                sum(max(w, 0.0) for w in weights.values()),
+                trace.reward,
+            ]
+        low, high = min(ends), max(ends)
+        if low == high:
+            raise ConfigError(f"{self.name} gives {low:g} for every reply: write ?{RANGE}=LOW:HIGH behind its name")
         told = " + ".join(f"{weight:g} x {name}" for name, weight in weights.items())
-        log.info("%s: rewards %s, from %g to %g, are scaled to [0, 1]", self.name, told, found.low, found.high)
-        return found
+        log.info("%s: rewards %s, from %g to %g, are scaled to [0, 1]", self.name, told, low, high)
+        return low, high
 
 
 def outcome_alone(config: Any) -> vf.TasksetConfig:
@@ -280,17 +247,10 @@ def choices_of(annotation: Any) -> Iterator[Any]:
 
 def prompt_of(data: vf.TaskData) -> tuple[str | None, str]:
     """A task's system prompt and question."""
-    if isinstance(data.prompt, str):
-        return data.system_prompt, data.prompt
-    said = [content_text(message.content) for message in data.prompt or [] if isinstance(message, SystemMessage)]
-    told = [text for text in (data.system_prompt, *said) if text]
-    asked = [content_text(message.content) for message in data.prompt or [] if isinstance(message, UserMessage)]
-    return "\n\n".join(told) or None, "\n\n".join(asked)
-
-
-def words(item: vf.Task) -> str:
-    """Everything that a task's prompt says."""
-    return "".join(part or "" for part in prompt_of(item.data))
+    prompt = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else data.prompt or []
+    said = [content_text(message.content) for message in prompt if isinstance(message, SystemMessage)]
+    asked = [content_text(message.content) for message in prompt if isinstance(message, UserMessage)]
+    return "\n\n".join(text for text in (data.system_prompt, *said) if text) or None, "\n\n".join(asked)
 
 
 def stating(gold: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ SYSTEM_PROMPT = "Answer with one number."
 
 class WordLengthConfig(vf.TasksetConfig):
     size: int = 120
-    needs: Literal["", "tools", "runtime", "judge", "turns", "image", "user", "container", "no rewards", "crash"] = ""
+    needs: Literal["", "tools", "runtime", "turns", "image", "user", "no rewards", "crash"] = ""
     """What makes its tasks more than one prompt with one reply."""
     messages: bool = False
     """Prompts as messages instead of text."""
@@ -32,8 +32,6 @@ class WordLengthState(vf.State):
 
 
 class WordLengthTask(vf.Task[WordLengthData, WordLengthState, vf.TaskConfig]):
-    attempts = 0  # of a reply that says "flaky"
-
     async def finalize(self, trace: vf.Trace) -> None:
         trace.state.finished = True
 
@@ -51,16 +49,12 @@ class WordLengthTask(vf.Task[WordLengthData, WordLengthState, vf.TaskConfig]):
 
     @vf.reward(weight=-0.25, priority=1)
     async def shouting(self, trace: vf.Trace) -> float:
-        """1.0 for an exclamation mark. Waits on "slow", fails on "broken" and, the first time, on "flaky"."""
+        """1.0 for an exclamation mark. Waits on "slow" and fails on "broken"."""
         reply = trace.last_reply
         if "slow" in reply:
             await asyncio.sleep(60)
         if "broken" in reply:
             raise RuntimeError("the grader is out of order")
-        if "flaky" in reply:
-            type(self).attempts += 1
-            if type(self).attempts == 1:
-                raise RuntimeError("try again")
         return float("!" in reply)
 
     @vf.metric
@@ -72,10 +66,6 @@ class InRuntime(WordLengthTask):
     @vf.reward
     async def tests_pass(self, runtime: vf.Runtime) -> float:
         return 0.0
-
-
-class InContainer(WordLengthTask):
-    NEEDS_CONTAINER = True
 
 
 class ManyTurns(WordLengthTask):
@@ -97,16 +87,6 @@ class WithTools(WordLengthTask):
         return [Dictionary(vf.ToolsetConfig())]
 
 
-class Judged(vf.TaskConfig):
-    judge: vf.JudgeConfig = vf.JudgeConfig(base_url="http://127.0.0.1:9/v1", model="a-judge")
-
-
-class WithJudge(vf.Task[WordLengthData, vf.State, Judged]):
-    @vf.reward
-    async def judged(self) -> float:
-        return 0.0
-
-
 class Bare(vf.Task[WordLengthData, vf.State, vf.TaskConfig]):
     """No rewards."""
 
@@ -114,9 +94,7 @@ class Bare(vf.Task[WordLengthData, vf.State, vf.TaskConfig]):
 KINDS = {
     "tools": WithTools,
     "runtime": InRuntime,
-    "judge": WithJudge,
     "turns": ManyTurns,
-    "container": InContainer,
     "no rewards": Bare,
 }
 
@@ -147,20 +125,10 @@ class WordLengthTaskset(vf.Taskset[WordLengthTask, WordLengthConfig]):
             )
 
 
-class WordLengthEnvConfig(vf.SingleAgentEnvConfig):
-    agent: vf.AgentConfig = vf.AgentConfig(
-        retries=vf.RetryConfig(rules=[vf.RetryRule(message="try again", max_retries=1)])
-    )
-
-
-class WordLengthEnv(vf.SingleAgentEnv, vf.Env[WordLengthEnvConfig]):
-    """As every single-agent environment, with a retry for what passes by itself."""
-
-
 def number(reply: str) -> int:
     """The last word as a number; -1 where it is none."""
     last = reply.rpartition(" ")[2].strip(".!")
     return int(last) if last.isdigit() else -1
 
 
-__all__ = ["WordLengthEnv", "WordLengthTaskset"]
+__all__ = ["WordLengthTaskset"]
