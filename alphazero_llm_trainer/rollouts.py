@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config.load import Config
+from .config.sections import SearchConfig
 from .engine.protocol import Teacher, ValueFunction
 from .errors import ConfigError, DataError, RequestError, RewardError
 from .mcts.choose import Reading
-from .mcts.driver import Advisor, Finished, Search, check_settings, derive_seed
+from .mcts.driver import Search, check_settings, derive_seed
 from .mcts.extract import Trajectory, trajectories
 from .mcts.targets import outcomes
 from .mcts.tree import ROOT, Tree
@@ -228,19 +229,15 @@ class Collector:
                 "samples": train.chain_samples if train.groups == "chain" else train.samples,
             }
         )
-        common: Any = {"grading": self.perplexity, "reading": reading_of}
-        if settings.mode == "token":
-            tokens = EngineTokens(self.student, settings.temperature, settings.beam)
-            return Search(tokens, evaluate, settings, stop=self.stop, value=self.value, generating=True, **common)
-        policy = EngineSteps(self.student, settings.temperature)
+        parts: dict[str, Any] = {"value": self.value, "generating": settings.mode == "token"}
+        if settings.mode == "step":
+            parts |= {"advisor": self.teachers, "finished": None if self.checker is None else self.checker.finished}
         if train.groups == "verified":
             # Chains are drawn one at a time.
             settings = settings.model_copy(update={"iterations": settings.iterations * settings.samples})
-            rule: Any = {"verifier": Calculator(), "generating": True}
-            return Search(policy, evaluate, settings, stop=self.stop, **rule, **common)
-        finished: Finished | None = None if self.checker is None else self.checker.finished
-        advisor: Advisor | None = self.teachers
-        return Search(policy, evaluate, settings, advisor, finished, self.stop, value=self.value, **common)
+            parts = {"verifier": Calculator(), "generating": True}
+        policy = policy_of(self.student, settings)
+        return Search(policy, evaluate, settings, stop=self.stop, grading=self.perplexity, reading=reading_of, **parts)
 
 
 def check_collecting(config: Config, valued: bool) -> None:
@@ -263,6 +260,13 @@ def check_collecting(config: Config, valued: bool) -> None:
     if train.reward == "hre" and config.rewards.own and config.rewards.hre_weight == 0:
         raise ConfigError("train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to combined")
     check_settings(config.search, valued)
+
+
+def policy_of(student: Any, settings: SearchConfig) -> EngineSteps | EngineTokens:
+    """What proposes steps or tokens: the student's engine."""
+    if settings.mode == "token":
+        return EngineTokens(student, settings.temperature, settings.beam)
+    return EngineSteps(student, settings.temperature)
 
 
 def reading_of(problem: Problem) -> Reading:

@@ -32,7 +32,7 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="can't be read"):
         list(read(tmp_path / "none.jsonl"))
     again = Journal(path)
-    assert list(again.records.values()) == RECORDS and again.dropped_bytes == 0
+    assert list(again.values()) == RECORDS and again.dropped_bytes == 0
     assert "0/3" in again and "0/9" not in again
     assert again.get("0/3") == RECORDS[3] and again.get("0/9") is None
     again.append({"key": "later"})
@@ -50,8 +50,8 @@ def test_records_stay_in_the_file_and_are_checked_when_read(tmp_path: Path) -> N
     assert path.stat().st_size > 20e6
     tracemalloc.start()
     again = Journal(path)
-    assert len(again.records) == 200 and list(again.records)[7] == "0/7"
-    assert all(record["key"] == key for key, record in again.records.items())
+    assert len(again) == 200 and list(again)[7] == "0/7"
+    assert all(record["key"] == key for key, record in again.items())
     again.append({"key": "1/0", "text": "later"})
     assert again.get("1/0") == {"key": "1/0", "text": "later"} and again.get("2/0") is None
     peak = tracemalloc.get_traced_memory()[1]
@@ -134,7 +134,5 @@ def test_a_killed_process_loses_no_finished_record(tmp_path: Path) -> None:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
     journal = Journal(path)
-    assert set(map(str, range(told + 1))) <= set(journal.records)
-    assert [json.loads(line)["key"] for line in path.read_bytes().splitlines()] == [
-        str(i) for i in range(len(journal.records))
-    ]
+    assert set(map(str, range(told + 1))) <= set(journal)
+    assert [json.loads(line)["key"] for line in path.read_bytes().splitlines()] == [str(i) for i in range(len(journal))]

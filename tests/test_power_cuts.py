@@ -96,7 +96,7 @@ def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         if folder is not None:
             assert (folder / "weights.bin").read_bytes() == bytes([facts["rounds_done"]]) * 1000
             trees = Journal(left / "journal.jsonl")
-            assert len(trees.records) >= 3 * facts["rounds_done"]
+            assert len(trees) >= 3 * facts["rounds_done"]
             trees.close()
         shutil.rmtree(left)
 

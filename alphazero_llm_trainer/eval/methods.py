@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ..config.load import Config
 from ..engine.protocol import GenerateRequest, ValueFunction, Verifier
 from ..mcts.driver import Advisor, Evaluate, Search, SearchResult, StepPolicy, TokenPolicy
-from ..policy.engine_steps import EngineSteps
-from ..policy.engine_tokens import EngineTokens
 from ..problems.calculator import exact_result
 from ..problems.source import source_of
 from ..rewards.terminal import finished_earns_one, make_evaluate
-from ..rollouts import reading_of
+from ..rollouts import policy_of, reading_of
 from ..types import Problem, Step, ids_of
 from .attempt import Answered, Attempt, Chain, MethodContext, OverBudgetError, chain_of
 
@@ -282,10 +280,6 @@ def answer_search(
     `policy` proposes steps or tokens, None: the student's engine does.
     """
     settings = config.search
-    if policy is None and settings.mode == "token":
-        policy = EngineTokens(student, settings.temperature, settings.beam)
-    elif policy is None:
-        policy = EngineSteps(student, settings.temperature)
     evaluate: Evaluate | None = finished_earns_one
     grading = None
     if value is not None:
@@ -293,7 +287,7 @@ def answer_search(
     elif perplexity is not None and config.rewards.pre_weight > 0:
         evaluate, grading = make_evaluate(config.rewards, perplexity, None), perplexity
     return Search(
-        policy,
+        policy_of(student, settings) if policy is None else policy,
         evaluate,
         settings,
         advisor,

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import DataError
 from ..types import STUDENT, Direction, RewardParts, Step
-from .columns import COLUMNS, OUTCOME, check_columns
+from .record import COLUMNS, OUTCOME, SavedTree, check
 
 ROOT = 0
 FORMAT = 2
@@ -86,28 +86,10 @@ class Tree:
         self.simulations: list[tuple[int, int, int]] = []
         self._draws: list[int] = []  # see `draws`
         self._drawn = 0  # simulations that it counts
-        self._append(-1, Step((), (), ""), STUDENT, Direction.NONE)
+        self._append(-1, [Step((), (), "")], [None])
 
     def __len__(self) -> int:
         return len(self.parent)
-
-    def _append(self, parent: int, step: Step, source: str, direction: Direction) -> int:
-        node = len(self.parent)
-        self.parent.append(parent)
-        self.token_ids.append(step.token_ids)
-        self.logprobs.append(step.logprobs)
-        self.text.append(step.text)
-        self.source.append(source)
-        self.direction.append(str(direction))
-        self.N.append(0)
-        self.W.append(0.0)
-        for column in (self.V, self.prior, self.prm, self.verdict, self.reward, self.hre, self.pre, self.outcome):
-            column.append(None)
-        self.samples.append(0)
-        self.expanded.append(False)
-        self.children.append([])
-        self.virtual.append(0)
-        return node
 
     def attach(self, parent: int, step: Step, source: str = STUDENT, direction: Direction = Direction.NONE) -> int:
         """The child of `parent` with this step's text, made where there is none. Siblings with one text are one node."""
@@ -117,13 +99,21 @@ class Tree:
                     # The student's own step stays its own; that a teacher was asked for it is kept.
                     self.direction[child] = str(direction)
                 return child
-        node = self._append(parent, step, source, direction)
+        node = len(self)
+        self._append(parent, [step], [None])
+        self.source[node], self.direction[node] = source, str(direction)
         self.children[parent].append(node)
         return node
 
     def expand(self, parent: int, steps: Sequence[Step], priors: Sequence[float]) -> None:
         """New children of `parent`, one a step, whose priors sum to 1. They must differ from each other."""
-        first, count = len(self.parent), len(steps)
+        first = len(self)
+        self._append(parent, steps, priors)
+        self.children[parent] += range(first, len(self))
+
+    def _append(self, parent: int, steps: Sequence[Step], priors: Sequence[float | None]) -> None:
+        """Nodes at the end of all columns, which their parent doesn't know yet."""
+        count = len(steps)
         self.parent += [parent] * count
         self.token_ids += [step.token_ids for step in steps]
         self.logprobs += [step.logprobs for step in steps]
@@ -140,7 +130,6 @@ class Tree:
         self.expanded += [False] * count
         self.children += [[] for _ in range(count)]
         self.virtual += [0] * count
-        self.children[parent] += range(first, first + count)
 
     def _conflicts(self, child: int, step: Step) -> bool:
         # A text with and without the end token is one step only when the tokens agree: a response may end there or not.
@@ -280,35 +269,33 @@ class Tree:
         `checked` says that their types were looked at already, as `journal.read` does.
         """
         if not checked:
-            check_columns(raw)
+            check(SavedTree, raw)
         if raw.get("format") not in READABLE:
             raise DataError(f"tree format is {raw.get('format')!r}, this version reads {FORMAT}: search it again")
-        tree = cls()
-        try:
-            for name in COLUMNS:
-                setattr(tree, name, list(raw[name]))
-            count = len(tree.parent)
-            if any(len(getattr(tree, name)) != count for name in COLUMNS) or tree.parent[0] != -1:
-                raise DataError("tree columns differ in length: search it again")
-            tree.outcome = list(raw.get(OUTCOME, [None] * count))
-            if len(tree.outcome) != count:
-                raise DataError("tree columns differ in length: search it again")
-            tree.token_ids = [tuple(ids) for ids in tree.token_ids]
-            tree.logprobs = [tuple(values) for values in tree.logprobs]
-            tree.children = [[] for _ in range(count)]
-            for node in range(1, count):
-                if not 0 <= tree.parent[node] < node:
-                    raise DataError(f"tree node {node} has parent {tree.parent[node]}: search it again")
-                tree.children[tree.parent[node]].append(node)
-            tree.virtual = [0] * count
-            for row in raw.get("rollouts", ()):
-                node, ids, logprobs, *rest = row
-                if not 0 <= node < count or len(ids) != len(logprobs):
-                    raise DataError(f"tree rollout of node {node} doesn't fit its tree: search it again")
-                tree.rollouts.append(Rollout(node, tuple(ids), tuple(logprobs), *rest))
-            history = raw.get("history", {})  # trees before version 0.4 have none
-            tree.backups = [(node, reward, *(above or (-1,))) for node, reward, *above in history.get("backups", ())]
-            tree.simulations = [(leaf, nodes, backups) for leaf, nodes, backups in history.get("simulations", ())]
-        except (KeyError, TypeError, IndexError, ValueError) as error:
-            raise DataError(f"tree is not what a journal holds ({error!r}): search it again") from error
+        tree, parents = cls(), raw["parent"]
+        count = len(parents)
+        columns = {name: list(raw[name]) for name in COLUMNS} | {OUTCOME: list(raw.get(OUTCOME) or [None] * count)}
+        if any(len(column) != count for column in columns.values()):
+            raise DataError("tree columns differ in length: search it again")
+        if parents[:1] != [-1] or any(not 0 <= parent < node for node, parent in enumerate(parents[1:], 1)):
+            raise DataError("a tree's parents come before their children: search it again")
+        for name, column in columns.items():
+            setattr(tree, name, column)
+        tree.token_ids = [tuple(ids) for ids in tree.token_ids]
+        tree.logprobs = [tuple(logprobs) for logprobs in tree.logprobs]
+        tree.children = [[] for _ in range(count)]
+        for node in range(1, count):
+            tree.children[parents[node]].append(node)
+        tree.virtual = [0] * count
+        for node, ids, logprobs, *rest in raw.get("rollouts", ()):
+            tree.rollouts.append(Rollout(node, tuple(ids), tuple(logprobs), *rest))
+        spans = [(tree.token_ids[node], tree.logprobs[node]) for node in range(count)]
+        spans += [(rollout.token_ids, rollout.logprobs) for rollout in tree.rollouts]
+        if any(len(ids) != len(logprobs) for ids, logprobs in spans):
+            raise DataError("a tree has more tokens than log-probabilities, or fewer: search it again")
+        if any(rollout.node >= count for rollout in tree.rollouts):
+            raise DataError("a tree's rollout goes on from no node of it: search it again")
+        history = raw.get("history", {})
+        tree.backups = [(node, reward, *(above or (-1,))) for node, reward, *above in history.get("backups", ())]
+        tree.simulations = [(leaf, nodes, backups) for leaf, nodes, backups in history.get("simulations", ())]
         return tree

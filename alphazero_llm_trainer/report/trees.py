@@ -12,7 +12,8 @@ from ..config.sections import SearchConfig
 from ..errors import ConfigError, DataError
 from ..files import parse_json, read_object
 from ..mcts.choose import Text, choose, most_visited
-from ..mcts.journal import check_record, read, read_shards, shard_paths
+from ..mcts.journal import read, read_shards, shard_paths
+from ..mcts.record import Record, check
 from ..mcts.select import constant
 from ..mcts.tree import Tree
 from ..viewer.record import choice_of, pieces
@@ -76,7 +77,7 @@ def _one_search(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} holds no tree: write it with `search --json > {path.name}`")
     record = {"key": path.stem, **raw}
     try:
-        check_record(record)
+        check(Record, record)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     return record

@@ -179,5 +179,5 @@ def _sample(
         pool.stats(),
         time.perf_counter() - searching,
         searching - began,
-        [(r["key"], r["reason"], r["attempts"]) for r in folder.put_aside.records.values()],
+        [(r["key"], r["reason"], r["attempts"]) for r in folder.put_aside.values()],
     )

@@ -108,7 +108,7 @@ class SampleFolder:
 
     def schedule(self, keys: Sequence[str], attempts: int) -> Queue:
         """What is left of `keys`, with what earlier sessions know about them."""
-        done = self.shards.keys | self.put_aside.records.keys()
+        done = self.shards.keys | self.put_aside.keys()
         failures, suspects = self.attempts.history(self.shards.keys)
         left = [key for key in keys if key not in done]
         return Queue(left, attempts, failures, suspects, self.attempts.failed)
@@ -147,7 +147,7 @@ class SampleFolder:
             "columns": list(COLUMNS),
             "shards": [{**entry, "totals": self.by_shard[entry["name"]].as_dict()} for entry in self.shards.closed],
             "totals": self.totals.as_dict(),
-            "set_aside": len(self.put_aside.records),
+            "set_aside": len(self.put_aside),
         }
         write_sealed(self.path / MANIFEST, value)
 

@@ -176,7 +176,7 @@ def collect_trees(
         }
     )
     journal, policy = Journal(path), fingerprint(student.model)
-    if any(record.get("policy") != policy for record in journal.records.values()):
+    if any(record.get("policy") != policy for record in journal.values()):
         raise DataError(
             f"journal {path} was searched by another policy than student {student.title}: name another folder"
         )

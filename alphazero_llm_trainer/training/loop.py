@@ -340,7 +340,7 @@ class Run(Measured):
         self.began -= facts.get("total_seconds", 0.0)
         self.journal = Journal(self.folder.journal)
         self.collector.keep_books(self.folder.path)
-        self.progress.start(self.size.questions, len(self.journal.records))
+        self.progress.start(self.size.questions, len(self.journal))
         return checkpoint, facts.get("update", 0), start
 
     def run_rounds(self, checkpoint: Path | None, updates: int, start: int) -> None:

@@ -225,5 +225,5 @@ class Rounds:
         failed = [tree.failed_reward for tree in trees if tree.failed_reward is not None]
         if not failed or self.journal is None:
             return
-        if all(str(record["ended_by"]).startswith(FAILED_REWARD) for record in self.journal.records.values()):
+        if all(str(record["ended_by"]).startswith(FAILED_REWARD) for record in self.journal.values()):
             raise RewardError(f"the reward of every question failed ({len(failed):,} so far); the first: {failed[0]}")
