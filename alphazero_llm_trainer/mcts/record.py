@@ -32,7 +32,7 @@ class SavedRollout(NamedTuple):
     reward: Number | None
     hre: Number | None
     pre: Number | None
-    count: Number = 1
+    visits: Number = 1  # `count` there
     samples: Number = 1
     outcome: Number | None = None
 
