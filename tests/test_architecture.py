@@ -169,7 +169,7 @@ PLACES = {
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
     "datasets": {"problems", "training.prm"},
-    "yaml": {"config", "cli.info", "report", "training.model_card"},
+    "yaml": {"config", "cli.base", "report", "training.model_card"},
     "pyarrow": {"cli.export", "problems.rows"},
     "reasoning_gym": {"problems.gym"},
     "aiohttp": {"environment"},

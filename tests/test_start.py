@@ -52,12 +52,12 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path
     assert train_main([*HUB, "--dry-run", "--set", "teachers.tier=production"]) == 2
     said = capsys.readouterr()
     for what in (
-        "60 rounds",
-        "tokens sampled",
+        "rounds: 60 of 96 questions",
+        "most_sampled_tokens",
         "6.4 GB",
         "HF_TOKEN is not set",
         "OPENROUTER_API_KEY",
-        "budget: 5 dollars",
+        "dollars: 5",
         "peak",
     ):
         assert what in said.out, what
@@ -110,7 +110,7 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -
     for more in ([], flags):
         assert train_main(["--resume", "--dry-run", *more]) == 0
         said = capsys.readouterr().out
-        assert said.startswith("goes on with checkpoints/run-001") and "run: 192 embedded questions" in said
+        assert said.startswith("goes_on_with: checkpoints/run-001") and "questions: 192" in said
     assert train_main(["--resume", "--dry-run", "--num-examples", "96"]) == 2
     assert "leave out the other flags" in one_sentence(capsys.readouterr().err)
 

@@ -9,10 +9,12 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+
+import yaml
 
 from ..config.load import Config, load_config, nested
 from ..config.shipped import shipped_section
@@ -141,6 +143,13 @@ def add_json(parser: Parser) -> None:
 def print_json(facts: Any) -> None:
     """One JSON document on standard output."""
     print(json.dumps(facts, ensure_ascii=False))
+
+
+def print_facts(facts: Mapping[str, Any], as_json: bool) -> None:
+    """Facts by name on standard output: as JSON, or as YAML for people."""
+    print_json(facts) if as_json else print(
+        yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120).rstrip()
+    )
 
 
 def given(args: argparse.Namespace) -> list[dict[str, Any]]:

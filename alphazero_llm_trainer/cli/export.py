@@ -1,25 +1,37 @@
-"""The console script's `export`: tree journals as Parquet files for `datasets`, or as rollouts of verifiers."""
+"""The console script's `export`: tree journals as Parquet files for `datasets`, or as rollouts of verifiers.
+
+Rollouts have the layout of verifiers 0.4 (`verifiers.v1.episode.Episode`, trace version 1), that of `traces.jsonl` which
+`vf-eval` writes and prime-rl's trainer reads: an episode a line, with one trace of two nodes, the prompt and the response.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigError, DataError
 from ..files import refused
+from ..mcts import targets
+from ..mcts.extract import OUTSIDE, Trajectory, step_values, trajectories
+from ..mcts.journal import journals, read
+from ..mcts.tree import Tree
+from ..problems.load import check_train_split
+from ..training.credit import group_advantages, is_flat, step_advantages
 from .base import add_json, check_least, check_out, print_json
-from .rollouts import CREDITS, episodes, write_lines
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from ..mcts.tree import Tree
-
 BATCH_ROWS = 2000  # rows in memory, and in a row group of the file
+TRACE_VERSION = 1
+HARNESS = "alphazero-llm-trainer"
+CUT = ("length", "depth")  # verdicts of responses that a limit ended
 
 # Column -> (type, what it is). Types: ids are lists of int32, the rest is named as pyarrow names it.
 COMMON = {
@@ -70,7 +82,11 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
 }
 ROLLOUTS = "rollouts"
 KINDS = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}
-NEEDED = ("ended_by", "problem", "policy_version", "tree")
+ATTRIBUTES = {
+    "completion_ids": "token_ids",
+    "completion": "text",
+    "author": "source",
+}  # columns of another name in `targets`
 ABOUT = {
     "value": "value targets: what states were worth",
     "preferences": "step preferences: pairs of steps after one prefix, for a process reward model",
@@ -81,47 +97,25 @@ ABOUT = {
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """How the readers look at trees: every token prefix or nodes alone; the margin and responses a pair needs; what a
-    rollout's advantages are."""
+    """How trees are read: every token prefix or nodes alone; the margin and responses a pair needs; what a rollout's
+    advantages are."""
 
     every_token: bool = False
     margin: float = 0.25
     least: int = 2
-    credit: str = "group"
+    credit: Literal["group", "step"] = "group"
 
-    def of(self, kind: str) -> Callable[[Tree], Iterator[dict[str, Any]]]:
-        """The rows of one tree, the common columns left out."""
-        return {"value": self.value, "preferences": self.preferences, "sft": self.sft, "policy": self.policy}[kind]
-
-    def value(self, tree: Tree) -> Iterator[dict[str, Any]]:
-        from ..mcts.targets import value_targets
-
-        for row in value_targets(tree, every_token=self.every_token):
-            yield {"token_ids": row.token_ids, "target": row.target, "weight": row.weight, "node": row.node}
-
-    def preferences(self, tree: Tree) -> Iterator[dict[str, Any]]:
-        from ..mcts.targets import step_preferences
-
-        for row in step_preferences(tree, self.margin, self.least):
-            yield {name: getattr(row, name) for name in ("prefix_ids", "chosen_ids", "rejected_ids", "margin", "count")}
-
-    def sft(self, tree: Tree) -> Iterator[dict[str, Any]]:
-        from ..mcts.targets import sft_rows
-
-        for row in sft_rows(tree):
-            yield {
-                "completion_ids": row.token_ids,
-                "completion": row.text,
-                "count": row.count,
-                "author": row.source,
-            }
-
-    def policy(self, tree: Tree) -> Iterator[dict[str, Any]]:
-        from ..mcts.targets import policy_targets
-
-        for row in policy_targets(tree):
-            names = ("prefix_ids", "children_ids", "probabilities", "improved", "visits", "node")
-            yield {name: getattr(row, name) for name in names}
+    def targets(self, kind: str, tree: Tree) -> Iterable[Any]:
+        """The rows of one tree, as objects of `mcts.targets`."""
+        match kind:
+            case "value":
+                return targets.value_targets(tree, every_token=self.every_token)
+            case "preferences":
+                return targets.step_preferences(tree, self.margin, self.least)
+            case "sft":
+                return targets.sft_rows(tree)
+            case _:
+                return targets.policy_targets(tree)
 
 
 def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
@@ -129,9 +123,6 @@ def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
 
     Raises DataError when there are none, and, without `any_split`, for one of another split than train.
     """
-    from ..mcts.journal import journals, read
-    from ..problems.load import check_train_split
-
     for path in journals(data):
         for record in read(path):
             if not any_split:
@@ -141,24 +132,21 @@ def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
 
 def grown(trees: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Tree]]:
     """The records that have a tree, with it. Raises DataError for one without prompt tokens (a journal of version 0.1)."""
-    from ..mcts.tree import Tree
-
     for record in trees:
-        missing = [name for name in NEEDED if name not in record]
-        if missing or not {"id", "question", "source"} <= record["problem"].keys():
-            raise DataError(f"record {record['key']!r} has no {(missing or ['whole problem'])[0]}: sample it again")
-        if record["ended_by"].startswith("failed"):
+        if record.get("ended_by", "").startswith("failed"):
             continue
-        if not record.get("prompt_ids"):
-            raise DataError(f"record {record['key']!r} has no prompt_ids: it is of an older version, sample it again")
+        if not record.get("prompt_ids") or not {"id", "question", "source"} <= record.get("problem", {}).keys():
+            raise DataError(f"record {record['key']!r} has no prompt_ids or no problem: sample it again")
         yield record, Tree.from_dict(record["tree"], checked=True)
 
 
-def rows(
-    trees: Iterable[dict[str, Any]], reader: Callable[[Tree], Iterator[dict[str, Any]]]
-) -> Iterator[dict[str, Any]]:
-    """The rows of all trees."""
+def rows(kind: str, trees: Iterable[dict[str, Any]], readers: Readers) -> Iterator[dict[str, Any]]:
+    """The rows of all trees: the columns of `kind`, or episodes."""
+    own = {name: ATTRIBUTES.get(name, name) for name in COLUMNS.get(kind, ()) if name not in COMMON}
     for record, tree in grown(trees):
+        if kind == ROLLOUTS:
+            yield from episodes(record, tree, readers.credit)
+            continue
         problem = record["problem"]
         common = {
             "question_id": problem["id"],
@@ -167,8 +155,8 @@ def rows(
             "policy_version": record["policy_version"],
             "prompt_ids": record["prompt_ids"],
         }
-        for row in reader(tree):
-            yield {**common, **row}
+        for row in readers.targets(kind, tree):
+            yield {**common, **{name: getattr(row, attribute) for name, attribute in own.items()}}
 
 
 def schema(kind: str) -> pyarrow.Schema:
@@ -200,15 +188,11 @@ def export(data: Path, kind: str, out: Path, readers: Readers, any_split: bool =
         DataError: `data` holds no trees, a broken one, or, without `any_split`, one of another split than train.
         ConfigError, StorageError: `out` can't be written.
     """
-    trees = records(data, any_split)
+    found = rows(kind, records(data, any_split), readers)
     partial = out.with_name(out.name + ".part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        if kind == ROLLOUTS:
-            found = grown(trees)
-            count = write_lines((row for one in found for row in episodes(*one, readers.credit)), partial)
-        else:
-            count = write_parquet(rows(trees, readers.of(kind)), kind, partial)
+        count = write_lines(found, partial) if kind == ROLLOUTS else write_parquet(found, kind, partial)
         partial.replace(out)
     except OSError as error:
         raise refused("--out", out, error, "name a writable file") from error
@@ -228,6 +212,115 @@ def write_parquet(source: Iterator[dict[str, Any]], kind: str, path: Path) -> in
             writer.write_table(pyarrow.Table.from_pylist(batch, schema=shape))
             count += len(batch)
     return count
+
+
+def write_lines(rows: Iterable[dict[str, Any]], path: Path) -> int:
+    """Write each row as a line of JSON; returns how many there are."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n")
+            count += 1
+    return count
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+def episodes(record: dict[str, Any], tree: Tree, credit: str) -> Iterator[dict[str, Any]]:
+    """One episode for each distinct response that the student wrote alone, all of one group.
+
+    Log-probabilities (nats, at temperature 1) and advantages stand for the response's tokens; the prompt's have a mask of
+    False. Responses with a step of a teacher's are left out, and so don't enter the group's mean: `train` leaves them out
+    by default too.
+    """
+    found = [one for one in trajectories(tree) if one.student]
+    for index, (one, advantages) in enumerate(zip(found, credited(tree, found, credit), strict=True)):
+        yield episode(record, one, advantages, index)
+
+
+def credited(tree: Tree, found: list[Trajectory], credit: str) -> list[list[float]]:
+    """One advantage a token `[T]` of each response.
+
+    `group`: its reward against the others', over all samples (GRPO; a response sampled k times counts k times).
+    `step`: Q(child) - V(parent) of each step, in [-1, 1], not scaled.
+    """
+    if credit == "step":
+        counts, sums = targets.outcomes(tree)
+        return [step_advantages(step_values(one, worth(one), counts, sums), one.lengths, scale=1.0) for one in found]
+    rewards = [worth(one) for one in found]
+    if is_flat(rewards):
+        return [[0.0] * len(one.token_ids) for one in found]
+    whole = group_advantages(rewards, [one.samples for one in found])
+    return [[one.samples * a] * len(one.token_ids) for one, a in zip(found, whole, strict=True)]
+
+
+def worth(found: Trajectory) -> float:
+    """The response's outcome, and the search's reward where none is known."""
+    return found.reward if found.outcome is None else found.outcome
+
+
+def episode(record: dict[str, Any], found: Trajectory, advantages: list[float], index: int) -> dict[str, Any]:
+    """The record of one response. Its `info` says where in which tree it is."""
+    problem, prompt = record["problem"], record["prompt_ids"]
+    name = f"{record['key']}/{index}"
+    task = {
+        "type": "AlphaZeroTask",
+        "data": {"id": problem["id"], "prompt": problem["question"], "source": problem["source"]},
+        "key": problem["id"],
+    }
+    trace = {
+        "version": TRACE_VERSION,
+        "id": name,
+        "verifiers": {"version": version("verifiers")},
+        "task": task,
+        "agent": {"config": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}},
+        "nodes": [
+            {
+                "message": {"role": "user", "content": problem["question"]},
+                "token_ids": prompt,
+                "mask": [False] * len(prompt),
+            },
+            {
+                "parent": 0,
+                "message": {"role": "assistant", "content": found.text},
+                "sampled": True,
+                "token_ids": found.token_ids,
+                "mask": [True] * len(found.token_ids),
+                "logprobs": found.logprobs,
+                "advantages": advantages,
+            },
+        ],
+        "calls": [
+            {
+                "node": 1,
+                "finish_reason": "length" if found.verdict in CUT else "stop",
+                "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(found.token_ids)},
+            }
+        ],
+        "rewards": {"outcome": {"score": worth(found)}},
+        "metrics": {"search_reward": found.reward, "samples": found.samples},
+        "info": {
+            "tree": record["key"],
+            "policy_version": record["policy_version"],
+            # Tokens after the tree's last node, a rollout's, belong to none.
+            "tree_nodes": [None if node == OUTSIDE else node for node in found.nodes],
+            "tree_lengths": found.lengths,
+        },
+        "is_completed": True,
+        "ok": True,
+    }
+    return {
+        "id": name,
+        "env": {"id": HARNESS},
+        "task": task,
+        "group": {"id": record["key"]},
+        "ok": True,
+        "traces": [trace],
+    }
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
 
 
 def epilog() -> str:
@@ -257,7 +350,7 @@ def add_export(commands: Any) -> None:
     parser.add_argument("--least", type=int, default=2, metavar="N", help="preferences: responses behind each step")
     parser.add_argument(
         "--credit",
-        choices=CREDITS,
+        choices=("group", "step"),
         default="group",
         help="rollouts: advantages of whole responses against their group, or of each step (Q(child) - V(parent))",
     )
