@@ -125,8 +125,7 @@ class Collector:
             value = load_value(Path(config.search.value), student, config)
         self.value = value
         self.custom = open_reward(config.rewards)
-        # Rewards of the user's own are what a run is for, unless it is told otherwise.
-        self.combined = config.train.reward == "combined" or (config.train.reward is None and config.rewards.own)
+        self.combined = credits_combined(config)
         self.remote = open_remote(config) if is_remote(config) else None
         self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote)
         self.checker = build_terminal_checker(config, self.remote)
@@ -238,6 +237,20 @@ class Collector:
             parts = {"verifier": Calculator(), "generating": True}
         policy = policy_of(self.student, settings)
         return Search(policy, evaluate, settings, stop=self.stop, grading=self.perplexity, reading=reading_of, **parts)
+
+
+def credits_combined(config: Config) -> bool:
+    """Whether credit is made of the combined reward, and not of correctness alone: rewards of the user's own are what a run
+    is for, unless it is told otherwise."""
+    return config.train.reward == "combined" or (config.train.reward is None and config.rewards.own)
+
+
+def measures_perplexity(config: Config) -> bool:
+    """Whether a training measures PRE: GRPO and PPO do where their advantages are made of it."""
+    rewards = config.rewards
+    if not rewards.use_student_model or rewards.pre_weight == 0:
+        return False
+    return config.train.supervised or credits_combined(config)
 
 
 def check_collecting(config: Config, valued: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import tiny_llama
 from transformers import AutoModelForCausalLM
 
 from alphazero_llm_trainer.cli.main import main
@@ -32,7 +33,14 @@ from alphazero_llm_trainer.policy.student import (
     load_student,
 )
 from alphazero_llm_trainer.training.critic import new_network
-from alphazero_llm_trainer.training.models import RECOMPUTE, attach, make_trainable, merged, save_adapter
+from alphazero_llm_trainer.training.models import (
+    RECOMPUTE,
+    attach,
+    make_optimizer,
+    make_trainable,
+    merged,
+    save_adapter,
+)
 from alphazero_llm_trainer.training.ppo_critic import Critic
 from alphazero_llm_trainer.training.rows import TrainRow
 
@@ -289,6 +297,17 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
         asked = student.prompt_ids(QUESTION)
         values = critic([TrainRow(asked[:-4], asked[-4:], (0.0,) * 4, (0.0,) * 4)])
         assert torch.allclose(values[0], critic.score(hidden)[0, -5:-1, 0], atol=1e-4)
+
+
+def test_an_optimiser_of_8_bits_keeps_embeddings_in_32() -> None:
+    model = tiny_llama()
+    optimizer: Any = make_optimizer(model, (), 1e-3, 0.0, eight_bit=True)
+    optimizer.check_overrides()
+    embeddings = model.get_input_embeddings().weight
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            bits = optimizer.get_config(number, place, group)["optim_bits"]
+            assert bits == (32 if parameter is embeddings else 8)
 
 
 def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Student) -> None:

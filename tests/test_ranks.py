@@ -19,11 +19,10 @@ from safetensors.torch import load_file
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
-from alphazero_llm_trainer.training.disk import disk_plan
 from alphazero_llm_trainer.training.learner import dealt
 from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, difference, open_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.size import rank_and_size
+from alphazero_llm_trainer.training.size import disk_plan, rank_and_size
 
 from completion_server import CompletionServer  # isort: skip
 

@@ -265,7 +265,7 @@ def test_checks_need_no_torch(nowhere: Path) -> None:
     rows(nowhere, 5), rows(nowhere, 60)
     (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
     code = (
-        "import sys; from alphazero_llm_trainer.training.check import check_run, load_run\n"
+        "import sys; from alphazero_llm_trainer.training.start import check_run, load_run\n"
         "config = load_run(overrides=['problems.source=60.jsonl', 'rewards.custom=reward.py:reward'])\n"
         "data = check_run(config)\n"
         "assert config.train.num_examples == len(data.questions) < 60\n"

@@ -402,6 +402,19 @@ def test_what_a_disk_broke_is_made_again(whole_run, lost, tmp_path, capsys):
     assert max((found[name] - whole[name]).abs().max().item() for name in whole) < 1e-4
 
 
+def test_a_kill_between_a_checkpoint_and_its_best_weights_loses_neither(monkeypatch, tmp_path):
+    scores = iter(number / 10 for number in range(10))
+    monkeypatch.setattr(Run, "score", lambda run, answers: next(scores))
+    flags = [*SMALL, "--use-rft", "--set", "train.keep_best=true", "--checkpoint-dir", str(tmp_path / "whole")]
+    assert train_main(flags) == 0
+    run = RunFolder(tmp_path / "whole" / "run-001")
+    copy = RunFolder(unfinished(run.path, tmp_path / "run-001"))
+    copy.best.write_bytes(b"of an earlier round")
+    assert train_main(["--resume", str(copy.path)]) == 0
+    assert copy.best.read_bytes() == run.best.read_bytes()
+    assert all(torch.equal(one, weights(run.path)[name]) for name, one in weights(copy.path).items())
+
+
 def test_lost_best_weights_are_found_before_the_remaining_rounds(tmp_path):
     """Training begins again, on the trees that are there, and no older checkpoint counts any more."""
     said = []

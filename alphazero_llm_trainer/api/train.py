@@ -13,8 +13,8 @@ from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
 from ..live import Progress, Stop
-from ..training.check import check_run, load_run
 from ..training.run import RunFolder, find_run, new_run
+from ..training.start import check_run, load_run
 from .settings import (
     Problems,
     Reward,

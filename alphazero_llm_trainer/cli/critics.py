@@ -90,9 +90,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
         tell_loading(args, progress, "PyTorch and TRL", "trl")
         from ..policy.student import load_student
         from ..problems.load import opening
-        from ..training.start import check_memory
 
-        check_memory(config, kind, args.path)
         student = load_student(config, path=args.path, opening=opening(config))
         if not args.data:
             from ..training.critic_data import collect_trees

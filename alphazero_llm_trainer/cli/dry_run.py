@@ -9,10 +9,9 @@ from typing import Any
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..files import free_bytes
-from ..training.check import RunData
 from ..training.memory import GIB, PHASES, Forecast
 from ..training.size import RunSize
-from ..training.start import advice, cached, check_start, forecast_of, gated, space, start_of, token_set
+from ..training.start import RunData, advice, cached, check_start, forecast_of, gated, space, start_of, token_set
 from .base import print_facts
 
 

@@ -99,7 +99,7 @@ def add_train(commands: Any) -> None:
 
 
 def run_train(args: argparse.Namespace) -> int:
-    from ..training.check import check_run, load_run
+    from ..training.start import check_run, load_run
 
     config = resolve(args, load=load_run)
     check_out(Path(config.train.checkpoint_dir), flag="--out")

@@ -63,10 +63,13 @@ class Measured:
             responses = [samples[0] if samples else "" for samples in answers.responses]  # "": its prompt was too long
             self.folder.write_answers(when, self.test, responses, answers.first)
 
-    def keep(self, accuracy: float, rounds_done: int) -> None:
-        """Remember the weights of now as the best so far."""
-        self.best = (accuracy, rounds_done)
-        save_sealed(trained_state(self.trainable), self.folder.best)
+    def keep_best(self, rounds_done: int) -> None:
+        """Write the weights of now where those after so many rounds are the best so far.
+
+        It comes after the checkpoint of that round is sealed: the weights of one that a kill cut off are nobody's best.
+        """
+        if self.best is not None and self.best[1] == rounds_done:
+            save_sealed(trained_state(self.trainable), self.folder.best)
 
     def before(self, card: dict[str, Any]) -> None:
         """The untrained student's results on the test problems; a resumed run has them in its card."""
@@ -81,13 +84,13 @@ class Measured:
         self.validation_before = card.get("validation_before")
 
     def validate(self, rounds_done: int) -> float | None:
-        """The score on validation problems after `rounds_done` rounds; the best weights so far are kept."""
+        """The score on validation problems after `rounds_done` rounds; the best score so far is kept."""
         if not self.validation:
             return None
         answers = self.evaluate(self.validation)
         accuracy = self.score(answers)
         if self.config.train.keep_best and (self.best is None or accuracy > self.best[0]):
-            self.keep(accuracy, rounds_done)
+            self.best = (accuracy, rounds_done)
         return accuracy
 
     def score(self, answers: Answers) -> float:
@@ -104,7 +107,8 @@ class Measured:
         if facts.get("best") is not None:
             self.best = (facts["best"][0], facts["best"][1])
         elif self.config.train.keep_best and self.validation_before is not None:
-            self.keep(self.validation_before, 0)
+            self.best = (self.validation_before, 0)
+            self.keep_best(0)
 
     def conclude(self, card: dict[str, Any]) -> dict[str, Any]:
         """Take the best weights, evaluate them on the test problems once, write everything."""

@@ -108,8 +108,7 @@ class Learner:
             checkpoint_layers(inner)
         scorer = Scorer(inner)
         self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
-        trained = [p for p in inner.parameters() if p.requires_grad]
-        optimizer = make_optimizer(trained, objective.extra().values(), schedule.rate, weight_decay, economy.eight_bit)
+        optimizer = make_optimizer(inner, objective.extra().values(), schedule.rate, weight_decay, economy.eight_bit)
         self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
         self.scorer.eval()  # but for an update
         self.schedule = get_scheduler(

@@ -31,10 +31,8 @@ from ..policy.student import frozen_student, load_student
 from ..policy.weights import load_sealed
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
-from ..rollouts import Collector, GradedTree
-from .check import load_data
+from ..rollouts import Collector, GradedTree, measures_perplexity
 from .checkpoint import newest, newest_whole, unseal, write_manifest
-from .disk import DiskPlan, disk_plan
 from .evaluation import Measured
 from .fsdp import check_unpacked, uses_fsdp
 from .hub import check_hub
@@ -48,7 +46,8 @@ from .ranks import ALONE, Ranks
 from .rounds import Interrupted, Rounds, RoundStats
 from .rows import Minibatches, RowBuilder
 from .run import RunFolder
-from .size import RunSize
+from .size import DiskPlan, RunSize, disk_plan
+from .start import load_data
 from .tracking import Tracking, check_tracker
 
 if TYPE_CHECKING:
@@ -153,6 +152,7 @@ class Run(Measured):
                 "config": self.config.model_dump(mode="json"),
             },
         )
+        self.keep_best(rounds_done)
 
     def record(self, stats: RoundStats, figures: dict[str, float]) -> None:
         """A round's line: on the terminal, in metrics.jsonl, to the tracker."""
@@ -198,7 +198,7 @@ class Run(Measured):
                 " start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set engine.backend=vllm"
             )
         self.perplexity: Perplexity | None = None
-        if config.rewards.use_student_model and config.rewards.pre_weight > 0:
+        if measures_perplexity(config):
             frozen = frozen_student(self.student, config, shared=self.adapter == "lora")
             self.perplexity = Perplexity(frozen, config.search.max_tokens)
 
@@ -355,6 +355,8 @@ class Run(Measured):
                     builder.remember(rounds.restored(number))
             if checkpoint is not None:
                 self.restore(learner, checkpoint, updates)
+                if self.ranks.first:
+                    self.keep_best(start)  # a kill may have come between the checkpoint and its best weights
             self.train(rounds, builder, learner, start)
         finally:
             self.close_books()
@@ -387,7 +389,7 @@ class Run(Measured):
                 f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, which can't read its"
                 f" optimiser: launch {before} FSDP"
             )
-        if facts.get("best") is not None:
+        if facts.get("best") is not None and facts["best"][1] != facts["rounds_done"]:
             try:
                 load_sealed(self.folder.best)
             except CheckpointError as error:

@@ -12,8 +12,9 @@ from typing import Literal
 
 from ..config.load import Config
 from ..config.sections import FIRST_ROWS, FIRST_TOKENS, MEMO_BYTES, LoraConfig, ModelShape, StudentModel
+from ..rollouts import measures_perplexity
 
-Stage = Literal["train", "sft", "value", "prm"]
+Stage = Literal["train", "sft"]
 
 GIB = 1 << 30
 PLENTY = 1 << 40  # of memory: nothing is small for its sake
@@ -22,7 +23,6 @@ PHASES = ("search", "train")
 CONTEXT = 600 << 20  # CUDA's own: kernels, cuBLAS workspaces
 FRAGMENTATION = 0.06  # of what torch allocates, reserved and unused
 HEAD_TOKENS, HEAD_WORDS = 4096, 32_768  # the tile of logits that a loss on CUDA takes
-NODE_BYTES = 350  # the prefix tree's links of a node
 FORWARD_BYTES = 2 * GIB  # of activations that a forward on a CPU may keep, where `train.micro_batch` says nothing
 LOGIT_COPIES = 4  # of a forward's logits, in fp32
 MASK_BYTES = 4  # of each pair of tokens in a critic's forward over a question's tree
@@ -84,43 +84,35 @@ class Part:
     phases: tuple[str, ...] = PHASES
 
 
+@dataclass
 class Forecast:
-    """What a training takes of a device.
+    """What `train` by its method, or `sft`, takes of a device.
 
     Args:
         shape: the student's.
         cuda: whether it is a CUDA device.
-        stage: the command: `train` by its method, or `sft`, `value`, `prm`.
         prompt: tokens of the longest prompt.
         memory: the device's bytes, which the engine's default sizes depend on.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        spec: StudentModel,
-        shape: ModelShape,
-        cuda: bool,
-        stage: Stage = "train",
-        prompt: int = PROMPT,
-        memory: int = PLENTY,
-    ) -> None:
-        self.config, self.spec, self.shape, self.cuda, self.stage, self.memory = (
-            config,
-            spec,
-            shape,
-            cuda,
-            stage,
-            memory,
-        )
-        self.lora = (config.train.adapter or spec.adapter) == "lora"
-        self.quantised = spec.quantization != "none"
-        self.counts = Counts.of(shape, spec.lora)
-        self.width = 2 if spec.dtype == "bfloat16" else 4  # bytes of a weight and of an activation
+    config: Config
+    spec: StudentModel
+    shape: ModelShape
+    cuda: bool
+    stage: Stage = "train"
+    prompt: int = PROMPT
+    memory: int = PLENTY
+
+    def __post_init__(self) -> None:
+        train, context = self.config.train, self.config.engine.max_context
+        self.lora = (train.adapter or self.spec.adapter) == "lora"
+        self.quantised = self.spec.quantization != "none"
+        self.ppo = self.stage == "train" and train.method == "ppo"
+        self.counts = Counts.of(self.shape, self.spec.lora)
+        self.width = 2 if self.spec.dtype == "bfloat16" else 4  # bytes of a weight and of an activation
         self.trained_width = 4 if self.lora else self.width  # peft's adapters are fp32
-        context = config.engine.max_context
-        self.prompt = min(prompt, context - 1)
-        self.length = min(self.prompt + config.search.max_tokens, context)  # tokens of the longest row
+        self.prompt = min(self.prompt, context - 1)
+        self.length = min(self.prompt + self.config.search.max_tokens, context)  # tokens of the longest row
 
     def parts(self) -> list[Part]:
         """All parts; those of CUDA's own last."""
@@ -160,7 +152,7 @@ class Forecast:
     def others(self) -> list[str]:
         """Models beside the policy in a run's searches, each with an engine of its own."""
         config, found = self.config, []
-        if self.stage == "train" and config.rewards.use_student_model and config.rewards.pre_weight > 0:
+        if self.stage == "train" and measures_perplexity(config):
             found.append("the frozen student")
         if config.search.value is not None:
             found.append("a value network")
@@ -169,36 +161,21 @@ class Forecast:
         return found
 
     @property
-    def of_critic(self) -> bool:
-        """Whether a value network or a PRM is trained, and no policy."""
-        return self.stage in ("value", "prm")
-
-    @property
-    def extra_layers(self) -> int:
-        """Layers that are trained on top of the policy's: of a critic, PPO's or one alone."""
-        given = None if self.of_critic else self.config.train.ppo.extra_layers
-        if given is not None:
-            return given
-        return 0 if self.lora else (EXTRA_LAYERS if self.of_critic else 1)
-
-    @property
     def trained(self) -> tuple[int, int]:
-        """Trained parameters of the policy, and of a critic: PPO's beside it, or one alone."""
+        """Trained parameters of the policy, and of PPO's critic beside it."""
         count = self.counts.adapters if self.lora else self.counts.whole
-        critic = count + self.extra_layers * (self.counts.linear // self.shape.layers + 2 * self.shape.hidden)
-        if self.of_critic:
-            return 0, critic
-        return count, critic if self.stage == "train" and self.config.train.method == "ppo" else 0
+        if not self.ppo:
+            return count, 0
+        given = self.config.train.ppo.extra_layers
+        extra = given if given is not None else 0 if self.lora else 1
+        return count, count + extra * (self.counts.linear // self.shape.layers + 2 * self.shape.hidden)
 
     def optimiser(self) -> list[Part]:
-        """Adam's two moments; adapters, and a critic's own weights; the best weights so far of a critic alone."""
+        """Adam's two moments; adapters, and a critic's own weights."""
         policy, critic = self.trained
         both = policy + critic
-        states = 2.0 * self.trained_width
-        if self.of_critic:
-            states += self.trained_width
-        elif self.config.train.in_eight_bits(self.cuda, self.quantised):
-            states = 2.07
+        eight_bits = self.config.train.in_eight_bits(self.cuda, self.quantised)
+        states = 2.07 if eight_bits else 2.0 * self.trained_width
         copies = both * self.trained_width if self.lora else critic * self.width
         parts = [Part("optimiser", f"{both / 1e6:,.1f} M trained x {states:.3g} B", both * states)]
         if copies:
@@ -207,134 +184,87 @@ class Forecast:
 
     # -- the engine's cache ------------------------------------------------------------------------------------------
 
-    @property
-    def token_bytes(self) -> int:
-        """Keys and values of a token."""
-        return 2 * self.shape.layers * self.shape.kv_heads * self.shape.head_dim * self.width
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of the prefix cache."""
-        engine = self.config.engine
-        return max(min(engine.cache_tokens, engine.cache(self.memory) // self.token_bytes), 4 * engine.max_context)
-
-    @property
-    def batch(self) -> int:
-        """Rows that the engine may decode together."""
-        return self.config.engine.rows(self.token_bytes * self.config.engine.max_context, self.memory)
-
-    @property
-    def rows(self) -> int:
-        """Rows that the engine has live at once, at most."""
-        config, train = self.config, self.config.train
-        samples = train.ppo.samples if train.method == "ppo" else train.samples
-        if train.method != "ppo" and train.groups == "chain":
-            samples = train.chain_samples
-        wanted = max(config.search.concurrent * max(samples, config.search.samples), train.validation_size)
-        return min(self.batch, wanted)
-
     def cache(self) -> list[Part]:
         """What each engine keeps. The policy's cache is empty while it is trained (`Engine.rest`)."""
         shape, engine, others = self.shape, self.config.engine, len(self.others())
-        own = int(engine.backend == "inprocess")
-        parts = []
+        own, parts = int(engine.backend == "inprocess"), []
         if engine.backend == "vllm" and self.cuda:
             phases = PHASES if engine.vllm.sleep == "off" else ("search",)
             share = engine.vllm.gpu_memory
             parts.append(Part("vLLM", f"engine.vllm.gpu_memory {share:g} of the device", share * self.memory, phases))
-        tokens = f"{self.capacity:,} tokens x {self.token_bytes:,} B"
-        kept = self.capacity * self.token_bytes
+        token = 2 * shape.layers * shape.kv_heads * shape.head_dim * self.width  # bytes of its keys and values
+        capacity = max(min(engine.cache_tokens, engine.cache(self.memory) // token), 4 * engine.max_context)
+        tokens, kept = f"{capacity:,} tokens x {token:,} B", capacity * token
         if own:
             parts.append(Part("prefix cache", tokens, kept, ("search",)))
         if others:
             parts.append(Part("prefix cache", f"{others} x {tokens} beside it", others * kept))
-        tokens_a_row = doubled(min(FIRST_TOKENS, engine.max_context), self.length)
-        slots = doubled(min(FIRST_ROWS, self.batch), self.rows) * tokens_a_row * self.token_bytes
-        each: float = slots
-        if self.capacity * shape.vocabulary * 4 <= MEMO_BYTES:  # next-token distributions of every cached token
-            each += self.capacity * shape.vocabulary * 4
-        if engine.native == "auto" and not (self.cuda or self.lora or self.quantised) and shape.plain:
-            each += self.counts.whole * 4  # the kernels' packed copy
-        if not self.cuda:
-            each += self.capacity * NODE_BYTES
         if own + others:
-            words = f"{self.rows} rows of {self.length} tokens, next-token tables, packed weights"
+            rows = self.rows(token)
+            # Slots double as rows and their lengths grow.
+            slots = doubled(FIRST_ROWS, rows) * doubled(FIRST_TOKENS, self.length) * token
+            memo = capacity * shape.vocabulary * 4  # next-token distributions of every cached token, where they fit
+            packed = engine.native == "auto" and not (self.cuda or self.lora or self.quantised) and shape.plain
+            each = slots + (memo if memo <= MEMO_BYTES else 0) + (self.counts.whole * 4 if packed else 0)
+            words = f"{rows} rows of {self.length} tokens, next-token tables, packed weights"
             parts.append(Part("decoding", words, (own + others) * each))
             parts.append(Part("workspace", "slots are copied as they grow", slots / 2, ("search",)))
         return parts
 
+    def rows(self, token: int) -> int:
+        """Rows that the engine has live at once, at most; a token's keys and values take so many bytes."""
+        config, train = self.config, self.config.train
+        samples = train.chain_samples if train.groups == "chain" else train.samples
+        samples = train.ppo.samples if train.method == "ppo" else samples
+        wanted = max(config.search.concurrent * max(samples, config.search.samples), train.validation_size)
+        return min(config.engine.rows(token * config.engine.max_context, self.memory), wanted)
+
     # -- an update ---------------------------------------------------------------------------------------------------
 
-    def row(self) -> tuple[int, int, int]:
-        """Rows of one forward, tokens of a row, and bytes of each pair of its tokens."""
+    def rows_of_an_update(self) -> int:
+        """Rows of one forward."""
         train, shape = self.config.train, self.shape
-        layers, h, f = shape.layers + (self.extra_layers if self.of_critic else 0), shape.hidden, shape.intermediate
-        if self.of_critic:
-            critic = train.critic
-            # A value's row is a question's whole tree, a PRM's a pair of sequences.
-            tree = self.prompt + critic.iterations * critic.samples * self.config.search.max_tokens
-            length, squares = (tree, MASK_BYTES) if self.stage == "value" else (2 * self.length, 0)
-            most = rows_of_a_forward(critic.batch_size, length, layers, h, f, 0, squares)
-            return train.micro_batch or most, length, squares
         size = train.sft.batch_size if self.stage == "sft" else train.settings.batch_size
         if train.micro_batch is not None:
-            return min(train.micro_batch, size), self.length, 0
+            return min(train.micro_batch, size)
         if self.cuda:
-            return size, self.length, 0
-        return rows_of_a_forward(size, PROMPT + self.config.search.max_tokens, layers, h, f), self.length, 0
+            return size
+        length = PROMPT + self.config.search.max_tokens
+        return rows_of_a_forward(size, length, shape.layers, shape.hidden, shape.intermediate)
 
     def layer_bytes(self) -> float:
-        """What one layer keeps of one token for its backward."""
-        shape, s = self.shape, self.width
-        h, f, q = shape.hidden, shape.intermediate, shape.heads * shape.head_dim
-        kv = shape.kv_heads * shape.head_dim
-        # Under a padding mask grouped keys and values are repeated for every head.
-        attention = 2 * q + 2 * (q if q != kv else kv)
-        if not self.lora:
-            norms = 2 * (3 * 4 if s == 4 else 4 + 2 + 2) * h
-            return norms + (attention + 4 * f) * s
-        lora = self.spec.lora
-        inputs = sum(matrices(shape)[name][0] for name in lora.targets if name in matrices(shape))
-        # Each adapter keeps its own input, dropped out, and the mask; autocast rounds it to bf16.
-        kept = 2 if self.cuda and s == 2 else self.trained_width
-        mask = (1 if self.cuda else self.trained_width) if lora.dropout else 0
-        dropped = inputs * (kept + mask) + len(lora.targets) * lora.rank * kept
-        return 2 * 4 * h + (attention + 3 * f) * s + dropped
+        """What one layer keeps of one token for its backward: what its norms, attention and MLP multiply by."""
+        shape, lora, sizes = self.shape, self.spec.lora, matrices(self.shape)
+        kept = (10.0 * shape.hidden + 4 * shape.intermediate) * self.width
+        if (
+            self.lora
+        ):  # each adapter keeps its own input, dropped out, and the mask: fp32, under autocast bf16 and bytes
+            inputs = sum(sizes[name][0] for name in lora.targets if name in sizes)
+            kept += inputs * (3 if self.cuda and self.width == 2 else 8)
+        return kept
 
     def activations(self) -> list[Part]:
         """Activations and logits, or the gradients: they come as activations go, so that the larger of both ends counts."""
-        shape = self.shape
-        rows, length, squares = self.row()
-        tokens, layers = rows * length, shape.layers + (self.extra_layers if self.of_critic else 0)
+        shape, rows, length = self.shape, self.rows_of_an_update(), self.length
+        tokens = rows * length
         one = tokens * self.layer_bytes()
-        kept = layers * one
+        kept = shape.layers * one
         if self.config.train.recomputes(self.cuda, self.quantised):
-            kept = layers * tokens * shape.hidden * self.width + one
-        kept += tokens * shape.hidden * 2 * 4 + squares * rows * length**2  # embedding and last norm; masks
-        networks = 2 if self.stage == "train" and self.config.train.method == "ppo" else 1
-        logits = self.logits(rows, length)
-        gradients = sum(self.trained) * self.trained_width
-        if networks * kept + logits < gradients + one:
-            return [Part("gradients", f"of {sum(self.trained) / 1e6:,.1f} M", gradients + one, ("train",))]
+            kept = shape.layers * tokens * shape.hidden * self.width + one
+        kept += tokens * shape.hidden * 2 * 4  # embedding and last norm
+        kept *= 2 if self.ppo else 1  # the policy's, and its critic's
+        logits = rows * (length - self.prompt) * shape.vocabulary * self.width
+        if self.cuda:
+            logits = (min(tokens, HEAD_TOKENS) + shape.hidden) * HEAD_WORDS * self.width
+        gradients = sum(self.trained) * self.trained_width + one
+        if kept + logits < gradients:
+            return [Part("gradients", f"of {sum(self.trained) / 1e6:,.1f} M", gradients, ("train",))]
         return [
-            Part("activations", f"{rows} rows x {length:,} tokens", networks * kept, ("train",)),
+            Part("activations", f"{rows} rows x {length:,} tokens", kept, ("train",)),
             Part("logits", f"x {shape.vocabulary:,} words", logits, ("train",)),
         ]
-
-    def logits(self, rows: int, length: int) -> float:
-        """Bytes of logits and of what is computed of them."""
-        words = self.shape.vocabulary
-        if self.of_critic:
-            return 0
-        tokens = rows * (length - self.prompt)
-        if self.cuda:
-            return min(tokens, HEAD_TOKENS) * HEAD_WORDS * self.width + HEAD_WORDS * self.shape.hidden * self.width
-        return tokens * words * self.width
 
 
 def doubled(start: int, wanted: int) -> int:
     """`start`, doubled until it holds `wanted`: how the engine's slots grow."""
-    size = start
-    while size < wanted:
-        size *= 2
-    return size
+    return start if wanted <= start else start << ((wanted - 1) // start).bit_length()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -155,24 +155,30 @@ def make_trainable(
 
 
 def make_optimizer(
-    trained: Sequence[torch.nn.Parameter],
+    model: torch.nn.Module,
     extra: Iterable[torch.nn.Parameter],
     rate: float,
     weight_decay: float,
     eight_bit: bool,
 ) -> torch.optim.Optimizer:
-    """AdamW over what is trained; norms and biases don't decay, nor does what is trained beside it."""
+    """AdamW over what is trained; norms and biases don't decay, nor does what is trained beside it.
+
+    In eight bits the states of embeddings stay in 32, as bitsandbytes says (Dettmers et al. 2022, section 2.3).
+    """
     beside = [*extra]
     known = {id(p) for p in beside}
-    policy = [p for p in trained if id(p) not in known]
+    policy = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
     groups = [
         {"params": [p for p in policy if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [*(p for p in policy if p.ndim < 2), *beside], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if eight_bit:
-        from bitsandbytes.optim import PagedAdamW8bit
+        from bitsandbytes.optim import GlobalOptimManager, PagedAdamW8bit
 
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
         return PagedAdamW8bit(groups, lr=rate, betas=BETAS)
     return torch.optim.AdamW(groups, lr=rate, betas=BETAS, fused=True)
 

@@ -1,28 +1,141 @@
-"""Whether a training can start here, told before anything is loaded: device, token, keys, libraries, memory, disk."""
+"""What a training begins with, and what keeps it from beginning: all that can be told before a model is loaded.
+
+`train` and `train --dry-run` call `check_run` (rows, reward, folders, settings) and then `check_start` (device, token, keys,
+libraries, memory, disk), so that what passes the one passes the other.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from ..config.load import Config, merge, parse_override, resolve_name, validate
+from ..config.load import Config, given_layers, load_training, merge, parse_override, resolve_name, validate
 from ..config.sections import ModelShape, StudentModel
 from ..engine.device import device_memory
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..files import check_space, read_object
-from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_folder, weights_of
+from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_critic, check_folder, weights_of
+from ..problems.load import asked, but_has, tasks_of
 from ..problems.source import open_source
+from ..rewards.custom import open_reward
+from ..rollouts import check_collecting, scripted_teacher
+from ..teachers.build import checker_model
+from ..types import Task
 from .checkpoint import sealed
-from .disk import DiskPlan, disk_plan
+from .hub import check_hub
 from .memory import GIB, Forecast, Stage
-from .size import RunSize
+from .size import DiskPlan, RunSize, disk_plan, rank_and_size, replayed
 
 log = logging.getLogger(__name__)
 
 # What config.json calls the numbers that no shape is without; families that name them otherwise have no forecast.
 NAMED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 WORTH_IT = 0.01  # a change that saves less of the peak is no advice
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """A run's tasks: worked solutions that are replayed, questions, and the two held-out sets."""
+
+    demonstrations: list[Task]
+    questions: list[Task]
+    test: list[Task]
+    validation: list[Task]
+
+
+def demonstrations(config: Config) -> list[Task]:
+    """The worked solutions that a run replays: the first tasks of the train split."""
+    return tasks_of(config, "train", config.train.demonstrations if replayed(config) else 0)
+
+
+def questions(config: Config, start: int) -> list[Task]:
+    """What is trained on, from number `start` of the train split on. Raises ConfigError where there are too few."""
+    wanted = config.train.num_examples
+    tasks = tasks_of(config, "train", wanted, start)
+    if len(tasks) < wanted:
+        raise ConfigError(
+            f"train.num_examples is {wanted:,} and source {config.problems.source} has {len(tasks):,} training questions"
+            f" from number {start:,} on: ask for --num {len(tasks)} or fewer"
+        )
+    return tasks
+
+
+def held_out(config: Config) -> tuple[list[Task], list[Task]]:
+    """Test and validation problems, as many as there are. Raises DataError where one has none, naming what asks for it."""
+    train, source = config.train, open_source(config)
+    wanted = {"test": ("eval_size", train.eval_size), "validation": ("validation_size", train.validation_size)}
+    lacking = [split for split, (_, count) in wanted.items() if count and not asked(source, split, 1)]
+    if lacking:
+        none = " ".join(f"--set train.{wanted[split][0]}=0" for split in lacking)
+        raise DataError(
+            f"{source.name} has no {' and no '.join(lacking)} problems, {but_has(source)}; {none} asks for none"
+        )
+    return tasks_of(config, "test", train.eval_size), tasks_of(config, "validation", train.validation_size)
+
+
+def load_data(config: Config, given: list[Task] | None = None) -> RunData:
+    """A run's tasks, disjoint by split; `given` are its questions where they are known.
+
+    Raises DataError or ConfigError where rows, splits or gold answers are missing.
+    """
+    train = config.train
+    # Demonstrations are the first tasks of the train split; questions are the ones after them.
+    replay = demonstrations(config)
+    return RunData(
+        replay,
+        questions(config, len(replay) + train.first_question) if given is None else given,
+        *held_out(config),
+    )
+
+
+def check_run(config: Config) -> RunData:
+    """What the run begins with. Raises AlphaZeroError, one sentence, where it can't begin: rows, reward, folders, settings."""
+    train = config.train
+    check_collecting(config, config.search.value is not None)
+    tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
+    if tier is not None and tier.base_url is None:
+        scripted_teacher(config)
+    if config.teachers.terminal_checker:
+        checker_model(config)
+    if train.method == "grpo" and train.grpo.credit == "process" and train.grpo.prm is None:
+        raise ConfigError(
+            "train.grpo.credit is process and train.grpo.prm is null: name a process reward model's folder"
+        )
+    rows = max(train.settings.batch_size // rank_and_size()[1], 1)
+    if train.micro_batch is not None and rows % min(train.micro_batch, rows):
+        raise ConfigError(
+            f"train.micro_batch is {train.micro_batch} and train.{train.method}.batch_size {rows}: give a divisor of {rows}"
+        )
+    critics = (("train.grpo.prm", "prm", train.grpo.prm), ("search.value", "value", config.search.value))
+    for key, kind, folder in critics:
+        if folder is not None:
+            check_critic(Path(folder), kind, f"{key} {folder}")
+    if train.student is not None:
+        check_folder(Path(train.student))
+    if train.push_to_hub is not None:
+        check_hub(train.push_to_hub)
+    open_reward(config.rewards)
+    return load_data(config)
+
+
+def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
+    """`load_training`; where nothing that is given says `train.num_examples`, it is no more than the questions there are."""
+    overrides = [*overrides]
+    config = load_training(path, overrides)
+    if any("num_examples" in layer.get("train", {}) for layer in given_layers(path, overrides)):
+        return config
+    source, train = open_source(config), config.train
+    if source.endless:
+        return config
+    first = (train.demonstrations if replayed(config) else 0) + train.first_question
+    there = len(asked(source, "train", train.num_examples, first))
+    if not there:  # which `check_run` explains
+        return config
+    return config.model_copy(update={"train": train.model_copy(update={"num_examples": there})})
 
 
 # -- the student's shape -----------------------------------------------------------------------------------------------
@@ -101,24 +214,22 @@ def forecast_of(config: Config, stage: Stage = "train") -> tuple[Forecast, str, 
 
 def advice(forecast: Forecast, free: int) -> str:
     """The settings that make it fit, the gentlest first, and what it takes with them; or what is left to do."""
-    config, stage = forecast.config, forecast.stage
-    critic = stage in ("value", "prm")
     candidates = [
         "train.micro_batch=1",
         "train.gradient_checkpointing=on",
         f"engine.cache_bytes={GIB // 2}",
         "engine.max_batch=8",
-        *([] if critic else ["train.optimizer=adamw_8bit", "rewards.use_student_model=false"]),
+        "train.optimizer=adamw_8bit",
+        "rewards.use_student_model=false",
         *([] if forecast.lora else ["train.adapter=lora"]),
-        f"search.max_tokens={max(config.search.max_tokens // 2, 1)}",
+        f"search.max_tokens={max(forecast.config.search.max_tokens // 2, 1)}",
     ]
     chosen: list[str] = []
     best = forecast
     for text in candidates:
         if best.peak <= free:
             break
-        changed = validate(merge(best.config.model_dump(), parse_override(text)))
-        other = Forecast(changed, best.spec, best.shape, best.cuda, stage, best.prompt, best.memory)
+        other = replace(best, config=validate(merge(best.config.model_dump(), parse_override(text))))
         if best.peak - other.peak > WORTH_IT * best.peak:
             chosen.append(f"--set {text}")
             best = other
@@ -138,7 +249,7 @@ def check_memory(config: Config, stage: Stage = "train", path: Path | None = Non
     if made is None or made[0].peak <= made[2]:
         return
     forecast, device, free = made
-    weights = sum(part.size for part in forecast.parts() if part.name == "weights")
+    weights = forecast.weights()[0].size
     if weights > free:
         raise ConfigError(
             f"student {resolve_name(config)} has {weights / GIB:.1f} GiB of weights and {device} {free / GIB:.1f} GiB"
@@ -173,7 +284,7 @@ def space(config: Config, folder: Path | None) -> tuple[DiskPlan, Path] | None:
     return plan, Path(train.checkpoint_dir) if folder is None else folder
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- the machine -------------------------------------------------------------------------------------------------------
 
 
 def check_start(config: Config, folder: Path | None = None) -> None:
