@@ -14,8 +14,8 @@ from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.eval.methods import answer_search
 from alphazero_llm_trainer.mcts.driver import Search
 from alphazero_llm_trainer.mcts.extract import trajectories
+from alphazero_llm_trainer.mcts.metered import MeteredValue, ReadTokens
 from alphazero_llm_trainer.mcts.tree import ROOT
-from alphazero_llm_trainer.mcts.valued import MeteredValue, ReadTokens
 from alphazero_llm_trainer.policy.student import Student, frozen_student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rewards.perplexity import Perplexity

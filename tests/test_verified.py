@@ -21,9 +21,9 @@ from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
+from alphazero_llm_trainer.mcts.metered import CountedVerifier
 from alphazero_llm_trainer.mcts.select import RULES, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
-from alphazero_llm_trainer.mcts.verified import Judge
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
 from alphazero_llm_trainer.rollouts import GradedTree
@@ -211,7 +211,7 @@ def test_sampled_and_scored_tokens_never_exceed_the_budget(
 
 def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> None:
     cost = Cost()
-    judge = Judge(Rule(lambda text: 1.0, computes=True), PROBLEM, tuple(range(10)), cost)
+    judge = CountedVerifier(Rule(lambda text: 1.0, computes=True), PROBLEM, tuple(range(10)), cost)
     a, b, c = step("aa"), step("bbb"), step("c")
 
     async def judged() -> None:
@@ -226,7 +226,7 @@ def test_a_judge_counts_each_token_once_and_the_prompt_with_the_first_step() -> 
         assert cost.scored_tokens == 16
 
     asyncio.run(judged())
-    free = Judge(Rule(lambda text: 1.0), PROBLEM, tuple(range(10)), Cost())
+    free = CountedVerifier(Rule(lambda text: 1.0), PROBLEM, tuple(range(10)), Cost())
     assert free.price([a, b]) == 0
 
 

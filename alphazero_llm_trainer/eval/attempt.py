@@ -14,8 +14,8 @@ from ..config.load import Config
 from ..engine.protocol import Drawn, Judgement, Limits, ValueFunction, Verifier
 from ..mcts.choose import Choice
 from ..mcts.driver import derive_seed
+from ..mcts.metered import CountedVerifier
 from ..mcts.tree import REJECTED, ROOT, Tree
-from ..mcts.verified import Judge
 from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of
 from ..types import Cost, Problem, RewardParts, Step, ids_of
@@ -149,7 +149,7 @@ class Attempt:
             (),
         )  # the newest draw, as `Continuation.drawn` has it
         self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
-        self.judge = Judge(sampler.verifier, problem, self.prompt, self.cost)
+        self.judge = CountedVerifier(sampler.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)
         context = sampler.student.engine.capabilities.max_context
         self.longest = min(self.settings.max_tokens, context - len(self.prompt))

@@ -6,22 +6,23 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from ..config.sections import SearchConfig
 from ..engine.protocol import ValueFunction, Verifier
 from ..errors import ConfigError
 from ..types import Cost, Problem
 from .choose import Choice, Reading, accepted, answer_of, choose, most_visited, voting
+from .expansion import Evaluate, Expansion, Grading
 from .gumbel import GumbelRoot
-from .mcts import Evaluation, Leaf, Mcts
+from .mcts import Mcts
+from .metered import CountedVerifier, MeteredValue, Paid, valued_by
 from .seeds import derive_seed
 from .select import OPEN_RULES, RULES, constant
-from .steps import Advisor, Evaluate, Finished, Grading, StepExpansion, StepPolicy
+from .steps import Advisor, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
-from .valued import MeteredValue, Paid, valued_by
-from .verified import Judge, VerifiedExpansion
+from .verified import VerifiedExpansion
 from .waiting import together
 
 __all__ = [
@@ -64,20 +65,6 @@ class SearchResult:
         return None if self.choice is None else self.choice.response
 
 
-class Expansion(Protocol):
-    """What `search.steps` and `search.tokens` offer the driver, for one tree."""
-
-    def least(self, node: int) -> int:
-        """Sampled and scored tokens that the evaluation of this leaf takes at least."""
-        ...
-
-    async def open(self, left: int | None) -> None: ...
-
-    async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation: ...
-
-    async def close(self, node: int, left: int | None) -> int: ...
-
-
 class Search:
     """The search of one configuration over one policy: over reasoning steps, or with `search.mode: token` over tokens.
 
@@ -91,7 +78,7 @@ class Search:
         value: the value network, or None.
         generating: `search.data` applies (training searches).
         grading: what `evaluate` computes, where a model has a part in it.
-        verifier: judges each step as it is drawn (`search.verify`, steps alone); `evaluate` is asked in training
+        verifier: checks each step as it is drawn (`search.verify`, steps alone); `evaluate` is asked in training
             searches alone then.
         reading: for a problem, what a response answers; without it answers are numbers.
 
@@ -148,19 +135,13 @@ class Search:
         node = await expansion.close(most_visited(tree), self.left(cost))
         cost.seconds = time.perf_counter() - began
         saved = mcts.iterations - mcts.iteration if ended_by in ("accepted", "enough") else 0
-        rule = "value" if ended_by == "accepted" else self.choosing  # what was accepted is the answer
-        choice = choose(tree, rule, node, self.text, self.reading(problem))
+        selector = voting(settings.choose, self.verifier is not None)
+        if ended_by == "accepted":  # what was accepted is the answer
+            selector = "value"
+        elif settings.rollout == "none":
+            selector = "end"
+        choice = choose(tree, selector, node, self.text, self.reading(problem))
         return SearchResult(problem, tree, choice, cost, ended_by, seed, saved)
-
-    @property
-    def choosing(self) -> str:
-        """The rule of `choose` for a search that has ended."""
-        return "end" if self.settings.rollout == "none" else self.voting
-
-    @property
-    def voting(self) -> str:
-        """The rule of `choose` for a search that goes on."""
-        return voting(self.settings.choose, self.verifier is not None)
 
     def left(self, cost: Cost, kept: int = 0) -> int | None:
         """Sampled and scored tokens that the budget leaves beside `kept`; None without a budget."""
@@ -235,37 +216,27 @@ class Search:
 
     def expansion(self, problem: Problem, tree: Tree, seed: int, cost: Cost) -> Expansion:
         """What turns a leaf of this tree into children and a value."""
+        settings, reading = self.settings, self.reading(problem)
+        policy: Any = self.policy
+        common = (policy, settings, problem, tree, seed, cost)
         if self.verifier is not None:
-            steps: StepPolicy = self.policy  # type: ignore[assignment]
-            judge = Judge(self.verifier, problem, self.policy.prompt_ids(problem), cost)  # type: ignore[union-attr]
-            graded = self.evaluate if self.generating else None
-            return VerifiedExpansion(steps, self.settings, problem, tree, seed, judge, graded, self.reading(problem))
+            judge = CountedVerifier(self.verifier, problem, policy.prompt_ids(problem), cost)
+            return VerifiedExpansion(*common, self.evaluate if self.generating else None, reading=reading, judge=judge)
         value = None if self.value is None else MeteredValue(self.value, cost)
         evaluate, grading = self.evaluate, self.grading
         if evaluate is None:
             assert value is not None  # the constructor saw to that
-            evaluate = valued_by(value, self.policy.prompt_ids, self.reading(problem))  # type: ignore[union-attr]
+            evaluate = valued_by(value, policy.prompt_ids, reading)
             paid = Paid(value.computes)
         else:
             again = grading is not None and grading.again
             # Without rollouts nothing was graded before a response's end.
-            paid = Paid(again, whole=again and self.settings.rollout == "none")
-        arguments = (evaluate, self.settings, problem, tree, seed, cost, paid)
-        if self.settings.mode == "token":
-            policy: TokenPolicy = self.policy  # type: ignore[assignment]
-            return TokenExpansion(
-                policy, *arguments, value=value, rollout_weight=self.rollout_weight, generating=self.generating
-            )
-        return StepExpansion(
-            self.policy,  # type: ignore[arg-type]
-            *arguments,
-            advisor=self.advisor,
-            finished=self.finished,
-            value=value,
-            prompt=() if value is None else self.policy.prompt_ids(problem),  # type: ignore[union-attr]
-            rollout_weight=self.rollout_weight,
-            reading=self.reading(problem),
-        )
+            paid = Paid(again, whole=again and settings.rollout == "none")
+        grown = (*common, evaluate, paid, value, self.rollout_weight, reading)
+        if settings.mode == "token":
+            return TokenExpansion(*grown, self.generating)
+        prompt = () if value is None else policy.prompt_ids(problem)
+        return StepExpansion(*grown, prompt, self.advisor, self.finished)
 
     def decided(self, mcts: Mcts) -> str | None:
         """Why the tree needs no further simulation, or None."""

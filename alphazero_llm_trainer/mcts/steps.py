@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..answers import is_final
-from ..config.sections import SearchConfig
 from ..engine.protocol import Drawn, Limits, TeacherProposal
 from ..errors import RequestError
-from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step
-from .choose import Reading, answer_of
+from ..types import Continuation, Cost, Direction, Problem, RewardParts, Step, ids_of
+from .expansion import Expansion
 from .mcts import Evaluation, Leaf, Playout
 from .seeds import derive_seed
-from .tree import Tree
-from .valued import MeteredValue, Paid
 from .waiting import together
 
 
@@ -53,76 +50,33 @@ class Advisor(Protocol):
         ...
 
 
-# Grades a response's end from the problem, its steps and their directions. Has no gold but in training (collect).
-Evaluate = Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]
 # (problem, response, the rule's verdict) -> whether the response is finished: an optional model's opinion.
 Finished = Callable[[Problem, str, bool], Awaitable[bool]]
 
 
-class Grading(Protocol):
-    """The part of a model in what `Evaluate` does: PRE's student, a network that judges.
-
-    `again` tells that it computes each token of a graded response once more.
-    """
-
-    @property
-    def again(self) -> bool: ...
-
-    async def open(self, problem: Problem, most: int | None) -> Cost | None:
-        """Compute what comes before the first response, within `most` tokens (None: without limit).
-
-        Returns None, and computes nothing, where that doesn't fit: then nothing can be graded.
-        """
-        ...
-
-
-class StepExpansion:
+@dataclass
+class StepExpansion(Expansion):
     """Evaluates the leaves of one tree whose nodes are reasoning steps.
 
     With rollouts the policy's continuations run to the end of the response and earn their rewards. Without
     (`search.rollout: none`) they are one step long, and the value network's V of the leaf is what is backed up.
     """
 
-    def __init__(
-        self,
-        policy: StepPolicy,
-        evaluate: Evaluate,
-        settings: SearchConfig,
-        problem: Problem,
-        tree: Tree,
-        seed: int,
-        cost: Cost,
-        paid: Paid,
-        *,
-        advisor: Advisor | None = None,
-        finished: Finished | None = None,
-        value: MeteredValue | None = None,
-        prompt: tuple[int, ...] = (),
-        rollout_weight: float = 1.0,
-        reading: Reading = answer_of,
-    ) -> None:
-        self.policy, self.evaluate, self.settings = policy, evaluate, settings
-        self.problem, self.tree, self.seed, self.cost, self.paid, self.prompt = problem, tree, seed, cost, paid, prompt
-        self.advisor, self.finished, self.value, self.rollout_weight = advisor, finished, value, rollout_weight
-        self.reading, self.rolls = reading, settings.rollout != "none"
+    prompt: tuple[int, ...] = ()  # what `value` reads first
+    advisor: Advisor | None = None
+    finished: Finished | None = None
 
     def least(self, node: int) -> int:
-        """See `driver.Expansion`: one token a sample, V of the leaf, and what grading takes."""
-        ids = self._ids(self.tree.steps(node))
+        """One token a sample, V of the leaf, and what grading takes."""
+        ids = ids_of(self.tree.steps(node))
         samples = self.settings.samples * self.paid.least(len(ids))
         return samples if self.value is None else samples + self.value.price(self.prompt + ids)
-
-    def _ids(self, steps: Sequence[Step]) -> tuple[int, ...]:
-        return tuple(token for step in steps for token in step.token_ids)
-
-    async def open(self, left: int | None) -> None:
-        """Nothing to do before the first simulation."""
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """The leaf's playouts: the student's continuations, then each teacher's step with the student's rollout."""
         settings, tree = self.settings, self.tree
         steps = tree.steps(leaf.node)
-        ids, estimate = self._ids(steps), None
+        ids, estimate = ids_of(steps), None
         if self.value is not None:
             state = self.prompt + ids
             left = None if left is None else left - self.value.price(state)
@@ -204,19 +158,15 @@ class StepExpansion:
         over = self.rolls or continuation.ended or continuation.checked or len(prefix) + 1 >= self.settings.max_depth
         if not over and continuation.steps and not is_final(continuation.steps[-1].text):
             return Playout(continuation, None, None)
-        return Playout(continuation, *await self.grade(prefix, directions, continuation, limits))
+        return Playout(continuation, *await self.end(prefix, directions, continuation, limits))
 
-    async def grade(
+    async def end(
         self, prefix: list[Step], directions: list[Direction], continuation: Continuation, limits: Limits
     ) -> tuple[str, RewardParts]:
         """The verdict and reward of a response's end."""
-        steps = [*prefix, *continuation.steps]
         asked = [*directions, continuation.direction, *([Direction.NONE] * (len(continuation.steps) - 1))]
         why = verdict(continuation, limits)
-        reward = await self.evaluate(self.problem, steps, asked, why)
-        if reward.cost is not None:
-            self.cost.add(reward.cost)
-        return why, reward
+        return why, await self.grade([*prefix, *continuation.steps], asked, why)
 
     async def taught(
         self, advisor: Advisor, steps: list[Step], seed: int, limits: Limits, left: int | None
@@ -239,19 +189,14 @@ class StepExpansion:
             if left is not None:
                 # The line itself was read before its length was known, and grading will read it.
                 taken = spent.scored_tokens + line * self.paid.again
-                tokens = min(tokens, self.paid.room(left // len(proposals) - taken, len(self._ids(steps))))
+                tokens = min(tokens, self.paid.room(left // len(proposals) - taken, len(ids_of(steps))))
             if not step.ended and tokens > 0 and limits.steps > 1:
                 rest = Limits(limits.steps - 1, tokens)
                 [rollout], spent = await self.policy.continuations(
                     self.problem, [*steps, *step.steps], 1, derive_seed(seed, "teacher", i), rest
                 )
                 self.cost.add(spent)
-                step = replace(
-                    step,
-                    steps=step.steps + rollout.steps,
-                    ended=rollout.ended,
-                    cut=rollout.cut,
-                )
+                step = replace(step, steps=step.steps + rollout.steps, ended=rollout.ended, cut=rollout.cut)
             taught.append((proposal, step))
         return taught
 
@@ -287,7 +232,7 @@ class StepExpansion:
         [last], spent = await self.policy.continuations(self.problem, steps, 1, seed, limits)
         self.cost.add(spent)
         directions = [Direction(tree.direction[above]) for above in tree.path(node)]
-        why, reward = await self.grade(steps, directions, last, limits)
+        why, reward = await self.end(steps, directions, last, limits)
         for step in last.steps:
             node = tree.attach(node, step)
         if tree.verdict[node] is None and not tree.children[node]:

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from ..config.sections import SearchConfig
 from ..engine.protocol import Generated
 from ..types import Cost, Direction, Problem, RewardParts, Step
+from .expansion import Expansion
 from .mcts import Evaluation, Leaf, mix
 from .seeds import derive_seed
-from .steps import Evaluate
-from .tree import ROOT, Rollout, Tree
-from .valued import MeteredValue, Paid
+from .tree import ROOT, Rollout
 from .waiting import together
 
 
@@ -60,50 +58,28 @@ class _Rolled:
     reward: RewardParts
 
 
-class TokenExpansion:
+@dataclass
+class TokenExpansion(Expansion):
     """Evaluates the leaves of one tree whose nodes are tokens.
 
     Every rollout brings the top-k of each of its steps. A greedy rollout is the greedy rollout of every node along it,
     so that those nodes expand and are valued with no call at all.
 
-    Args:
-        policy: the student.
-        evaluate: grades finished responses, rewards in [0, 1].
-        settings: `search.*`.
-        problem, tree, seed, cost: the search's own; cost is added to.
-        paid: what a budget pays for beside drawn tokens.
-        value: the value network, or None.
-        rollout_weight: lambda of `mix`.
-        generating: `search.data` applies: the root may be moved.
+    `generating`: `search.data` applies, and the root may be moved.
     """
 
-    def __init__(
-        self,
-        policy: TokenPolicy,
-        evaluate: Evaluate,
-        settings: SearchConfig,
-        problem: Problem,
-        tree: Tree,
-        seed: int,
-        cost: Cost,
-        paid: Paid,
-        *,
-        value: MeteredValue | None = None,
-        rollout_weight: float = 1.0,
-        generating: bool = False,
-    ) -> None:
-        self.policy, self.evaluate, self.settings = policy, evaluate, settings
-        self.problem, self.tree, self.seed, self.cost, self.paid = problem, tree, seed, cost, paid
-        self.value, self.rollout_weight, self.generating = value, rollout_weight, generating
-        self.rolls = settings.rollout != "none"
-        self.prompt = policy.prompt_ids(problem)
-        self.longest = min(settings.max_tokens, policy.context - len(self.prompt))  # tokens of a response
+    generating: bool = False
+
+    def __post_init__(self) -> None:
+        self.prompt = self.policy.prompt_ids(self.problem)
+        # Tokens of a response at most.
+        self.longest = min(self.settings.max_tokens, self.policy.context - len(self.prompt))
         # (parent, own tokens) of a node -> the rollout that passes it, where, and whether that is its first use.
         self._known: dict[tuple[int, tuple[int, ...]], tuple[_Rolled, int, bool]] = {}
-        self.beams = settings.beam if settings.rollout == "beam" else 1
+        self.beams = self.settings.beam if self.settings.rollout == "beam" else 1
 
     def least(self, node: int) -> int:
-        """See `driver.Expansion`: one token of a rollout, V of the leaf, and what grading takes."""
+        """One token of a rollout, V of the leaf, and what grading takes."""
         ids, _ = self.tree.sequence(node)
         least = self.paid.least(len(ids), self.beams)
         return least if self.value is None else least + self.value.price(self.prompt + ids)
@@ -206,10 +182,7 @@ class TokenExpansion:
 
     async def _grade(self, ids: tuple[int, ...], logprobs: tuple[float, ...], verdict: str) -> RewardParts:
         lines = self.policy.lines(ids, logprobs)
-        reward = await self.evaluate(self.problem, lines, [Direction.NONE] * len(lines), verdict)
-        if reward.cost is not None:
-            self.cost.add(reward.cost)
-        return reward
+        return await self.grade(lines, [Direction.NONE] * len(lines), verdict)
 
     def _rollout(self, node: int, rolled: _Rolled, at: int, samples: int) -> Rollout:
         generated, reward = rolled.generated, rolled.reward

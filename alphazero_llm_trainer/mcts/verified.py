@@ -10,62 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..answers import is_final
-from ..config.sections import SearchConfig
-from ..engine.protocol import Drawn, Judgement, Limits, Verifier
-from ..types import Continuation, Cost, Problem, RewardParts, Step, ids_of, logprobs_of
-from .choose import Reading, answer_of
+from ..engine.protocol import Drawn, Limits
+from ..types import Continuation, RewardParts, Step, ids_of, logprobs_of
+from .expansion import Expansion
 from .mcts import Evaluation, Leaf, Playout
+from .metered import CountedVerifier
 from .seeds import derive_seed
-from .steps import Evaluate, StepPolicy, verdict
-from .tree import REJECTED, WHOLE, Rollout, Tree
+from .steps import verdict
+from .tree import REJECTED, WHOLE, Rollout
 
 
-@dataclass(slots=True)
-class Judge:
-    """A verifier at work on one problem: `cost` takes up each token that a model of its own computes, once.
-
-    The tokens of `prompt_ids` are part of that: such a model reads the prompt before it can judge the first step.
-    """
-
-    verifier: Verifier
-    problem: Problem
-    prompt_ids: tuple[int, ...]
-    cost: Cost
-    known: set[tuple[int, ...]] = field(default_factory=set)
-    unjudged: set[str] = field(default_factory=set)  # responses, and beginnings, of which no step was checked
-
-    def price(self, steps: Sequence[Step]) -> int:
-        """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
-        if not self.verifier.computes:
-            return 0
-        prefix: tuple[int, ...] = ()
-        price = 0 if self.known else len(self.prompt_ids)
-        for step in steps:
-            prefix += step.token_ids
-            price += 0 if prefix in self.known else len(step.token_ids)
-        return price
-
-    def open(self) -> int:
-        """Read the prompt; returns what that computes."""
-        price = self.price(())
-        self.cost.scored_tokens += price
-        self.known.add(())
-        return price
-
-    async def __call__(self, steps: Sequence[Step]) -> Judgement:
-        self.cost.scored_tokens += self.price(steps)
-        prefix: tuple[int, ...] = ()
-        self.known.add(prefix)
-        for step in steps:
-            prefix += step.token_ids
-            self.known.add(prefix)
-        judged = await self.verifier(self.problem, self.prompt_ids, steps)
-        if not judged.checked:
-            self.unjudged.add("".join(step.text for step in steps))
-        return judged
-
-
-class VerifiedExpansion:
+@dataclass
+class VerifiedExpansion(Expansion):
     """Evaluates the leaves of one tree: a chain of judged steps from the leaf to its first rejected step or its end.
 
     A step that is the first after its prefix is drawn at `search.verify.first_temperature`, one that replaces or forks
@@ -74,29 +30,16 @@ class VerifiedExpansion:
     ones above it. A step in which there was nothing to check has no score.
     """
 
-    def __init__(
-        self,
-        policy: StepPolicy,
-        settings: SearchConfig,
-        problem: Problem,
-        tree: Tree,
-        seed: int,
-        judge: Judge,
-        evaluate: Evaluate | None = None,
-        reading: Reading = answer_of,
-    ) -> None:
-        self.policy, self.settings, self.problem, self.tree = policy, settings, problem, tree
-        self.seed, self.judge, self.cost, self.evaluate, self.reading = seed, judge, judge.cost, evaluate, reading
+    judge: CountedVerifier = field(kw_only=True)
+
+    def __post_init__(self) -> None:
         # By the tokens before it: each step that was drawn, with log-probabilities at `search.temperature`. The tree merges
         # siblings of one text and has no steps that a limit cut.
         self.seen: dict[tuple[int, ...], dict[tuple[int, ...], tuple[float, ...]]] = {}
 
     def least(self, node: int) -> int:
-        """See `driver.Expansion`: one token of the next step; what judging takes shows as it is drawn."""
+        """One token of the next step; what judging takes shows as it is drawn."""
         return 1
-
-    async def open(self, left: int | None) -> None:
-        """Nothing to do before the first simulation."""
 
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""
@@ -157,10 +100,7 @@ class VerifiedExpansion:
     async def earned(self, steps: Sequence[Step], why: str | None, total: float) -> RewardParts:
         """The reward of a chain that ended like this: what it was judged, or graded in training; 0 without an answer."""
         if self.evaluate is not None and why is not None and why != REJECTED:
-            reward = await self.evaluate(self.problem, steps, (), why)
-            if reward.cost is not None:
-                self.cost.add(reward.cost)
-            return reward
+            return await self.grade(steps, (), why)
         answers = why in WHOLE and self.reading("".join(step.text for step in steps)) is not None
         return RewardParts(total=total if answers else 0.0)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..engine.protocol import GenerateRequest
-from ..mcts.valued import ReadTokens
+from ..mcts.metered import ReadTokens
 from ..types import Cost, Problem, Step
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from ..engine.protocol import ValueFunction, Verifier
 from ..eval.attempt import Attempt, MethodContext
 from ..eval.methods import METHODS
 from ..mcts.choose import Choice, choose, most_visited, voting
+from ..mcts.metered import MeteredValue
 from ..mcts.tree import ROOT, Tree
-from ..mcts.valued import MeteredValue
 from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
 from ..types import Problem

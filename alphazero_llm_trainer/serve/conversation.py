@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..engine.protocol import Engine, Generated, GenerateRequest, Judgement, Verifier, Watch
-from ..mcts.verified import Judge
+from ..mcts.metered import CountedVerifier
 from ..types import Cost, Problem, Step
 
 
@@ -110,7 +110,7 @@ class MeteredVerifier:
 
     def __init__(self, verifier: Verifier, problem: Problem, conversation: Conversation) -> None:
         self.verifier = verifier
-        self.judge = Judge(verifier, problem, conversation.prompt, conversation.engine.cost)
+        self.judge = CountedVerifier(verifier, problem, conversation.prompt, conversation.engine.cost)
 
     @property
     def name(self) -> str:

@@ -1,12 +1,12 @@
-"""What a model beside the policy reads of one problem, and a value function whose reading is paid for."""
+"""Models beside the policy at work on one problem: what a value network and a verifier read is paid for, each token once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine.protocol import ValueFunction
+from ..engine.protocol import Judgement, ValueFunction, Verifier
 from ..types import Cost, Direction, Problem, RewardParts, Step
 from .choose import Reading
 from .tree import WHOLE
@@ -53,6 +53,51 @@ class MeteredValue:
         return await self.value(token_ids)
 
 
+@dataclass(slots=True)
+class CountedVerifier:
+    """A verifier at work on one problem: `cost` takes up each token that a model of its own computes, once.
+
+    The tokens of `prompt_ids` are part of that: such a model reads the prompt before it can judge the first step.
+    """
+
+    verifier: Verifier
+    problem: Problem
+    prompt_ids: tuple[int, ...]
+    cost: Cost
+    known: set[tuple[int, ...]] = field(default_factory=set)
+    unjudged: set[str] = field(default_factory=set)  # responses, and beginnings, of which no step was checked
+
+    def price(self, steps: Sequence[Step]) -> int:
+        """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
+        if not self.verifier.computes:
+            return 0
+        prefix: tuple[int, ...] = ()
+        price = 0 if self.known else len(self.prompt_ids)
+        for step in steps:
+            prefix += step.token_ids
+            price += 0 if prefix in self.known else len(step.token_ids)
+        return price
+
+    def open(self) -> int:
+        """Read the prompt; returns what that computes."""
+        price = self.price(())
+        self.cost.scored_tokens += price
+        self.known.add(())
+        return price
+
+    async def __call__(self, steps: Sequence[Step]) -> Judgement:
+        self.cost.scored_tokens += self.price(steps)
+        prefix: tuple[int, ...] = ()
+        self.known.add(prefix)
+        for step in steps:
+            prefix += step.token_ids
+            self.known.add(prefix)
+        judged = await self.verifier(self.problem, self.prompt_ids, steps)
+        if not judged.checked:
+            self.unjudged.add("".join(step.text for step in steps))
+        return judged
+
+
 def valued_by(value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ...]], reading: Reading) -> Any:
     """A terminal reward (`steps.Evaluate`) without gold: V of the whole response; 0 where it states no answer."""
 
@@ -82,3 +127,6 @@ class Paid:
     def least(self, prefix: int, width: int = 1) -> int:
         """What a continuation by one token takes."""
         return prefix * self.whole + width + self.again
+
+
+FREE = Paid()
