@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import os
 from collections.abc import Callable
@@ -284,50 +283,6 @@ def test_uniform_numbers_in_c_are_numpys() -> None:
     ours, numpys = Sampler(native.library()), Sampler(None)
     for seed, index, count in [(0, 0, 1), (1, 0, 7), (2**63 - 1, 3, 8), (2**40 + 5, 200, 161), (7, 1, 4)]:
         assert ours.uniforms(seed, index, count) == numpys.uniforms(seed, index, count)
-
-
-@needs_compiler
-@pytest.mark.parametrize("capacity", [4096, 300])  # with the smaller one nodes are dropped all the time
-def test_samples_go_through_known_nodes_in_c_as_in_python(capacity: int) -> None:
-    """One call for many tokens gives what one draw after the other gives: the same samples, top-k and cost."""
-    rng = Random(5)
-    prompts = [(5, 6, 7), (5, 6), (5, 6, 7, 9, 9), (11,)]
-
-    def request(i: int) -> GenerateRequest:
-        taken = (((7, 8), (-1.0, -1.0)),) if i % 5 == 0 else ()
-        return GenerateRequest(
-            rng.choice(prompts),
-            n=rng.choice([1, 1, 3]),
-            max_new_tokens=rng.choice([1, 6, 14]),
-            temperature=rng.choice([0.0, 0.3, 1.0]),
-            seed=rng.choice([3, 4, 2**62]),
-            stop_ids=rng.choice([frozenset(), frozenset({9, 12})]),
-            max_steps=rng.choice([None, None, 2]),
-            top_k=rng.choice([0, 3, 5]),
-            without=taken,
-        )
-
-    batches = [[request(8 * batch + i) for i in range(8)] for batch in range(25)]
-
-    def drawn(in_c: bool) -> tuple[Any, ...]:
-        engine = tiny_engine(max_context=60, cache_tokens=capacity, max_batch=3)
-        assert engine.queue.strides is not None
-        if not in_c:
-            engine.queue.strides = engine.tree.kernels = None
-        found = []
-        for batch in batches:
-            groups = run(lambda batch=batch: engine.generate(batch))
-            found.append([[dataclasses.replace(one, cached_tokens=0) for one in group] for group in groups])
-            check_tree(engine.tree)
-        assert not engine.queue and not engine.queue.pending and sum(engine.tree.locks) == 0
-        return (
-            found,
-            engine.cost.sampled_tokens,
-            engine.cost.calls,
-            engine.stats.computed_tokens if capacity == 4096 else 0,
-        )
-
-    assert drawn(True) == drawn(False)
 
 
 # -- under sanitizers (scripts/sanitize.sh) -----------------------------------------------------------------------------

@@ -8,21 +8,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support import check_tree
 
-from alphazero_llm_trainer.engine.native import library
 from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
 
 
-def make(capacity: int = 40, memo_bytes: int = 1 << 20, in_c: bool = False) -> PrefixTree:
-    kernels, cpu = library() if in_c else None, torch.device("cpu")
-    return PrefixTree(capacity, 1, 1, 2, 8, memo_bytes=memo_bytes, dtype=torch.float32, device=cpu, kernels=kernels)
+def make(capacity: int = 40, memo_bytes: int = 1 << 20) -> PrefixTree:
+    cpu = torch.device("cpu")
+    return PrefixTree(capacity, 1, 1, 2, 8, memo_bytes=memo_bytes, dtype=torch.float32, device=cpu)
 
 
 class Machine(RuleBasedStateMachine):
     """walk, lock, unlock, reserve and clear in any order; `locked` is the model: locked sequences are never lost."""
 
-    @initialize(capacity=st.integers(8, 40), in_c=st.booleans())
-    def start(self, capacity: int, in_c: bool) -> None:
-        self.tree = make(capacity, in_c=in_c)
+    @initialize(capacity=st.integers(8, 40))
+    def start(self, capacity: int) -> None:
+        self.tree = make(capacity)
         self.locked: list[tuple[int, tuple[int, ...]]] = []  # (node, its tokens from the root)
 
     @rule(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=7))

@@ -97,7 +97,6 @@ class InProcessEngine:
             memo_bytes=MEMO_BYTES,
             dtype=dtype,
             device=weight.device,
-            kernels=kernels,
         )
         self.capabilities = Capabilities(
             scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True, excludes=True

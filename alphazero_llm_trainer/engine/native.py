@@ -13,7 +13,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int, c_int64, c_uint8, c_uint64, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int64, c_uint64, c_void_p
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -60,9 +60,6 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.draw.argtypes, loaded.draw.restype = [c_void_p, c_int64, c_int64, *[c_void_p] * 6], None
     loaded.top.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 2]
     loaded.top.restype = None
-    loaded.follow.argtypes, loaded.follow.restype = [c_void_p, c_void_p, c_int64, c_int64, c_void_p], c_int64
-    loaded.walk.argtypes = [c_void_p, c_void_p, c_int64, c_uint8, c_int64, c_int64, *[c_void_p] * 11]
-    loaded.walk.restype = c_int64
     loaded.uniforms.argtypes, loaded.uniforms.restype = [c_uint64, c_uint64, c_int64, c_void_p], None
     loaded.large_pages.argtypes, loaded.large_pages.restype = [c_void_p, c_int64], None
     return loaded

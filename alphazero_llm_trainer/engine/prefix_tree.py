@@ -7,7 +7,6 @@ token a node, so that a branch may leave anywhere, and with the next-token distr
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Sequence
 
@@ -23,18 +22,11 @@ TOPS_KEPT = 20_000  # nodes whose likeliest tokens are kept as Python's objects,
 Pairs = tuple[tuple[int, float], ...]
 
 
-class Trie(ctypes.Structure):
-    """`struct trie` of `kernels/walk.c`: where the columns are."""
-
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("first", "after", "token", "memoised", "stamp"))
-
-
 class PrefixTree:
     """A trie over token ids in fixed storage of `capacity` nodes; node i's data are entry i of everything.
 
-    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id -> node; for the kernels the
-    same as lists: `first` child, the one `after` it, ROOT at the end), `ready` (keys and
-    values are stored), `memoised` (0, TOP or WHOLE), `locks` (rows that need it now), `stamp` (last use), `logprob` (of the
+    `parent` and `token` (C ints: the kernels read them where they are), `children` (token id -> node), `ready` (keys and values
+    are stored), `memoised` (0, TOP or WHOLE), `locks` (rows that need it now), `stamp` (last use), `logprob` (of the
     token after its prefix; nats, NaN where unknown), `value` (the value head's output, NaN where unknown).
 
     Pools: `states` `[capacity, layers, 2, kv_heads, head_dim]` holds keys and values; it takes no memory before its first
@@ -54,9 +46,8 @@ class PrefixTree:
         memo_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
-        kernels: ctypes.CDLL | None = None,
     ) -> None:
-        self.capacity, self.vocabulary, self.kernels = capacity, vocabulary, kernels
+        self.capacity, self.vocabulary = capacity, vocabulary
         self.states_shape, self.dtype, self.device = (capacity, layers, 2, kv_heads, head_dim), dtype, device
         self._states: torch.Tensor | None = None
         self.next_logprobs: torch.Tensor | None = None
@@ -84,7 +75,6 @@ class PrefixTree:
     def clear(self) -> None:
         """Forget every node but the root (after a change of weights)."""
         self.parent, self.token = array("i", [0]) * self.capacity, array("i", [-1]) * self.capacity
-        self.first, self.after = array("i", [0]) * self.capacity, array("i", [0]) * self.capacity
         self.ready, self.memoised = bytearray(self.capacity), array("B", [0]) * self.capacity
         self.locks, self.stamp = array("i", [0]) * self.capacity, array("q", [0]) * self.capacity
         self.logprob, self.value = array("d", [NAN]) * self.capacity, array("d", [NAN]) * self.capacity
@@ -93,8 +83,6 @@ class PrefixTree:
         self.free: list[int] = []  # nodes that were dropped
         self._tops: dict[int, dict[int, Pairs]] = {}
         self.clock = 0
-        columns = (self.first, self.after, self.token, self.memoised, self.stamp)
-        self.trie = Trie(*(column.buffer_info()[0] for column in columns))
 
     def clear_values(self) -> None:
         """Forget every node's value (after a change of the value head)."""
@@ -113,7 +101,6 @@ class PrefixTree:
             self.children.append({})
         self.parent[made], self.token[made], self.stamp[made] = node, token, self.clock
         self.children[node][token] = made
-        self.after[made], self.first[node] = self.first[node], made
         return made
 
     def walk(self, tokens: Sequence[int]) -> list[int]:
@@ -137,12 +124,6 @@ class PrefixTree:
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """The nodes of `tokens` from the root, as far as they are there. Counts as a use."""
-        if self.kernels is not None:
-            wanted = array("i", tokens)
-            path = array("i", wanted)
-            addresses = wanted.buffer_info()[0], path.buffer_info()[0]
-            found = self.kernels.follow(ctypes.byref(self.trie), addresses[0], len(tokens), self.clock, addresses[1])
-            return path[:found].tolist()
         node: int | None = ROOT
         nodes: list[int] = []
         for token in tokens:
@@ -182,7 +163,7 @@ class PrefixTree:
                 break
             for node in leaves[: wanted - self.room()].tolist():
                 self._drop(node)
-        self._link()
+        self._tops.clear()
         return self.room() >= count
 
     def _leaves(self) -> np.ndarray:
@@ -202,21 +183,6 @@ class PrefixTree:
         self.token[node] = -1
         self.ready[node] = self.memoised[node] = False
         self.free.append(node)
-
-    def _link(self) -> None:
-        """After nodes were dropped: write `first` and `after` anew, and forget `tops`."""
-        first, after, parent, token = (
-            np.frombuffer(column, np.intc) for column in (self.first, self.after, self.parent, self.token)
-        )
-        self._tops.clear()
-        first[:] = after[:] = ROOT
-        nodes = np.flatnonzero(token >= 0)
-        nodes = nodes[np.argsort(parent[nodes], kind="stable")]
-        goes_on = parent[nodes[1:]] == parent[nodes[:-1]]  # siblings are neighbours now
-        after[nodes[:-1][goes_on]] = nodes[1:][goes_on]
-        heads = nodes[np.flatnonzero(~goes_on) + 1]
-        first[parent[heads]] = heads
-        first[parent[nodes[:1]]] = nodes[:1]
 
     def room(self) -> int:
         """How many nodes can be made without dropping any."""

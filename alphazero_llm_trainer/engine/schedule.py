@@ -20,7 +20,6 @@ from .protocol import Generated
 from .queue_rows import Computed, DecodingRow, Rider
 from .sampling import Sampler
 from .step_ends import StepEnds
-from .walk import Walk
 from .without import Taken, tempered
 
 Frontier = list[tuple[int, list[Rider], DecodingRow | None]]
@@ -50,11 +49,6 @@ class Schedule:
         self.pending: dict[int, DecodingRow] = {}
         self.coming: set[int] = set()
         self.walkers: list[tuple[int, list[Rider]]] = []
-        # Where every node that is ready has its whole distribution, samples go through many of them in one call.
-        memo = tree.next_logprobs
-        self.strides = (
-            Walk(sampler.kernels, tree) if sampler.kernels and memo is not None and memo.device.type == "cpu" else None
-        )
         self.drawing: list[list[Rider]] = []  # riders of the step under way: a failure must find every caller
 
     def __bool__(self) -> bool:
@@ -200,9 +194,6 @@ class Schedule:
             the rows that go on in the place of the row before them.
         """
         tree, pending, kept = self.tree, self.pending, []
-        if self.strides is not None:
-            kept = self._stride(self.strides, [group for group in frontier if not self._reads_all(group)])
-            frontier, table = [group for group in frontier if self._reads_all(group)], None
         while frontier:
             drawn = self._draw(frontier, table, index)
             self.reserve(len(drawn.tokens))
@@ -248,59 +239,10 @@ class Schedule:
             frontier, table = onward, None
         return kept
 
-    def _reads_all(self, group: tuple[int, list[Rider], DecodingRow | None]) -> bool:
-        """True where a rider needs more of a distribution than a draw from it."""
-        return any(rider.taken is not None or rider.call.request.tempered is not None for rider in group[1])
-
-    def _stride(self, walk: Walk, frontier: Frontier) -> list[DecodingRow]:
-        """`advance` with one call for all that riders draw at nodes that are known already."""
-        tree, pending, kept = self.tree, self.pending, []
-        while frontier:
-            alive = [(node, rider) for node, riders, _ in frontier for rider in riders if not rider.call.future.done()]
-            self.reserve(len(alive))
-            nodes, riders = [node for node, _ in alive], [rider for _, rider in alive]
-            for k in {rider.call.request.top_k for rider in riders} - {0}:
-                self.likeliest(list(set(nodes)), k)  # those that were just computed are looked up together
-            rows = {node: row for node, _, row in frontier if row is not None}
-            onward: Frontier = []
-            for begin, (rider, tokens, logprobs, passed, known) in zip(nodes, walk(nodes, riders), strict=True):
-                call, token = rider.call, tokens[-1]
-                rider.tokens += tokens
-                rider.logprobs += logprobs
-                if call.request.top_k:
-                    rider.top += self.likeliest(passed, call.request.top_k)
-                if token in call.ends or len(rider.tokens) == len(rider.draws):
-                    finish = self._finish(rider, token)
-                    if finish is not None:
-                        self._emit(rider, finish)
-                        continue
-                child = known or tree.child(passed[-1], token)
-                tree.logprob[child] = logprobs[-1]
-                if tree.memoised[child]:
-                    tree.lock(child)
-                    onward.append((child, [rider], None))
-                elif child in pending:
-                    pending[child].riders.append(rider)
-                else:
-                    tree.lock(child)
-                    start = len(call.request.prompt_ids) + len(rider.tokens) - 1
-                    row = rows.pop(begin, None)
-                    if row is None:
-                        pending[child] = row = DecodingRow([child], start, [rider])
-                        self.waiting.append(row)
-                    else:  # it goes on in the place of the one before it
-                        row.nodes, row.start, row.riders, row.peeks, row.values = [child], start, [rider], [], []
-                        pending[child] = row
-                        kept.append(row)
-            for node, _, _ in frontier:
-                tree.unlock(node)
-            frontier = onward
-        return kept
-
     def likeliest(self, nodes: list[int], k: int) -> list[Pairs]:
         """The k likeliest next tokens of each node (all WHOLE): looked up once, most nodes are passed again and again."""
         known = self.tree.tops(k)
-        missing = [node for node in nodes if node not in known]
+        missing = list({node for node in nodes if node not in known})
         if missing:
             table, index = self.tree.distributions(missing)
             known.update(zip(missing, self.sampler.top(table, index, k), strict=True))
@@ -334,15 +276,15 @@ class Schedule:
         uniforms: list[float] = []
         excluding: list[tuple[int, Rider, Taken]] = []  # draws of riders that may become what they should not be
         telling: list[tuple[int, Rider, float]] = []  # draws whose log-probability at another temperature is wanted
-        wanted: dict[int, list[int]] = {}  # k -> draws that want the k likeliest tokens
-        for (_, riders, _), place in zip(frontier, index, strict=True):
+        wanted: dict[int, list[tuple[int, int]]] = {}  # k -> draws that want the k likeliest tokens, and their nodes
+        for (node, riders, _), place in zip(frontier, index, strict=True):
             for rider in riders:
                 call = rider.call
                 if call.future.done():
                     continue
                 request = call.request
                 if request.top_k:
-                    wanted.setdefault(request.top_k, []).append(len(rows))
+                    wanted.setdefault(request.top_k, []).append((len(rows), node))
                 if rider.taken is not None:
                     excluding.append((len(rows), rider, rider.taken))
                 if request.tempered is not None:
@@ -352,9 +294,6 @@ class Schedule:
                 uniforms.append(rider.draws[len(rider.tokens)])
         if not rows:
             return _Drawn([], [], {})
-        tops: dict[int, Pairs] = {}
-        for k, draws in wanted.items():
-            tops.update(zip(draws, self.sampler.top(table, [rows[i] for i in draws], k), strict=True))
         tokens, logprobs = self.sampler.draw(table, rows, temperatures, uniforms)
         for i, rider, taken in excluding:
             left = taken.draw(table[rows[i]], temperatures[i], uniforms[i])
@@ -363,7 +302,18 @@ class Schedule:
             rider.taken = taken.after.get(tokens[i])
         for i, rider, temperature in telling:
             rider.tempered.append(tempered(table[rows[i]], temperature, tokens[i]))
-        return _Drawn(tokens, logprobs, tops)
+        return _Drawn(tokens, logprobs, self._tops(wanted, table, rows))
+
+    def _tops(self, wanted: dict[int, list[tuple[int, int]]], table: np.ndarray, rows: list[int]) -> dict[int, Pairs]:
+        """The likeliest tokens of the draws (each with its node) in `wanted`, by how many of them it wants."""
+        tops: dict[int, Pairs] = {}
+        for k, draws in wanted.items():
+            if self.tree.next_logprobs is None:
+                found = self.sampler.top(table, [rows[i] for i, _ in draws], k)
+            else:
+                found = self.likeliest([node for _, node in draws], k)
+            tops.update(zip((i for i, _ in draws), found, strict=True))
+        return tops
 
     def _likeliest(self, frontier: Frontier) -> _Drawn:
         """`_draw` for greedy riders, of nodes whose likeliest tokens alone are kept."""

@@ -67,9 +67,12 @@ void top_k(const float *x, long n, long k, int32_t *ids, float *values)
     }
 }
 
-/* Temperature 0 takes the likeliest token, of equal ones the first. Otherwise the token is where the uniform number falls in
- * the cumulated exp(log-probability / temperature), in doubles. */
-int64_t draw_token(const float *x, int64_t n, double temperature, double uniform, double *work, int summed)
+/* The token of x[n] (log-probabilities) that is drawn at `temperature` with a uniform number.
+ *
+ * Temperature 0 takes the likeliest token, of equal ones the first. Otherwise the token is where the uniform number falls in
+ * the cumulated exp(log-probability / temperature), in doubles. `work` has room for n; `summed` says that it has this row's
+ * sums at this temperature from the draw before. */
+static int64_t draw_token(const float *x, int64_t n, double temperature, double uniform, double *work, int summed)
 {
     int64_t token = 0;
     assert(temperature >= 0);
@@ -120,4 +123,22 @@ void draw(const float *table, int64_t vocabulary, int64_t n, const int64_t *rows
 void top(const float *table, int64_t vocabulary, int64_t n, const int64_t *rows, int64_t k, int32_t *ids, float *values)
 {
     for (int64_t i = 0; i < n; i++) top_k(table + rows[i] * vocabulary, vocabulary, k, ids + i * k, values + i * k);
+}
+
+/* numpy's Philox (4x64, 10 rounds; Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") with a key of two words:
+ * the first n numbers of its `random`. */
+void uniforms(uint64_t seed, uint64_t index, int64_t n, double *out)
+{
+    for (int64_t i = 0; i < n; i += 4) {
+        uint64_t x[4] = {(uint64_t)i / 4 + 1, 0, 0, 0}, key[2] = {seed, index};
+        for (int round = 0; round < 10; round++) {
+            const unsigned __int128 left = (unsigned __int128)0xD2E7470EE14C6C93 * x[0];
+            const unsigned __int128 right = (unsigned __int128)0xCA5A826395121157 * x[2];
+            const uint64_t next[4] = {(uint64_t)(right >> 64) ^ x[1] ^ key[0], (uint64_t)right,
+                                      (uint64_t)(left >> 64) ^ x[3] ^ key[1], (uint64_t)left};
+            for (int j = 0; j < 4; j++) x[j] = next[j];
+            key[0] += 0x9E3779B97F4A7C15, key[1] += 0xBB67AE8584CAA73B;
+        }
+        for (int64_t j = i; j < i + 4 && j < n; j++) out[j] = (double)(x[j - i] >> 11) * 0x1p-53;
+    }
 }
