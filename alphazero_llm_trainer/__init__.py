@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import aio
     from .api.evaluate import Table, evaluate
     from .api.search import load, search
     from .api.train import TrainingRun, train
@@ -38,7 +37,6 @@ _HOMES = {
     "Task": "types",
     "TaskList": "problems.source",
     "TrainingRun": "api.train",
-    "aio": "api",
     "evaluate": "api.evaluate",
     "load": "api.search",
     "read_trees": "api.trees",
@@ -47,7 +45,7 @@ _HOMES = {
 }
 __all__ = [
     "AlphaZeroEnv", "AlphaZeroError", "AlphaZeroHarness", "AlphaZeroTaskset", "Problem", "SavedTree", "Source", "Table",
-    "Task", "TaskList", "TrainingRun", "aio", "evaluate", "load", "read_trees", "search", "train",
+    "Task", "TaskList", "TrainingRun", "evaluate", "load", "read_trees", "search", "train",
 ]  # fmt: skip
 
 
@@ -57,8 +55,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # verifiers asks for the harness while env.py is still loading; getattr then answers AttributeError, as it expects.
-    if name == "aio":
-        return import_module(f"{__name__}.api.aio")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

@@ -14,7 +14,6 @@ import pytest
 
 import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.mcts.tree import Tree
 
@@ -60,20 +59,6 @@ def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:
         az.search("  ", model=student)
     with pytest.raises(ConfigError, match="OWNER/NAME"):
         az.search(QUESTION, model="nothing")
-
-
-def test_it_works_inside_a_running_event_loop_and_can_be_awaited() -> None:
-    async def notebook() -> tuple[str | None, str | None]:
-        plain = az.search(QUESTION, model="embedded", simulations=4)
-        awaited, other = await asyncio.gather(
-            az.aio.search(QUESTION, model="embedded", simulations=4),
-            az.aio.search(QUESTION, model="embedded", simulations=4),
-        )
-        assert other.answer == awaited.answer
-        return plain.answer, awaited.answer
-
-    plain, awaited = asyncio.run(notebook())
-    assert plain is not None and plain == awaited
 
 
 def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) -> None:
@@ -174,10 +159,8 @@ def test_a_folder_that_is_no_student_is_one_sentence(tmp_path: Path) -> None:
 def test_wrong_arguments_are_one_sentence_and_short_forms_are_taken(tmp_path: Path) -> None:
     student = az.load("embedded")
     wrong: list[Any] = [
-        lambda: az.search(3),  # type: ignore[arg-type]
         lambda: az.train(3),  # type: ignore[arg-type]
         lambda: az.train([1, 2]),  # type: ignore[list-item]
-        lambda: az.train(pens(), reward=3),  # type: ignore[arg-type]
         lambda: az.train(pens(), model=student),  # type: ignore[arg-type]
         lambda: az.evaluate(pens(), model=3),  # type: ignore[arg-type]
     ]
@@ -188,9 +171,3 @@ def test_wrong_arguments_are_one_sentence_and_short_forms_are_taken(tmp_path: Pa
     pairs = [(task.problem.question, task.gold) for task in pens()]
     found = az.evaluate(pairs, student, methods="greedy", num=2, out=tmp_path / "eval", progress=False)
     assert [row["method"] for row in found.rows] == ["greedy"]
-
-
-def test_a_whole_configuration_is_taken_as_it_is() -> None:
-    config = load_config(overrides=["search.iterations=3", "seed=11"])
-    found = az.search(QUESTION, model="embedded", config=config)  # type: ignore[arg-type]
-    assert found.seed == 11

@@ -199,7 +199,7 @@ def test_a_record_that_is_none(case: str, lines: list[str], tmp_path: Path, caps
     """`export` refuses it, as `value` and `prm` do, which read it the same way."""
     folder = changed(lines, tmp_path, *CHANGES[case])
     said = refused(capsys, "export", "--data", str(folder), "--kind", "value", "--out", str(tmp_path / "x.parquet"))
-    assert "journal.jsonl line 3" in said or "embedded/train" in said
+    assert "journal.jsonl line 3" in said or "search it again" in said
     assert not (tmp_path / "x.parquet").exists()
 
 

@@ -128,16 +128,8 @@ def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
 
 
 def test_a_loaded_student_brings_its_limits(chat: Path) -> None:
-    resolved, folder = configured(alphazero.load(chat), [], None)
+    resolved, folder = configured(alphazero.load(chat), None, {})
     assert (resolved.student, resolved.search.max_tokens, folder) == ("tiny-chat", 400, None)
-
-
-def test_a_whole_configuration_leaves_the_limits_to_the_next_student(chat: Path) -> None:
-    """What it holds for its own student is not asked for; what was asked for stays."""
-    resolved, _ = configured(str(chat), [], load_config())
-    assert (resolved.search.max_tokens, resolved.search.max_depth) == (400, 40)
-    resolved, _ = configured(str(chat), [], load_config(overrides=["search.max_tokens=99"]))
-    assert (resolved.search.max_tokens, resolved.search.max_depth) == (99, 40)
 
 
 def test_an_evaluation_goes_on_only_with_what_its_student_was_told(

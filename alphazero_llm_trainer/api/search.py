@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +16,7 @@ from ..problems.load import opening
 from ..problems.source import check_text, open_source
 from ..rewards.perplexity import Perplexity
 from ..types import Problem
-from .settings import configured, outside_loops, present, student_of
+from .settings import configured, outside_loops
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -35,7 +34,7 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
     """
     from ..policy.student import load_student
 
-    resolved, folder = configured(model, [], config)
+    resolved, folder = configured(model, config, {})
     return load_student(resolved, path=folder, opening=opening(resolved))
 
 
@@ -68,17 +67,13 @@ def search(
     Raises:
         AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.
     """
-    if not isinstance(question, str | Problem):
-        raise ConfigError(f"question is a {type(question).__name__}: give its text or a Problem")
-    student = student_of(model)
-    judged = {} if value is None else {"rollout": "none", "select": "puct"}
-    overrides = present(search__iterations=simulations, search__mode=mode, seed=seed)
-    overrides += present(search__value=None if value is None else str(value))
-    resolved, folder = configured(model, [{"search": judged | settings}, *overrides], config)
-    problem = question if isinstance(question, Problem) else Problem("question", question, open_source(resolved).name)
-    if not problem.question.strip():
-        raise ConfigError("the question is empty: write its text")
-    check_text(problem.question, "the question")
+    arguments: dict[str, Any] = {"search.iterations": simulations, "search.mode": mode, "seed": seed}
+    if value is not None:
+        arguments |= {"search.value": str(value), "search.rollout": "none", "search.select": "puct"}
+    arguments |= {f"search.{name}": setting for name, setting in settings.items()}
+    resolved, folder = configured(model, config, arguments)
+    problem = Problem("question", question, open_source(resolved).name) if isinstance(question, str) else question
+    student = None if isinstance(model, str | Path) else model
     return outside_loops(lambda: find(problem, resolved, folder, student))
 
 
@@ -87,13 +82,15 @@ def find(
     config: Config,
     folder: Path | None = None,
     student: Student | None = None,
-    stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
     """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches one problem.
 
     A `progress` is told how large the tree is.
     """
+    if not problem.question.strip():
+        raise ConfigError("the question is empty: write its text")
+    check_text(problem.question, "the question")
     alone = config.search.value is None
     if student is None:
         from ..policy.student import load_student
@@ -105,8 +102,8 @@ def find(
         from ..policy.critic import load_value
 
         value = load_value(Path(config.search.value), student, config)
-    with Stop() as asked:
-        search = answer_search(student, config, perplexity, asked if stop is None else stop, value)
+    with Stop() as stop:
+        search = answer_search(student, config, perplexity, stop, value)
         tree = Tree()
         if progress is not None:
             progress.wait("searching", lambda: f"{len(tree):,} nodes, {tree.N[ROOT]:,} simulations")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config.load import Config, load_config, nested, resolve_name
+from ..config.load import Config, load_config, nested
 from ..errors import ConfigError
 from ..live import Progress
-from ..policy.folders import check_folder, find_model
+from ..policy.folders import with_model
 from ..problems.source import Source, TaskList, as_tasks, hold
 from ..rewards.custom import Function, name_reward
 from ..types import Task
@@ -29,41 +29,36 @@ T = TypeVar("T")
 
 def configured(
     model: str | Path | Student,
-    overrides: Sequence[Mapping[str, Any]],
-    config: Mapping[str, Any] | Config | None,
+    config: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
     load: Callable[..., Config] = load_config,
+    key: str | None = None,
 ) -> tuple[Config, Path | None]:
     """The configuration of a call, and the folder that `model` names, if it does.
 
     Args:
         model: a name of models.yaml, a folder, a hub id, or a loaded student.
-        overrides: nested keys; they win over `config`.
-        config: keys of training.yaml, nested or dotted (`{"train.grpo.credit": "step"}`), or a whole configuration.
+        config: keys of training.yaml, nested or dotted (`{"train.grpo.credit": "step"}`).
+        arguments: keys that the call's own arguments set; they win over `config`, and None sets nothing.
         load: what resolves them.
+        key: the key that such a folder goes to as well.
     """
-    if isinstance(config, Config):
-        given: list[Any] = [without_limits(config)]
-    else:
-        given = [nested(key, value) for key, value in (config or {}).items()]
-    given += overrides
-    if not isinstance(model, str | Path):
-        student_of(model)
-        spec = {model.name: model.spec.model_dump(mode="json")}
-        return load(overrides=[*given, {"student": model.name, "models": spec}]), None
-    named, folder = find_model(str(model), load(overrides=given))
-    if folder is not None:
-        check_folder(folder)
-    return load(overrides=[*given, named]), folder
+    given = [nested(name, value) for name, value in (config or {}).items()]
+    given += [nested(name, value) for name, value in arguments.items() if value is not None]
+    if isinstance(model, str | Path):
+        return with_model(str(model), given, lambda overrides: load(overrides=overrides), key)
+    student = student_of(model)
+    spec = {student.name: student.spec.model_dump(mode="json")}
+    return load(overrides=[*given, {"student": student.name, "models": spec}]), None
 
 
-def without_limits(config: Config) -> dict[str, Any]:
-    """A configuration's keys, with the limits of a response that its student's entry gave it left to the next student's."""
-    given = config.model_dump(mode="json")
-    entry = config.models[resolve_name(config)]
-    for key in ("max_tokens", "max_depth"):
-        if given["search"][key] == getattr(entry, key):
-            given["search"][key] = None
-    return given
+def student_of(model: Any) -> Student:
+    """A `model` argument that is a loaded student."""
+    from ..policy.student import Student
+
+    if not isinstance(model, Student):
+        raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded student")
+    return model
 
 
 def address_of(problems: Problems) -> str:
@@ -75,25 +70,7 @@ def address_of(problems: Problems) -> str:
 
 def reward_address(reward: Reward) -> str | None:
     """What `rewards.custom` has to say for this reward."""
-    if reward is not None and not callable(reward) and not isinstance(reward, str):
-        raise ConfigError(f"reward is a {type(reward).__name__}: give a function or its address")
     return name_reward(reward) if callable(reward) else reward
-
-
-def student_of(model: str | Path | Student) -> Student | None:
-    """The student where a `model` argument is one already."""
-    if isinstance(model, str | Path):
-        return None
-    from ..policy.student import Student
-
-    if not isinstance(model, Student):
-        raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded student")
-    return model
-
-
-def present(**keys: Any) -> list[dict[str, Any]]:
-    """Nested overrides of the keys (`train__seed` for `train.seed`) that are not None."""
-    return [nested(key.replace("__", "."), value) for key, value in keys.items() if value is not None]
 
 
 def outside_loops(call: Callable[[], T]) -> T:

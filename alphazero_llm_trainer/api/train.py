@@ -22,7 +22,6 @@ from .settings import (
     address_of,
     configured,
     outside_loops,
-    present,
     progress_of,
     reward_address,
 )
@@ -85,7 +84,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     seed: int | None = None,
-    config: Mapping[str, Any] | Config | None = None,
+    config: Mapping[str, Any] | None = None,
     progress: Told = True,
 ) -> TrainingRun:
     """Train a student from search trees: search, grade, train, in rounds; what the command `train` runs.
@@ -108,21 +107,19 @@ def train(
     Raises:
         AlphaZeroError: the arguments are wrong; one sentence with the fix.
     """
-    given = present(
-        problems__source=address_of(problems),
-        rewards__custom=reward_address(reward),
-        train__method=method,
-        train__num_examples=num_examples,
-        train__eval_size=eval_size,
-        seed=seed,
-    )
+    arguments = {
+        "problems.source": address_of(problems),
+        "rewards.custom": reward_address(reward),
+        "train.method": method,
+        "train.num_examples": num_examples,
+        "train.eval_size": eval_size,
+        "seed": seed,
+    }
     if not isinstance(model, str | Path):
         raise ConfigError(
             f"model is a {type(model).__name__}: training loads its own, give a name, a folder or a hub id"
         )
-    resolved, student = configured(model, given, config, load_run)
-    if student is not None:
-        resolved, _ = configured(resolved.student, present(train__student=str(student)), resolved)
+    resolved, _ = configured(model, config, arguments, load_run, "train.student")
     named = None if out is None else Path(out)
 
     def call() -> TrainingRun:

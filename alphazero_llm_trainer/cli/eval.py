@@ -62,7 +62,7 @@ def add_eval(commands: Any) -> None:
 
 def run_eval(args: argparse.Namespace, config: Config) -> int:
     """Compare, print the tables and write the folder. 130 when the user stopped it."""
-    from ..api.evaluate import Evaluation, StoppedError  # without torch
+    from ..api.evaluate import Evaluation, StoppedError, execute  # without torch
 
     work = Evaluation(
         sources=args.sources or [config.problems.source],
@@ -74,17 +74,15 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
         num=args.num,
         start=args.start,
         samples=args.samples,
-        out=args.out,
-        resume=args.resume,
-        command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     work.check(lambda name: f"--{name.replace('_', '-')}")
     check_out(args.out)
     progress = Progress(args.quiet)
     try:
         with progress, Stop() as stop:
             tell_loading(args, progress)
-            table = work.run(config, args.path, None, progress, stop)
+            table = execute(work, config, args.path, None, args.out, args.resume, command, progress, stop)
     except StoppedError as error:
         progress.say(f"stopped; go on with the same command and --resume --out {error}")
         return EXIT_STOPPED

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
 from ..live import Progress
 from ..mcts.extract import endings, shortfall
 from ..mcts.tree import ROOT, Tree
@@ -53,19 +52,13 @@ def run_search(args: argparse.Namespace) -> int:
     config = resolve(args, asked)
     check_least(0, index=args.index)
     check_critics(args)
-    if args.question is not None and not args.question.strip():
-        raise ConfigError("the question is empty: write its text, or leave it out for a test problem")
     from ..problems.load import tasks_of
-    from ..problems.source import check_text, open_source
+    from ..problems.source import open_source
 
-    if args.question is not None:
-        check_text(args.question, "the question")
-
-    source = open_source(config)
     if args.question is None:
         problem = tasks_of(config, "test", 1, args.index)[0].problem
     else:
-        problem = Problem("question", args.question, source.name)
+        problem = Problem("question", args.question, open_source(config).name)
     with Progress(args.quiet) as progress:
         tell_loading(args, progress)
         from ..api.search import find

@@ -1,0 +1,197 @@
+"""A whole evaluation: methods x budgets x sources, cell by cell, each kept as it is finished; then what is read off them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.load import Config
+from ..errors import ConfigError
+from ..live import Progress
+from ..policy.folders import check_critic
+from ..problems.load import load_tasks, opening
+from ..problems.source import open_one_of
+from ..rewards.custom import open_reward
+from ..types import Opening
+from .cells import Benchmark, run_cell, run_samples
+from .names import METHOD_NAMES
+from .results import EvalFolder, at_k, paired, summary
+from .verifiers import check_name, load_verifier
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is compared on which problems; `az.evaluate` says what each is."""
+
+    sources: Sequence[str]
+    methods: Sequence[str]
+    budgets: Sequence[int]
+    verifier: str
+    prm: Path | None
+    value: Path | None
+    num: int
+    start: int
+    samples: int
+
+    def check(self, flag: Callable[[str], str] = str) -> None:
+        """Raise ConfigError for the first argument that can't be; `flag` says how it is called."""
+        named = {"methods": self.methods, "source": self.sources, "budget_tokens": self.budgets}
+        for name, given in named.items():
+            if not given or len(set(given)) < len(given):
+                raise ConfigError(f"{flag(name)} is {list(given)}: name each once, and at least one")
+        unknown = [name for name in self.methods if name not in METHOD_NAMES]
+        if unknown:
+            raise ConfigError(f"{flag('methods')} has {unknown[0]!r}: choose from {', '.join(METHOD_NAMES)}")
+        least = {"num": (self.num, 1), "start": (self.start, 0), "samples": (self.samples, 0)}
+        for name, (number, lowest) in {**least, "budget_tokens": (min(self.budgets), 1)}.items():
+            if number < lowest:
+                raise ConfigError(f"{flag(name)} is {number}: give at least {lowest}")
+        check_name(self.verifier, self.prm, self.value)
+        for name, critic in (("prm", self.prm), ("value", self.value)):
+            if critic is not None:
+                check_critic(critic, name, f"{flag(name)} {critic}")
+
+    def run(
+        self,
+        config: Config,
+        path: Path | None,
+        student: Student | None,
+        out: Path,
+        resume: bool,
+        progress: Progress,
+        stop: Callable[[], bool],
+    ) -> dict[str, Any]:
+        """Every cell that is missing in the folder `out`; returns what results.json holds. `path` is the student's folder.
+
+        Raises:
+            StoppedError: the user asked to stop; finished cells are kept.
+        """
+        from ..policy.adapters import fingerprint
+        from ..policy.student import load_student
+
+        benchmarks = [self.benchmark(config, name, progress) for name in self.sources]
+        if student is None:
+            student = load_student(config, path=path, inference=self.prm is None and self.value is None)
+        identity = self.settings(config) | {"weights": fingerprint(student.model)}
+        # What is said before the questions is a part of them.
+        openings = {one.name: opening(config, open_one_of(config, one.name), student.name) for one in benchmarks}
+        rows = {one.name: one.data_hash + said_before(student, openings[one.name]) for one in benchmarks}
+        folder = EvalFolder(out, identity, rows, resume)
+        self.work(config, student, benchmarks, openings, folder, progress, stop)
+        return {
+            "student": student.name if path is None else str(path),
+            "verifier": self.verifier,
+            "seed": config.seed,
+            "identity": identity,
+            "config": config.model_dump(mode="json", exclude={"models", "teacher_tiers"}),
+            "benchmarks": {
+                one.name: {
+                    "problems": len(one.tasks),
+                    "data_hash": one.data_hash,
+                    "system_prompt": openings[one.name].system_prompt,
+                    "shots": openings[one.name].shots,
+                }
+                for one in benchmarks
+            },
+            **self.figures(folder),
+        }
+
+    def benchmark(self, config: Config, name: str, progress: Progress) -> Benchmark:
+        """The test problems of one source: `num` from number `start` on, or as many as there are."""
+        source = open_one_of(config, name)
+        tasks = load_tasks(source, "test", self.num, start=self.start, rewards=config.rewards)
+        if len(tasks) < self.num:
+            progress.say(f"{name} has {len(tasks):,} test problems from number {self.start} on: these are used")
+        return Benchmark(name, tasks)
+
+    def settings(self, config: Config) -> dict[str, Any]:
+        """What decides the figures of a cell, besides the student's weights and the benchmarks' rows."""
+        search = config.search.model_dump(mode="json", exclude={"concurrent", "budget_tokens", "budget_seconds"})
+        return {
+            "seed": config.seed,
+            "verifier": self.verifier,
+            "num": self.num,
+            "start": self.start,
+            "levels": config.problems.levels,
+            **({} if config.problems.hold_out == "questions" else {"hold_out": config.problems.hold_out}),
+            **({} if config.rewards.custom is None else {"rewards.custom": config.rewards.custom}),
+            "engine.max_context": config.engine.max_context,
+            "search": search,
+            "eval": config.eval.model_dump(mode="json"),
+            "prm": digest(self.prm),
+            "value": digest(self.value),
+        }
+
+    def cells(self) -> list[tuple[str, str, int]]:
+        """(source, method, budget) of every cell, budgets from small to large."""
+        return [(name, one, budget) for name in self.sources for budget in sorted(self.budgets) for one in self.methods]
+
+    def work(
+        self,
+        config: Config,
+        student: Student,
+        benchmarks: Sequence[Benchmark],
+        openings: dict[str, Opening],
+        folder: EvalFolder,
+        progress: Progress,
+        stop: Callable[[], bool],
+    ) -> None:
+        """Every cell that is missing; each is kept as soon as it is finished."""
+        from .attempt import MethodContext
+
+        by_name = {one.name: one for one in benchmarks}
+        cells = self.cells() + [(name, "samples", self.samples) for name in self.sources if self.samples]
+        left = [cell for cell in cells if not folder.file(*cell).exists()]
+        total, todo = (sum(len(by_name[name].tasks) for name, *_ in some) for some in (cells, left))
+        progress.start(total, total - todo, "problem")
+        custom, verifier = (
+            open_reward(config.rewards),
+            load_verifier(self.verifier, student, config, self.prm, self.value),
+        )
+
+        def tell(tokens: int) -> None:
+            progress.advance(tokens=tokens)
+
+        for name, method, budget in left:
+            student.opening = openings[name]
+            progress.describe(f"{name}, {method}, {budget}")
+            sampler = MethodContext(student, verifier, config)
+            if method == "samples":
+                folder.write(asyncio.run(run_samples(sampler, by_name[name], budget, stop, tell)))
+            else:
+                folder.write(asyncio.run(run_cell(sampler, by_name[name], method, budget, stop, tell, custom)))
+
+    def figures(self, folder: EvalFolder) -> dict[str, Any]:
+        """Everything that is read off the finished cells."""
+        cells = [cell for asked in self.cells() if (cell := folder.read(*asked)) is not None]
+        sampled = [folder.read_samples(name, self.samples) for name in self.sources if self.samples]
+        return {
+            "rows": [summary(cell) for cell in cells],
+            "pairs": paired(cells),
+            "at_k": [at_k(found) for found in sampled if found is not None],
+        }
+
+
+def said_before(student: Student, given: Opening) -> str:
+    """A digest of what a chat says before a question; "" where the student's template says no more than the question."""
+    asked = []
+    for student.opening in (Opening(None), given):
+        asked.append(student.prompt_ids("?"))
+    return "" if asked[0] == asked[1] else f"-{hashlib.sha256(repr(asked[1]).encode()).hexdigest()[:16]}"
+
+
+def digest(folder: Path | None) -> str | None:
+    """A hash of a critic's name on the hub, or of its folder's cards, which name the hashes of its other files."""
+    if folder is None:
+        return None
+    found = hashlib.sha256() if folder.is_dir() else hashlib.sha256(str(folder).encode())
+    for file in sorted(folder.glob("*.json")):
+        found.update(file.name.encode() + file.read_bytes())
+    return found.hexdigest()
