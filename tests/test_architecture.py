@@ -164,7 +164,6 @@ PLACES = {
     "vllm": {"engine"},
     "verifiers": {"environment"},
     "ray": {"scale"},
-    "fastapi": {"serve"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},

@@ -188,7 +188,7 @@ def test_stop_strings_cut_exactly(client: openai.OpenAI) -> None:
 
 def test_streaming_tokens(client: openai.OpenAI) -> None:
     common: dict[str, Any] = {"model": "student", "messages": asked(next(FRESH)), "seed": 8, "n": 2}
-    more: dict[str, Any] = {"stream_options": {"include_usage": True}, "logprobs": True, "stream": True}
+    more: dict[str, Any] = {"stream_options": {"include_usage": True}, "stream": True}
     *pieces, last = list(client.chat.completions.create(**common, **more))
     whole = client.chat.completions.create(**common)
     assert last.choices == [] and last.usage.completion_tokens == whole.usage.completion_tokens
@@ -198,8 +198,6 @@ def test_streaming_tokens(client: openai.OpenAI) -> None:
         texts = [c.delta.content or "" for c in own]
         assert "".join(texts) == whole.choices[index].message.content
         assert len([text for text in texts if text]) > 5  # they came one after another
-        tokens = [t.token for c in own if c.logprobs for t in c.logprobs.content]
-        assert "".join(tokens) == whole.choices[index].message.content
 
 
 def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
@@ -244,16 +242,6 @@ def test_the_page_of_a_trace(client: openai.OpenAI, served: Served) -> None:
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "<script>alert(1)" not in page.text
     assert served.get("/traces/tr-none").json()["error"]["code"] == "not_found"
-
-
-def test_a_streamed_search_tells_how_far_it_is(client: openai.OpenAI) -> None:
-    more: dict[str, Any] = {"stream": True, "temperature": 2, "extra_body": LONG | {"deadline_ms": 1200}}
-    chunks = list(client.chat.completions.create(model="student", messages=asked(next(FRESH)), **more))
-    events = [c.model_extra["alphazero"] for c in chunks if c.model_extra and "alphazero" in c.model_extra]
-    progress = [event["progress"] for event in events if "progress" in event and event["index"] == 0]
-    assert progress and [p["sampled_tokens"] for p in progress] == sorted(p["sampled_tokens"] for p in progress)
-    assert events[-1]["deadline_hit"] and chunks[-1].choices[0].finish_reason
-    assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) <= 4
 
 
 @pytest.mark.parametrize("deadline", [1, 400])
@@ -314,7 +302,7 @@ def test_a_client_that_goes_ends_its_search(served: Served, stream: bool) -> Non
 
 
 REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"messages": None}, "messages", "invalid_value"),
+    ({"messages": None}, "messages", "missing_required_parameter"),
     ({"messages": [{"role": "system", "content": "x"}]}, "messages", "invalid_value"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "invalid_value"),
     ({"messages": asked("apples " * 2000)}, "messages", "context_length_exceeded"),
@@ -324,6 +312,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"n": 17}, "n", "invalid_value"),
     ({"n": True}, "n", "invalid_value"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),
+    ({"logprobs": True}, "logprobs", "unsupported_parameter"),  # as all of these it is streamed
     ({"stop": ""}, "stop", "invalid_value"),
     ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
@@ -453,7 +442,7 @@ def test_wrong_command_lines_are_one_sentence(
             (["--port", port], "can't be listened on"),
             (["--host", "0.0.0.0", "--port", "0"], "ALPHAZERO_API_KEY isn't set"),
             (["--port", "70000"], "give one of 0 to 65535"),
-            (["--host", "no.such.host.invalid", "--port", "0", "--insecure"], "no address of this machine"),
+            (["--host", "no.such.host.invalid", "--port", "0", "--insecure"], "can't be listened on"),
             (["--port", "0", "--search", "magic"], "--search is 'magic'"),
             (["--port", "0", "--verifier", "magic"], "--verifier is 'magic'"),
             (["--port", "0", "--prm", judge, "--verifier", "calculator"], "which doesn't ask it"),

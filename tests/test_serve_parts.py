@@ -24,13 +24,12 @@ from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
-from alphazero_llm_trainer.serve.answering import Answerer, Told, in_time
+from alphazero_llm_trainer.serve.answering import Answerer, in_time
 from alphazero_llm_trainer.serve.conversation import Conversation
 from alphazero_llm_trainer.serve.door import Door, is_loopback
 from alphazero_llm_trainer.serve.failures import ApiError
 from alphazero_llm_trainer.serve.outcomes import Outcome
 from alphazero_llm_trainer.serve.requests import Method, Models, Wanted, chat_request
-from alphazero_llm_trainer.serve.server import listen, serve
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.traces import Trace, Traces
 from alphazero_llm_trainer.serve.wire import usage
@@ -95,7 +94,9 @@ def test_the_newest_traces_are_kept_and_become_journal_lines_without_gold(studen
     traces, one = Traces(3), wanted(student, config, "beam")
     for name in "abcd":
         traces.put(trace(name, one))
-    assert traces.get("a") is None and traces.get("b") is not None and len(traces.kept) == 3
+    assert list(traces.kept) == ["b", "c", "d"] and traces.get("b").name == "b"
+    with pytest.raises(ApiError, match="no such trace"):
+        traces.get("a")
     record = trace("tr-1", one).record()
     assert {"key", "problem", "ended_by", "policy_version", "prompt_ids", "cost", "tree"} <= record.keys()
     assert record["split"] == "served" and record["served"]["node"] == 2
@@ -113,7 +114,7 @@ def test_a_full_disk_costs_the_kept_trees_and_no_answer(
     assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
         "served trees can't be kept any more"
     ]
-    assert traces.get("b") is not None
+    assert traces.get("b").name == "b"
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--keep-traces is"):
         Traces(2, tmp_path / "file" / "folder")
@@ -135,8 +136,8 @@ def test_models_say_how_an_answer_is_found() -> None:
         models.of("student@mcts", "beam")
     with pytest.raises(ConfigError, match="--search is 'magic'"):
         Models("student", "magic")
-    assert all(models.of(model) for model in models.listed())
-    assert Models("s", judged=False).listed() == ["s", "s@sample", "s@mcts", "s@majority-8"]
+    assert all(models.of(model) for model in models.listed)
+    assert Models("s", judged=False).listed == ["s", "s@sample", "s@mcts", "s@majority-8"]
 
 
 def test_who_passes_the_door() -> None:
@@ -160,13 +161,6 @@ def test_who_passes_the_door() -> None:
     assert status(keys=keys, authorization="Basic Om9uZQ==") == 200  # ":one"
     assert status(keys=keys, authorization="Basic Om9uZ===") == 401
     assert is_loopback("::1") and not is_loopback("0.0.0.0")
-
-
-def test_a_port_that_was_taken_while_the_student_loaded_is_one_sentence() -> None:
-    with listen("127.0.0.1", 0) as first, listen("127.0.0.1", first.getsockname()[1]) as second:
-        first.listen()
-        with pytest.raises(ConfigError, match="can't be listened on"):
-            serve(None, second, tiny_engine(), load_config().serve, lambda: None)
 
 
 BUDGET = """
@@ -252,7 +246,7 @@ def wanted(student: Student, config: Config, method: str, before: str = "", **mo
 
 
 async def answered(answerer: Answerer, one: Wanted, due: float | None = None) -> Outcome:
-    return await answerer(one, one.seed, due, Told(), "p")
+    return await answerer(one, one.seed, due, lambda text: None, "p")
 
 
 def prm_over(engine: InProcessEngine) -> CriticVerifier:
@@ -272,7 +266,7 @@ def test_a_network_judges_each_request_by_its_own_chat(student: Student, config:
 
     async def ask(before: str) -> Outcome:
         one = wanted(student, config, method, before, seed=3, temperature=1.0)
-        return await answerer(one, one.seed, None, Told(), f"p{len(before)}")
+        return await answerer(one, one.seed, None, lambda text: None, f"p{len(before)}")
 
     async def main() -> None:
         # The same last question, after different chats, at the same time.
@@ -356,7 +350,7 @@ def test_without_a_verifier_the_search_votes(student: Student, config: Config) -
     async def main() -> None:
         one = wanted(student, config, "mcts", seed=5, simulations=6)
         outcome = await answered(answerer, one)
-        assert outcome.simulations >= 6 and outcome.tree is not None and "vote" in (outcome.why or "")
+        assert outcome.tree is not None and outcome.tree.N[0] >= 6 and "vote" in (outcome.why or "")
         assert {value is None for value in outcome.tree.hre} == {True}
 
     run(main)
@@ -376,8 +370,6 @@ def test_whenever_the_time_is_over_there_is_an_answer_and_nothing_is_left_behind
         due = loop.time() + milliseconds / 1000
         outcome = await answered(answerer, one, due)
         assert outcome.finish in ("stop", "length")
-        if outcome.deadline_hit:
-            assert outcome.ended_by == "deadline"
         for _ in range(400):  # an answer that is due waits for no cancellation: the search may still be ending
             if not student.engine.queue and (outcome.tree is None or not any(outcome.tree.virtual)):
                 break
@@ -409,7 +401,7 @@ def test_an_answer_that_is_due_waits_for_no_cancellation(student: Student, confi
         assert await working is None and not ended.is_set()
         drawn = conversation.engine.cost.sampled_tokens
         await ended.wait()
-        assert conversation.engine.cost.sampled_tokens == drawn == conversation.engine.sampled_tokens
+        assert conversation.engine.cost.sampled_tokens == drawn
 
     run(main)
 

@@ -14,7 +14,7 @@ from ..eval.attempt import Attempt, MethodContext
 from ..eval.methods import METHODS
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..mcts.metered import MeteredValue
-from ..mcts.tree import ROOT, Tree
+from ..mcts.tree import Tree
 from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
 from ..types import Problem
@@ -22,21 +22,8 @@ from .conversation import Conversation, MeteredVerifier
 from .outcomes import DEADLINE, Outcome, chosen
 from .requests import MCTS, Wanted
 from .sampling import let_go, sampled
-from .text import Token
-
-PROGRESS_SECONDS = 0.25  # between the progress events of a streamed search
 
 T = TypeVar("T")
-
-
-class Told:
-    """Who is told of an answer while it is found; nobody, unless it is streamed."""
-
-    def text(self, text: str, tokens: list[Token] | None) -> None:
-        """What is new of a sample."""
-
-    def progress(self, event: dict[str, Any]) -> None:
-        """How far a search is."""
 
 
 @dataclass(slots=True)
@@ -48,34 +35,31 @@ class Answerer:
     verifier: Verifier | None = None
     value: ValueFunction | None = None
 
-    async def __call__(self, wanted: Wanted, seed: int, due: float | None, told: Told, name: str) -> Outcome:
-        """One choice. `due` is when it has to be there, by the event loop's clock.
+    async def __call__(
+        self, wanted: Wanted, seed: int, due: float | None, tell: Callable[[str], None], name: str
+    ) -> Outcome:
+        """One choice, whose text is told as it comes: piece by piece of a sample, at once of a search.
 
-        Raises RequestError or ApiError for what can't be served, EngineError when the engine failed.
+        `due` is when it has to be there, by the event loop's clock. Raises RequestError or ApiError for what can't be
+        served, EngineError when the engine failed.
         """
         conversation = Conversation(self.student, wanted.prompt)
         if not wanted.searches:
-            return await sampled(conversation, wanted, seed, due, self.config.search, told.text)
-        tree, watching = Tree(), None
-        if wanted.stream:
-            watching = asyncio.ensure_future(self.progress(tree, conversation, told.progress))
-        try:
-            return await self.searched(conversation, wanted, Problem(name, wanted.question, "user"), seed, due, tree)
-        finally:
-            if watching is not None:
-                watching.cancel()
+            return await sampled(conversation, wanted, seed, due, self.config.search, tell)
+        outcome = await self.searched(conversation, wanted, Problem(name, wanted.question, "user"), seed, due)
+        tell(outcome.text)
+        return outcome
 
     async def searched(
-        self, conversation: Conversation, wanted: Wanted, problem: Problem, seed: int, due: float | None, tree: Tree
+        self, conversation: Conversation, wanted: Wanted, problem: Problem, seed: int, due: float | None
     ) -> Outcome:
         """The method's response, or at the deadline the best of what the tree has by then."""
-        serve, method = self.config.serve, wanted.method
+        serve, method, body, tree = self.config.serve, wanted.method, wanted.body, Tree()
         budget = serve.budget_tokens if method.count is None else serve.max_budget_tokens
-        budget = budget if wanted.budget_tokens is None else wanted.budget_tokens
+        budget = budget if body.budget_tokens is None else body.budget_tokens
         context = self.context(conversation, wanted, problem)
-        simulations = wanted.simulations
         attempt = Attempt(
-            context, problem, seed, budget, count=method.count, simulations=simulations, tree=tree
+            context, problem, seed, budget, count=method.count, simulations=body.simulations, tree=tree
         )  # fmt: skip
         found = await in_time(answer(method.name, attempt), due, conversation)
         response, ended_by = (None, DEADLINE) if found is None else found
@@ -91,10 +75,10 @@ class Answerer:
 
     def context(self, conversation: Conversation, wanted: Wanted, problem: Problem) -> MethodContext:
         """What the request's method draws from and is judged by."""
-        settings = self.config.search
+        settings, body = self.config.search, wanted.body
         changes: dict[str, Any] = {
-            "max_tokens": settings.max_tokens if wanted.max_tokens is None else wanted.max_tokens,
-            "temperature": settings.temperature if wanted.temperature is None else wanted.temperature,
+            "max_tokens": settings.max_tokens if body.most_tokens is None else body.most_tokens,
+            "temperature": settings.temperature if body.temperature is None else body.temperature,
         }
         if self.verifier is not None:
             changes["mode"] = "step"
@@ -111,16 +95,6 @@ class Answerer:
         rule = voting(config.search.choose, self.verifier is not None)
         decode: Callable[[Any], str] | None = self.student.decode if config.search.mode == "token" else None
         return choose(tree, rule, None, decode, reading_of(problem))
-
-    async def progress(self, tree: Tree, conversation: Conversation, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Tell how far a search is, now and then."""
-        told = -1
-        while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
-            sampled_tokens = conversation.engine.sampled_tokens
-            if sampled_tokens != told:
-                told = sampled_tokens
-                tell({"simulations": tree.N[ROOT], "nodes": len(tree), "sampled_tokens": told})
 
 
 async def answer(name: str, attempt: Attempt) -> tuple[str | None, str]:

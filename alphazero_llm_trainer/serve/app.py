@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-from .door import Door, Receive, Scope, Send, refusal
-from .failures import ApiError
+from .door import Door, Receive, Scope, Send
+from .failures import ApiError, internal
 from .requests import chat_request
 from .service import Service
 from .traces import Trace
@@ -32,74 +34,67 @@ PAGE_HEADERS = {
 }
 
 
-def make_app(service: Service, keys: Sequence[str] = (), loopback: bool = True) -> FastAPI:
+def make_app(service: Service, keys: Sequence[str] = (), loopback: bool = True) -> Starlette:
     """The application over a service. `keys` and `loopback`: see Door."""
-    app = FastAPI(title="alphazero-llm-trainer", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Door, keys=keys, loopback=loopback, most=service.settings.max_body_bytes)
 
-    @app.exception_handler(ApiError)
-    async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return refusal(error)
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok", "live": service.live, "waiting": service.waiting})
 
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        known = "see /v1/models and /v1/chat/completions"
-        return refusal(ApiError(f"{error.detail}: {known}", error.status_code, code="not_found"))
-
-    @app.exception_handler(Exception)
-    async def broken(request: Request, error: Exception) -> Response:
-        return refusal(internal())  # Starlette raises it again for the log; the client learns nothing of this machine
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"status": "ok", "live": service.live, "waiting": service.waiting}
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     def model(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": service.created, "owned_by": "alphazero-llm-trainer"}
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model(name) for name in service.models.listed()]}
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [model(name) for name in service.models.listed]})
 
-    @app.get("/v1/models/{name}")
-    async def one_model(name: str) -> dict[str, Any]:
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["name"]
         service.models.of(name)
-        return model(name)
+        return JSONResponse(model(name))
 
-    @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await answer(request, service)
 
-    @app.get("/v1/traces/{name}")
-    async def trace(name: str) -> Response:
+    async def trace(request: Request) -> Response:
         # In a thread, as is the page: a large tree takes a while, and others wait for the event loop.
-        line = await asyncio.to_thread(lambda trace: json.dumps(trace.record()), kept(service, name))
+        found = service.traces.get(request.path_params["name"])
+        line = await asyncio.to_thread(lambda: json.dumps(found.record()))
         return Response(line, media_type="application/json", headers={"Cache-Control": "no-store"})
 
-    @app.get("/traces/{name}")
-    async def trace_page(name: str) -> Response:
-        page = await asyncio.to_thread(page_of, kept(service, name), service)
+    async def trace_page(request: Request) -> Response:
+        page = await asyncio.to_thread(page_of, service.traces.get(request.path_params["name"]), service)
         return HTMLResponse(page, headers=PAGE_HEADERS)
 
-    return app
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/metrics", metrics),
+            Route("/v1/models", models),
+            Route("/v1/models/{name}", one_model),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/traces/{name}", trace),
+            Route("/traces/{name}", trace_page),
+        ],
+        middleware=[Middleware(Door, keys=keys, loopback=loopback, most=service.settings.max_body_bytes)],
+        exception_handlers={ApiError: refused, HTTPException: no_route, Exception: broken},
+    )
 
 
-def internal() -> ApiError:
-    return ApiError("internal error", 500, code="internal_error")
+async def refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response
 
 
-def kept(service: Service, name: str) -> Trace:
-    """A trace by its id. Raises ApiError where it isn't there, or no more."""
-    trace = service.traces.get(name)
-    if trace is None:
-        raise ApiError("there is no such trace, or no more: the newest ones alone are kept", 404, code="not_found")
-    return trace
+async def no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = "see /v1/models and /v1/chat/completions"
+    return ApiError(f"{error.detail}: {known}", error.status_code, code="not_found").response
+
+
+async def broken(request: Request, error: Exception) -> Response:
+    return internal().response  # Starlette raises it again for the log
 
 
 def page_of(trace: Trace, service: Service) -> str:
@@ -128,20 +123,19 @@ async def answer(request: Request, service: Service) -> Response:
     work.add_done_callback(lambda _: chunks.put_nowait(None))
     gone = asyncio.ensure_future(disconnected(request.receive))
     gone.add_done_callback(lambda _: gone.cancelled() or work.cancel())
-    streams = False
+    first = None
     try:
         first = await chunks.get()
-        streams = first is not None
         if first is not None:
             return Events(first, chunks, work)
         return Response(status_code=GONE) if work.cancelled() else JSONResponse(work.result())
     finally:
         gone.cancel()
-        if not streams:
+        if first is None:
             work.cancel()
 
 
-async def disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+async def disconnected(receive: Receive) -> None:
     """Wait until the client goes away."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -25,12 +25,6 @@ class Meter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    @property
-    def sampled_tokens(self) -> int:
-        """Tokens that were drawn so far, those under way too."""
-        under_way = sum(len(sample.tokens) for watch in self._open for sample in watch.samples)
-        return self.cost.sampled_tokens + under_way
-
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
         """See `Engine.generate`. Where the engine streams, tokens of a call that is cancelled count too."""
         if not self.engine.capabilities.streams:
@@ -63,17 +57,9 @@ class Meter:
         if requests is None:
             return
         self.cost.sampled_tokens += sum(len(sample.tokens) for sample in watch.samples)
-        if not kept:
-            return
-        drawn = iter(watch.samples)
-        for request in requests:
-            for _ in range(request.n):
-                sample = next(drawn, None)
-                if sample is None:
-                    return
-                ids = (*request.prompt_ids[self.prompt :], *sample.tokens)
-                if len(ids) > len(self.partial):
-                    self.partial = ids
+        asked = [request for request in requests for _ in range(request.n)] if kept else []
+        for request, sample in zip(asked, watch.samples, strict=False):
+            self.partial = max(self.partial, (*request.prompt_ids[self.prompt :], *sample.tokens), key=len)
 
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         """See `Engine.score`."""
@@ -112,17 +98,8 @@ class MeteredVerifier:
         self.verifier = verifier
         self.judge = CountedVerifier(verifier, problem, conversation.prompt, conversation.engine.cost)
 
-    @property
-    def name(self) -> str:
-        return self.verifier.name
-
-    @property
-    def computes(self) -> bool:
-        return self.verifier.computes
-
-    @property
-    def scored_tokens(self) -> int:
-        return self.verifier.scored_tokens
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.verifier, name)
 
     async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
         return await self.judge(steps)

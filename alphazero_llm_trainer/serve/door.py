@@ -8,8 +8,7 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
-
-from fastapi.responses import JSONResponse
+from urllib.parse import urlsplit
 
 from .failures import ApiError
 
@@ -17,19 +16,23 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-OPEN = {"/health"}  # asked by machines that hold no key
+OPEN = "/health"  # asked by machines that hold no key
 
 
 def is_loopback(host: str) -> bool:
     """Whether a host name or address is this machine alone."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def refusal(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body, status_code=error.status, headers=error.headers)
+def host_of(header: str) -> str:
+    """The host of a `Host` header, without its port; "" where there is none."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
 
 
 class Door:
@@ -48,14 +51,11 @@ class Door:
         self.keys = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             self.check(scope["path"], headers)
         except ApiError as error:
-            await refusal(error)(scope, receive, send)
+            await error.response(scope, receive, send)
             return
         read = 0
 
@@ -63,30 +63,24 @@ class Door:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self.most:
-                raise self.too_large()
+            self.fits(read)
             return message
 
         await self.app(scope, limited, send)
 
     def check(self, path: str, headers: dict[str, str]) -> None:
         """Raise ApiError for a request that may not pass."""
-        host = headers.get("host", "").lower()
-        name = (
-            host if host.endswith("]") else host.partition(":")[0] if host.count(":") < 2 else host.rpartition(":")[0]
-        )
-        if self.loopback and not is_loopback(name):
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        if self.loopback and not is_loopback(host_of(host)):
             raise ApiError("this server answers requests to its own address alone", 421, code="wrong_host")
-        origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host:
             raise ApiError("requests from other web pages are refused", 403, code="wrong_origin")
-        if self.keys and path not in OPEN and not self.opens(headers.get("authorization", "")):
+        if self.keys and path != OPEN and not self.opens(headers.get("authorization", "")):
             missing = "the API key is missing or wrong: send `Authorization: Bearer KEY`"
             asked = {"WWW-Authenticate": 'Basic realm="alphazero-llm-trainer"'}  # browsers ask for a password then
             raise ApiError(missing, 401, code="invalid_api_key", headers=asked)
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self.most:
-            raise self.too_large()
+        self.fits(int(length) if length.isdigit() else 0)
 
     def opens(self, authorization: str) -> bool:
         """Whether a header holds one of the keys, as a token or as a password. The time it takes says nothing about them."""
@@ -99,5 +93,7 @@ class Door:
         digest = hashlib.sha256(given.strip().encode()).digest()
         return any([hmac.compare_digest(digest, key) for key in self.keys])
 
-    def too_large(self) -> ApiError:
-        return ApiError(f"the body is larger than {self.most} bytes: send less", 413, code="request_too_large")
+    def fits(self, length: int) -> None:
+        """Raise ApiError for a body of more bytes than are read."""
+        if length > self.most:
+            raise ApiError(f"the body is larger than {self.most} bytes: send less", 413, code="request_too_large")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..answers import extract
 from ..mcts.choose import Choice, most_visited
-from ..mcts.tree import ROOT, WHOLE, Tree
+from ..mcts.tree import WHOLE, Tree
 from ..types import Cost
 from .text import Token
 
@@ -42,15 +41,7 @@ class Outcome:
     tree: Tree | None = None
     node: int | None = None
     trace_id: str | None = None
-    seconds: float = field(default=0.0)  # from the request's arrival
-
-    @property
-    def deadline_hit(self) -> bool:
-        return self.ended_by == DEADLINE
-
-    @property
-    def simulations(self) -> int:
-        return 0 if self.tree is None else self.tree.N[ROOT]
+    seconds: float = 0.0  # from the request's arrival
 
 
 def chosen(
@@ -66,10 +57,11 @@ def chosen(
         node, answer, whole, why = most_visited(tree), None, False, "no response was finished: the best beginning"
         ids = max(tree.sequence(node)[0], engine.partial, key=len)
         text = conversation.decode([token for token in ids if token not in engine.eos_ids])
-    text, stop = cut_at(text, wanted.stops)
+    found = [(at, stop) for stop in wanted.body.stops if (at := text.find(stop)) >= 0]
+    at, stop = min(found, key=lambda one: one[0], default=(len(text), None))
     finish = "stop" if whole or stop is not None else "length"
     return Outcome(
-        text, finish, seed, engine.cost, ended_by, ids, stop=stop, answer=answer, why=why, tree=tree, node=node
+        text[:at], finish, seed, engine.cost, ended_by, ids, stop=stop, answer=answer, why=why, tree=tree, node=node
     )  # fmt: skip
 
 
@@ -82,12 +74,3 @@ def response_of(tree: Tree, choice: Choice) -> tuple[tuple[int, ...], str | None
             if len(own) == 1 or choice.response.endswith(rollout.text):
                 return ids + rollout.token_ids, rollout.verdict
     return ids, verdict
-
-
-def cut_at(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """`text` up to the first of the stop strings in it, and which one that is."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    if not found:
-        return text, None
-    at, stop = min(found, key=lambda one: one[0])
-    return text[:at], stop

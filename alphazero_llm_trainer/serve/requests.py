@@ -51,53 +51,35 @@ class Models:
     """
 
     def __init__(self, name: str, default: str = SAMPLE, judged: bool = True) -> None:
+        plain = (SAMPLE, MCTS, *REPAIRING) if judged else (SAMPLE, MCTS)
+        counted = tuple(COUNTED) if judged else ("majority",)
         self.name = name
-        self.counted = tuple(COUNTED) if judged else ("majority",)
-        self.plain = (SAMPLE, MCTS, *REPAIRING) if judged else (SAMPLE, MCTS)
-        try:
-            self.default = self.parse(default)
-        except ApiError as error:
-            raise ConfigError(f"--search is {default!r}: choose one of {', '.join(self.methods())}") from error
-
-    def methods(self) -> list[str]:
-        """The methods, the counted ones with one number of samples."""
-        return [*self.plain, *(f"{name}-8" for name in self.counted)]
-
-    def listed(self) -> list[str]:
-        """What /v1/models lists."""
-        return [self.name, *(f"{self.name}@{method}" for method in self.methods())]
-
-    def parse(self, label: str) -> Method:
-        """A method by its name. Raises ApiError."""
-        if label in self.plain:
-            return Method(label, label)
-        name, _, number = label.rpartition("-")
-        numbers = [str(count) for count in range(1, MOST_SAMPLES + 1)]
-        if name in self.counted and number in numbers:
-            return Method(label, COUNTED[name], int(number))
-        known = ", ".join([*self.plain, *(f"{name}-N with N up to {MOST_SAMPLES}" for name in self.counted)])
-        raise wrong("method", f"there is no method {shown(label)}: the methods are {known}")
+        self.methods = {label: Method(label, label) for label in plain}
+        self.listed = [name, *(f"{name}@{label}" for label in (*plain, *(f"{label}-8" for label in counted)))]
+        for label in counted:
+            numbered = {f"{label}-{n}": Method(f"{label}-{n}", COUNTED[label], n) for n in range(1, MOST_SAMPLES + 1)}
+            self.methods |= numbered
+        self.known = ", ".join([*plain, *(f"{label}-N with N up to {MOST_SAMPLES}" for label in counted)])
+        if default not in self.methods:
+            raise ConfigError(f"--search is {default!r}: choose one of {self.known}")
+        self.default = self.methods[default]
 
     def of(self, model: str, method: str | None = None) -> Method:
         """The method of a request's `model` and `method`. Raises ApiError when there is no such one, or they disagree."""
         name, at, suffix = model.partition("@")
-        if name != self.name or (at and not suffix):
-            message = f"there is no model {shown(model)}: use {self.name}, or one that /v1/models lists"
+        if name != self.name or (at and suffix not in self.methods):
+            message = f"there is no model {shown(model)}: use one that /v1/models lists, of {self.name}@ {self.known}"
             raise ApiError(message, 404, param="model", code="model_not_found")
-        try:
-            found = self.parse(suffix) if at else self.default
-        except ApiError as error:
-            raise ApiError(str(error), 404, param="model", code="model_not_found") from error
-        named = found if method is None else self.parse(method)
-        if at and named != found:
+        if method is not None and method not in self.methods:
+            raise wrong("method", f"there is no method {shown(method)}: the methods are {self.known}")
+        if method is not None and at and method != suffix:
             raise wrong("method", f"method is {shown(method)} and model is {shown(model)}: name one of them")
-        return named
+        named = suffix if at else method
+        return self.default if named is None else self.methods[named]
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    include_usage: bool | None = None
+    include_usage: bool = False
 
 
 class ChatBody(BaseModel):
@@ -107,49 +89,47 @@ class ChatBody(BaseModel):
 
     model: str
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     temperature: Annotated[Temperature, Field(le=2)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    seed: int | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    seed: int = Field(default_factory=lambda: secrets.randbits(31))
+    stop: StopText | Annotated[list[StopText], Field(max_length=4)] = Field(default_factory=list)
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
     method: str | None = None
     budget_tokens: Count | None = None
     deadline_ms: Count | None = None
     simulations: Count | None = None
-    return_tree: bool | None = None
-    return_token_ids: bool | None = None  # as vLLM's
+    return_tree: bool = False
+    return_token_ids: bool = False  # as vLLM's
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of the response, at most; None leaves them to the method."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request within this server's bounds. None leaves a number to the method.
+    """A request within this server's bounds.
 
-    `question` is what a search is told (a PRM or a value reads the prompt's tokens). `logprobs` counts the alternatives a
-    token is told with (0: none but itself), None tells none. `deadline` is seconds from the request's arrival.
+    `question` is what a search is told (a PRM or a value reads the prompt's tokens). `deadline` is seconds from the
+    request's arrival.
     """
 
-    model: str
+    body: ChatBody
     method: Method
     prompt: tuple[int, ...]
     question: str
-    n: int
-    temperature: float | None
-    max_tokens: int | None
     seed: int
-    stops: tuple[str, ...]
-    logprobs: int | None
-    budget_tokens: int | None
-    simulations: int | None
     deadline: float | None
-    stream: bool
-    include_usage: bool
-    return_tree: bool
-    return_token_ids: bool
 
     @property
     def searches(self) -> bool:
@@ -163,25 +143,7 @@ def chat_request(raw: bytes, chat: Chat, context: int, models: Models, limits: S
     check(body, method, limits)
     prompt, question = prompt_of([message.wire() for message in body.messages], chat, context)
     seconds = limits.deadline_seconds if body.deadline_ms is None else body.deadline_ms / 1000
-    return Wanted(
-        model=body.model,
-        method=method,
-        prompt=prompt,
-        question=question,
-        n=1 if body.n is None else body.n,
-        temperature=body.temperature,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        seed=secrets.randbits(31) if body.seed is None else body.seed % (1 << SEED_BITS),
-        stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        budget_tokens=body.budget_tokens,
-        simulations=body.simulations,
-        deadline=seconds,
-        stream=bool(body.stream),
-        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
-        return_tree=bool(body.return_tree),
-        return_token_ids=bool(body.return_token_ids),
-    )
+    return Wanted(body, method, prompt, question, body.seed % (1 << SEED_BITS), seconds)
 
 
 def parsed(raw: bytes) -> ChatBody:
@@ -192,12 +154,12 @@ def parsed(raw: bytes) -> ChatBody:
         raise ApiError("the body is not JSON: send a JSON object", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise ApiError("the body is not a JSON object: send one", code="invalid_json")
-    for name in [name for name in fields if name in NEUTRAL or name in IGNORED]:
-        value = fields.pop(name)
-        if name in NEUTRAL and value is not None and value != NEUTRAL[name]:
+    given = {name: value for name, value in fields.items() if value is not None and name not in IGNORED}
+    for name in NEUTRAL.keys() & given.keys():
+        if given.pop(name) != NEUTRAL[name]:
             raise wrong(name, f"{name} is not offered here: leave it out", "unsupported_parameter")
     try:
-        return ChatBody.model_validate(fields)
+        return ChatBody.model_validate(given)
     except ValidationError as error:
         raise not_valid(error) from error
 
@@ -205,17 +167,18 @@ def parsed(raw: bytes) -> ChatBody:
 def check(body: ChatBody, method: Method, limits: ServeConfig) -> None:
     """Raise ApiError for a parameter beyond the bounds, or one that the method has no use for."""
     if body.budget_tokens is not None and body.budget_tokens > limits.max_budget_tokens:
-        most = limits.max_budget_tokens
-        raise wrong("budget_tokens", f"budget_tokens is {shown(body.budget_tokens)}: at most {most} here")
+        raise wrong(
+            "budget_tokens", f"budget_tokens is {shown(body.budget_tokens)}: at most {limits.max_budget_tokens}"
+        )
+    searches = method.name != SAMPLE
     for name in ("budget_tokens", "simulations", "return_tree"):
-        if getattr(body, name) and method.name == SAMPLE:
-            raise wrong(
-                name, f"{name} is for a search and {shown(body.model)} doesn't search: use @{MCTS}, or set method"
-            )
+        if getattr(body, name) and not searches:
+            raise wrong(name, f"{name} is for a search and {shown(body.model)} doesn't search: use @{MCTS}")
     if body.simulations and method.name != MCTS:
         raise wrong("simulations", f"simulations is for {MCTS} and the method is {method.label}: leave it out")
-    if body.logprobs and method.name != SAMPLE:
-        raise wrong("logprobs", "logprobs are not kept by a search: leave it out", "unsupported_parameter")
+    if body.logprobs and (searches or body.stream):
+        kept = "kept by a search" if searches else "streamed"
+        raise wrong("logprobs", f"logprobs are not {kept}: leave it out", "unsupported_parameter")
     if body.top_logprobs and not body.logprobs:
         raise wrong("top_logprobs", "top_logprobs needs logprobs: set it to true")
 

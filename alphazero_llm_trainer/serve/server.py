@@ -90,30 +90,24 @@ def budget(asked: int) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises ConfigError where the address can't be had."""
+    """A listening socket: clients that come while the student loads wait. Raises ConfigError where the address can't be had."""
     try:
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--host is {host!r}, which is no address of this machine: use 127.0.0.1") from error
-    # With the protocol in so many words, or asyncio leaves Nagle's delay on: 40 ms an answer.
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
         raise ConfigError(
-            f"--port is {port}: {host} can't be listened on there ({error.strerror}); name another, or 0 for a free one"
+            f"{host} can't be listened on at --port {port} ({error}): name another, 0 for a free one"
         ) from error
+    bound.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # connections inherit it: Nagle's delay is 40 ms an answer
     return bound
 
 
 async def start(app: Any, bound: socket.socket, settings: ServeConfig) -> tuple[Server, asyncio.Task[None]]:
     """A server of `app` that accepts requests, and its running; `server.should_exit = True` ends it.
 
-    Raises ConfigError where another process listens there by now, or hardly any files may be opened.
+    Raises ConfigError where hardly any files may be opened.
     """
     most = budget(settings.connections)
     config = uvicorn.Config(
@@ -124,22 +118,17 @@ async def start(app: Any, bound: socket.socket, settings: ServeConfig) -> tuple[
         access_log=False,
         server_header=False,
         lifespan="off",
+        ws="none",
         limit_concurrency=most + 1,
         timeout_graceful_shutdown=math.ceil(settings.grace_seconds),
         timeout_keep_alive=IDLE_SECONDS,
         backlog=ACCEPTED,
     )
     server = Server(config)
-    try:
-        bound.listen(BACKLOG)
-    except OSError as error:  # another server bound it while this one loaded
-        raise ConfigError(
-            f"--port is {bound.getsockname()[1]} and can't be listened on ({error.strerror}): name another"
-        ) from error
     running = asyncio.create_task(server.serve(sockets=[bound]))
     while not server.started and not running.done():
         await asyncio.sleep(0.01)
-    bound.listen(BACKLOG)
+    bound.listen(BACKLOG)  # asyncio took ACCEPTED for both
     return server, running
 
 

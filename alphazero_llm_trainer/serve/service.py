@@ -9,21 +9,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
 from ..config.sections import ServeConfig
 from ..errors import EngineError, RequestError
 from ..mcts.driver import derive_seed
 from ..mcts.waiting import together
-from .answering import Answerer, Told
+from ..types import Cost
+from .answering import Answerer
 from .failures import ApiError
 from .outcomes import Outcome
-from .prometheus import Metrics
 from .requests import Models, Wanted
-from .text import Token
 from .traces import Trace, Traces
 from .wire import Wire
 
 Emit = Callable[[dict[str, Any]], None]  # takes the chunks of a streamed answer
 SOON = {"Retry-After": "1"}
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Service:
@@ -69,8 +71,8 @@ class Service:
             status = 499  # the client went, or the server ends
             raise
         finally:
-            self.metrics.requests.labels(wanted.model, status).inc()
-            self.metrics.seconds.labels(wanted.model).observe(loop.time() - arrived)
+            self.metrics.requests.labels(wanted.body.model, status).inc()
+            self.metrics.seconds.labels(wanted.body.model).observe(loop.time() - arrived)
 
     async def answer(self, wanted: Wanted, arrived: float, emit: Emit) -> dict[str, Any]:
         """See `__call__`."""
@@ -78,16 +80,16 @@ class Service:
         name, decode = f"chatcmpl-{secrets.token_hex(12)}", self.student.decode
         wire = Wire(wanted, name, int(time.time()), self.fingerprint, decode)
         async with self.place(due):
-            works = [self.choice(wanted, index, due, arrived, wire, emit) for index in range(wanted.n)]
+            works = [self.choice(wanted, index, due, arrived, wire, emit) for index in range(wanted.body.n)]
             try:
                 outcomes = await together(*works)
             except RequestError as error:
                 raise ApiError(str(error), param="messages", code="invalid_value") from error
             except EngineError as error:
                 raise ApiError("the engine could not answer: try again", 503, code="engine_error") from error
-        if wanted.stream and wanted.include_usage:
+        if wanted.body.stream and wanted.body.stream_options.include_usage:
             emit(wire.used(outcomes))
-        return {} if wanted.stream else wire.whole(outcomes)
+        return {} if wanted.body.stream else wire.whole(outcomes)
 
     @asynccontextmanager
     async def place(self, due: float | None) -> AsyncIterator[None]:
@@ -115,16 +117,18 @@ class Service:
     ) -> Outcome:
         """One choice; the first one's seed is the request's own."""
         seed = wanted.seed if index == 0 else derive_seed(wanted.seed, index)
-        told: Told = Streamed(wire, index, emit) if wanted.stream else Told()
-        if wanted.stream:
-            emit(wire.opening(index))
-        name = f"tr-{secrets.token_hex(16)}"
-        outcome = await self.answerer(wanted, seed, due, told, name)
+        name, streams = f"tr-{secrets.token_hex(16)}", wanted.body.stream
+
+        def tell(text: str) -> None:
+            if streams and text:
+                emit(wire.chunk(index, {"content": text}))
+
+        if streams:
+            emit(wire.chunk(index, {"role": "assistant", "content": ""}))
+        outcome = await self.answerer(wanted, seed, due, tell, name)
         outcome.seconds = asyncio.get_running_loop().time() - arrived
         outcome.trace_id = None if outcome.tree is None else name
-        if wanted.stream:
-            if wanted.searches:
-                emit(wire.delta(index, outcome.text, None))
+        if streams:
             emit(wire.closing(index, outcome))
         self.metrics.spent(outcome.cost)
         if outcome.tree is not None:
@@ -132,14 +136,24 @@ class Service:
         return outcome
 
 
-class Streamed(Told):
-    """Sends what is told of one choice as chunks."""
+class Metrics:
+    """Counters of one server, in a registry of its own. `live` and `waiting` tell how many requests are."""
 
-    def __init__(self, wire: Wire, index: int, emit: Emit) -> None:
-        self.wire, self.index, self.emit = wire, index, emit
+    def __init__(self, live: Callable[[], float], waiting: Callable[[], float]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("alphazero_requests", "Answered requests.", ["model", "status"], registry=registry)
+        self.seconds = Histogram(
+            "alphazero_request_seconds", "From arrival to the answer.", ["model"], buckets=SECONDS, registry=registry
+        )
+        self.tokens = Counter("alphazero_tokens", "Tokens by kind (types.Cost).", ["kind"], registry=registry)
+        Gauge("alphazero_live_requests", "Requests under way.", registry=registry).set_function(live)
+        Gauge("alphazero_waiting_requests", "Requests that wait.", registry=registry).set_function(waiting)
 
-    def text(self, text: str, tokens: list[Token] | None) -> None:
-        self.emit(self.wire.delta(self.index, text, tokens))
+    def spent(self, cost: Cost) -> None:
+        """Count a choice's tokens."""
+        for kind in ("prompt", "cached", "sampled", "scored"):
+            self.tokens.labels(kind).inc(getattr(cost, f"{kind}_tokens"))
 
-    def progress(self, event: dict[str, Any]) -> None:
-        self.emit(self.wire.progress(self.index, event))
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)

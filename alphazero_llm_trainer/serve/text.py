@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 UNFINISHED = "\ufffd"  # what the beginning of a character of several tokens decodes to
@@ -27,10 +27,14 @@ class TextReader:
     Args:
         decode: the student's.
         stops: strings that end the response; they are no part of it. The first one in the text counts.
+        silent: tokens that are no text: those that end a response.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Iterable[str] = ()) -> None:
-        self.decode, self.stops = decode, tuple(stops)
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Iterable[str] = (), silent: Collection[int] = ()
+    ) -> None:
+        self.decode, self.stops, self.silent = decode, tuple(stops), silent
+        self._seen = 0  # tokens of the response that were read
         self.text = ""
         self.stop: str | None = None
         self.ids: list[int] = []
@@ -38,6 +42,11 @@ class TextReader:
         self._told = 0
         self._before, self._at = 0, 0  # decoded behind _before; _at is the first token whose text is not known yet
         self._known = ""  # the text of ids[_before:_at]
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """Take in what is new of the response's tokens."""
+        self.feed(token for token in token_ids[self._seen :] if token not in self.silent)
+        self._seen = len(token_ids)
 
     def feed(self, token_ids: Iterable[int]) -> None:
         """The next tokens. What comes after a stop string is left out."""
@@ -77,16 +86,6 @@ class TextReader:
         told, self._told = self._told, max(self._told, end)
         return self.text[told : self._told]
 
-    def settled(self) -> int:
-        """How many tokens' text was told to its end."""
-        length, count = 0, 0
-        for piece in self.pieces:
-            length += len(piece)
-            if length > self._told:
-                break
-            count += 1
-        return count
-
     def kept(self) -> int:
         """How many tokens the text is made of: those that begin before its end."""
         length, count = 0, 0
@@ -100,7 +99,4 @@ class TextReader:
 
 def held(text: str, stop: str) -> int:
     """How many characters at the end of `text` are the beginning of `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    return next((length for length in range(len(stop) - 1, 0, -1) if text.endswith(stop[:length])), 0)

@@ -12,7 +12,8 @@ from ..errors import ConfigError
 from ..mcts.journal import Journal
 from ..rollouts import GradedTree
 from ..types import Problem, Task
-from .outcomes import Outcome
+from .failures import ApiError
+from .outcomes import DEADLINE, Outcome
 from .requests import Wanted
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Trace:
             prompt_ids=wanted.prompt,
             policy_version=self.policy_version,
         )
-        served = {"method": wanted.method.label, "response": outcome.text, "deadline_hit": outcome.deadline_hit}
+        served = {"method": wanted.method.label, "response": outcome.text, "deadline_hit": outcome.ended_by == DEADLINE}
         served |= {name: getattr(outcome, name) for name in ("answer", "node", "why", "seed")}
         # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a benchmark's too.
         return ungraded.record(split="served", served=served)
@@ -77,6 +78,8 @@ class Traces:
             log.warning("served trees can't be kept any more (%s): free the disk and start again", error.strerror)
             self.journal = None
 
-    def get(self, name: str) -> Trace | None:
-        """A trace that is still there."""
-        return self.kept.get(name)
+    def get(self, name: str) -> Trace:
+        """A trace by its id. Raises ApiError where it isn't there, or no more."""
+        if name not in self.kept:
+            raise ApiError("there is no such trace, or no more: the newest ones alone are kept", 404, code="not_found")
+        return self.kept[name]

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..mcts.tree import ROOT
 from ..types import Cost
-from .outcomes import Outcome
+from .outcomes import DEADLINE, Outcome
 from .requests import Wanted
 from .text import Token
 
@@ -38,26 +39,22 @@ def usage(wanted: Wanted, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def about(wanted: Wanted, outcome: Outcome) -> dict[str, Any]:
     """The `alphazero` field of a choice."""
-    found: dict[str, Any] = {
+    cost, tree = outcome.cost, outcome.tree
+    found = {
         "method": wanted.method.label,
         "seed": outcome.seed,
         "ended_by": outcome.ended_by,
-        "deadline_hit": outcome.deadline_hit,
+        "deadline_hit": outcome.ended_by == DEADLINE,
         "seconds": round(outcome.seconds, 4),
-        "sampled_tokens": outcome.cost.sampled_tokens,
-        "scored_tokens": outcome.cost.scored_tokens,
-        "cached_tokens": outcome.cost.cached_tokens,
+        "sampled_tokens": cost.sampled_tokens,
+        "scored_tokens": cost.scored_tokens,
+        "cached_tokens": cost.cached_tokens,
     }
-    if outcome.tree is not None:
-        found |= {
-            "trace_id": outcome.trace_id,
-            "answer": outcome.answer,
-            "why": outcome.why,
-            "simulations": outcome.simulations,
-            "nodes": len(outcome.tree),
-        }
-        if wanted.return_tree:
-            found["tree"] = outcome.tree.to_dict()
+    if tree is not None:
+        found |= {"trace_id": outcome.trace_id, "answer": outcome.answer, "why": outcome.why}
+        found |= {"simulations": tree.N[ROOT], "nodes": len(tree)}
+        if wanted.body.return_tree:
+            found["tree"] = tree.to_dict()
     return found
 
 
@@ -74,7 +71,7 @@ class Wire:
         self, wanted: Wanted, name: str, created: int, fingerprint: str, decode: Callable[[Sequence[int]], str]
     ) -> None:
         self.wanted, self.decode = wanted, decode
-        self.common = {"id": name, "created": created, "model": wanted.model, "system_fingerprint": fingerprint}
+        self.common = {"id": name, "created": created, "model": wanted.body.model, "system_fingerprint": fingerprint}
 
     def whole(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """The body of an answer that isn't streamed."""
@@ -95,21 +92,9 @@ class Wire:
     def ending(self, outcome: Outcome) -> dict[str, Any]:
         """Why a choice ended; the tokens that it is made of, its end token too, where they were asked for."""
         found: dict[str, Any] = {"finish_reason": outcome.finish, "stop_reason": outcome.stop}
-        if self.wanted.return_token_ids:
+        if self.wanted.body.return_token_ids:
             found |= {"token_ids": outcome.token_ids, "token_logprobs": outcome.logprobs}
         return found
-
-    def opening(self, index: int) -> dict[str, Any]:
-        """The first chunk of a choice: its role."""
-        return self.chunk(index, {"role": "assistant", "content": ""})
-
-    def progress(self, index: int, event: dict[str, Any]) -> dict[str, Any]:
-        """A chunk without text: how far a search is."""
-        return self.chunk(index, {}) | {"alphazero": {"index": index, "progress": event}}
-
-    def delta(self, index: int, text: str, tokens: list[Token] | None) -> dict[str, Any]:
-        """A chunk with new text."""
-        return self.chunk(index, {"content": text}, logprobs=self.logprobs(tokens))
 
     def closing(self, index: int, outcome: Outcome) -> dict[str, Any]:
         """A choice's last chunk: why it ended, and what it took."""
@@ -121,21 +106,18 @@ class Wire:
         return self.chunk(0, {}) | {"choices": [], "usage": usage(self.wanted, outcomes)}
 
     def chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+        """A piece of a streamed answer."""
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         found = {"object": "chat.completion.chunk", **self.common, "choices": [choice]}
-        return found | {"usage": None} if self.wanted.include_usage else found
+        return found | {"usage": None} if self.wanted.body.stream_options.include_usage else found
 
     def logprobs(self, tokens: list[Token] | None) -> dict[str, Any] | None:
         """Tokens with their log-probabilities; None where they weren't asked for."""
         if tokens is None:
             return None
-        content = [
-            {
-                **spelled(token.text, token.logprob),
-                "top_logprobs": [spelled(self.decode([other]), value) for other, value in token.top],
-            }
-            for token in tokens
-        ]
+        tops = [[spelled(self.decode([other]), value) for other, value in token.top] for token in tokens]
+        told = [spelled(token.text, token.logprob) for token in tokens]
+        content = [one | {"top_logprobs": top} for one, top in zip(told, tops, strict=True)]
         return {"content": content, "refusal": None}
 
 
