@@ -311,12 +311,10 @@ def test_mistakes_are_one_sentence(sampled: Path, tmp_path: Path, capsys: pytest
     empty, text = tmp_path / "empty.jsonl", tmp_path / "text.json"
     empty.write_text('{"key": "half')
     text.write_text("[1]")
-    (tmp_path / "alone").mkdir()
     for arguments, said in (
-        ([tmp_path / "nowhere"], "is not there"),
-        ([tmp_path / "alone"], "name a run folder or a journal"),
+        ([tmp_path / "nowhere"], "name a run folder"),
         ([empty], "no finished tree"),
-        ([text], "holds no tree"),
+        ([text], "is no tree"),
         ([sampled, "--question", "q-none"], "'q-none'"),
         ([sampled, "--trees", "0"], "--trees is 0"),
         ([sampled, "--out", tmp_path / "no" / "where.html"], "can't be written"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +41,18 @@ def run_view(args: argparse.Namespace) -> int:
     check_out(args.out, file=True)
     source = find_source(args.run_or_journal)
     reader = TreeReader(source, args.tokenizer)
+    records: Iterable[dict[str, Any]] = source if args.question is None else chosen_records(source, args.question)
     title = source.title if args.question is None else f"{args.question} · {source.title}"
-    if args.question is not None:
-        records = [reader(record) for record in chosen_records(source, args.question)]
-    elif source.kind == "search":
-        records = [reader(record) for record in source]
-    else:
-        records = []
-    if len(records) == 1:
-        text, what = tree_page(records[0], title=title), "1 tree"
+    if source.single or (isinstance(records, list) and len(records) == 1):
+        text, what = tree_page(reader(next(iter(records))), title=title), "1 tree"
     else:
         count = 0
 
         def counted() -> Iterator[dict[str, Any]]:
             nonlocal count
-            for record in records or source:
+            for record in records:
                 count += 1
-                yield reader(record) if not records else record
+                yield reader(record)
 
         text = run_page(counted(), title=title, limit=args.trees)
         if not count:

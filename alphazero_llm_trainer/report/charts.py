@@ -17,15 +17,7 @@ LEFT, RIGHT = 36, 8  # margins of a line chart's plot
 PLOT = 150  # height of a line chart's plot
 TOP, ROW, MARGIN = 22, 40, 14  # of a row chart: where it begins, a row's height, beside the axis
 LETTER = 6.3  # width to leave for a letter
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#8B5CF6", "#7F7F7F", "#A0522D", "#20B2AA")
-STYLE = """
-.chart { font: 11px system-ui, sans-serif; }
-.chart text { fill: var(--ink); } .chart .soft { fill: var(--soft); } .chart .title { font-size: 13px; font-weight: 600; }
-.chart .grid { stroke: var(--line); } .chart .reference { stroke: var(--ink); }
-.chart .line { fill: none; stroke: var(--hue); stroke-width: 1.8; } .chart .bar { stroke: var(--hue); stroke-width: 3; }
-.chart .whisker { stroke: var(--hue); opacity: .55; } .chart .dot { fill: var(--hue); } .plain { --hue: var(--soft); }
-""" + "".join(f".c{at} {{ --hue: {colour}; }}\n" for at, colour in enumerate(COLOURS))
-
+COLOURS = 10  # classes c0, c1, ... of assets/report.css
 Series = Mapping[str, Sequence[tuple[float, Interval]]]
 
 
@@ -89,7 +81,7 @@ def line_chart(title: str, series: Series, x_label: str, include: Sequence[float
         return bottom - (y - ys[0]) / (ys[-1] - ys[0]) * PLOT
 
     marks = [text(13, 30 + 15 * at, name) for at, name in enumerate(names)]
-    marks += [dot(f"c{at % len(COLOURS)}", 5, 26 + 15 * at) for at in range(len(names))]
+    marks += [dot(f"c{at % COLOURS}", 5, 26 + 15 * at) for at in range(len(names))]
     for tick in ys:
         marks.append(rule("grid", LEFT, up(tick), right, up(tick)))
         marks.append(text(LEFT - 5, up(tick) + 4, f"{tick:.6g}", "soft", "end"))
@@ -98,7 +90,7 @@ def line_chart(title: str, series: Series, x_label: str, include: Sequence[float
             marks.append(text(across(x), bottom + 14, number(x), "soft", "middle"))
     marks.append(text(right, bottom + 28, x_label, "soft", "end"))
     for at, (name, points) in enumerate(shown.items()):
-        colour = f"c{at % len(COLOURS)}"
+        colour = f"c{at % COLOURS}"
         path = " L".join(f"{across(x):.1f} {up(y.value):.1f}" for x, y in points)
         marks.append(f'<path class="line {colour}" d="M{path}"/>')
         marks += [rule(f"whisker {colour}", across(x), up(y.low), across(x), up(y.high)) for x, y in points]

@@ -11,27 +11,20 @@ from ..config.load import flat
 from ..errors import DataError
 from ..eval.metrics import Interval, paired_bootstrap
 from ..training.checkpoint import read_lines
-from .charts import ChartRow, line_chart, row_chart
-from .folder import ANSWERS, METRICS, RUN, load
-from .page import figures, heading, hero, page, paragraph, table
+from .folder import ANSWERS, RUN, load
 from .tables import columns
-from .training import X, accuracy, flips, over, validation
+from .training import accuracy, flips
 
 Card = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished training run: its folder's name, run.json, and the lines of metrics.jsonl and test.jsonl."""
+    """A finished training run: its folder's name, run.json, and the lines of test.jsonl."""
 
     name: str
     card: Card
-    metrics: Sequence[Card]
     answers: Sequence[Card]
-
-    @property
-    def gain(self) -> Interval:
-        return Interval(**self.card["gain"])
 
     @property
     def dollars(self) -> float:
@@ -56,16 +49,7 @@ def load_runs(folders: Sequence[Path]) -> list[Finished]:
         if not isinstance(after, dict) or after.get("accuracy") is None:
             raise DataError(f"{folder} has no test result: resume it to its end, or train with --eval-size above 0")
         name = folder.name if len({each.name for each in folders}) > 1 else str(folder)
-        run = Finished(name, card, read_lines(folder / METRICS), read_lines(folder / ANSWERS))
-        try:
-            if len(after["correct"]) != after["problems"]:
-                raise ValueError(f"it has {len(after['correct'])} outcomes of {after['problems']} problems")
-            comparison_page([run, run])  # it reads all that a comparison reads
-        except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError, OverflowError) as error:
-            raise DataError(
-                f"{folder} is not what this version's `train` writes ({error!r}): name another one"
-            ) from error
-        found.append(run)
+        found.append(Finished(name, card, read_lines(folder / ANSWERS)))
     return found
 
 
@@ -99,7 +83,7 @@ def rows_of(runs: Sequence[Finished]) -> list[tuple[str, ...]]:
         ("questions", *(f"{card['questions']:,}" for card in cards)),
         ("before [95%]", *(str(accuracy(card["before"])) for card in cards)),
         ("after [95%]", *(str(accuracy(card["after"])) for card in cards)),
-        ("gain, paired", *(f"{run.gain:+}" for run in runs)),
+        ("gain, paired", *(f"{Interval(**card['gain']):+}" for card in cards)),
         ("tokens an answer", *(f"{card['after']['tokens'] / card['after']['problems']:.1f}" for card in cards)),
         ("sampled in training", *(f"{card['search_cost']['sampled_tokens']:,}" for card in cards)),
         ("dollars", *(f"{run.dollars:.4f}" for run in runs)),
@@ -149,30 +133,3 @@ def answered(runs: Sequence[Finished]) -> list[tuple[Card, Card, Card]]:
     """(problem, the first run's answer, the second's) of the test problems that both kept answers to."""
     left, right = ({line["id"]: line for line in run.answers if "after" in line} for run in runs)
     return [(line, line["after"], right[name]["after"]) for name, line in left.items() if name in right]
-
-
-def comparison_page(runs: Sequence[Finished]) -> str:
-    """The page of two runs: their gains, learning, the flipped problems and what differs."""
-    one, other = runs
-    names, (found, _) = [run.name for run in runs], difference(one.card, other.card)
-    gains = [ChartRow(f"{run.name}: after over before", run.gain, f"c{at}") for at, run in enumerate(runs)]
-    gains.append(ChartRow(f"{other.name} over {one.name}", found, "plain"))
-    rewards = {run.name: over(run.metrics, "mean_reward") for run in runs}
-    checked = {run.name: validation(run.card, run.metrics) for run in runs}
-    drawn = [
-        row_chart("Gains", gains, "paired [95%]", 0.0, "+"),
-        line_chart("Mean reward of sampled responses", rewards, X, (0.0, 1.0)),
-        line_chart("Greedy accuracy, validation", checked, X, (0.0, 1.0)),
-    ]
-    differences = differing(one.card, other.card)
-    after = [(run.name, str(accuracy(run.card["after"]))) for run in runs]
-    parts = [
-        hero(f"{found.value:+.3f}", *sentence(runs), after),
-        figures(drawn, "A gain whose interval leaves out 0 is clear."),
-        *(flips(both, *names)[1] if (both := answered(runs)) else []),
-        heading("Both runs"),
-        table([("", *names), *rows_of(runs)]),
-        heading("What differs in the configuration"),
-        table([("key", *names), *differences]) if differences else paragraph("Nothing."),
-    ]
-    return page(" and ".join(names), parts)

@@ -39,8 +39,8 @@ def sorted_rows(results: Results, benchmark: str) -> dict[int, list[Results]]:
 
 
 def tokens(row: Results) -> float:
-    """Sampled and scored tokens a problem; a ladder's rows have their sum."""
-    return row["tokens"] if "tokens" in row else row["sampled_tokens"] + row["scored_tokens"]
+    """Sampled and scored tokens a problem."""
+    return row["sampled_tokens"] + row["scored_tokens"]
 
 
 def gains(results: Results, row: Results) -> dict[str, Interval]:
@@ -181,12 +181,7 @@ def evaluation_parts(results: Results) -> list[str]:
     parts = []
     for name, facts in results["benchmarks"].items():
         by_budget = sorted_rows(results, name)
-        drawn = [
-            method_chart(
-                f"At most {budget:,} tokens a problem", rows, {row["method"]: gains(results, row) for row in rows}
-            )
-            for budget, rows in by_budget.items()
-        ]
+        drawn = [method_chart(results, budget, rows) for budget, rows in by_budget.items()]
         top = by_budget[max(by_budget)]
         big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
@@ -197,11 +192,10 @@ def evaluation_parts(results: Results) -> list[str]:
     return parts
 
 
-def method_chart(title: str, rows: Sequence[Results], gains: Mapping[str, Mapping[str, Interval]]) -> Chart:
-    """Methods in order; `gains` has the differences that a method's note names."""
+def method_chart(results: Results, budget: int, rows: Sequence[Results]) -> Chart:
+    """The methods of a budget in order; each says its gains where it is pointed at."""
     shown = []
     for row in rows:
-        name = row.get("method") or row["name"]
-        notes = [f"{tokens(row):.1f} tokens a problem", *(f"{k}: {gain:+}" for k, gain in gains.get(name, {}).items())]
-        shown.append(ChartRow(name, Interval(*row[measure(row)]), COLOURS.get(name, "c0"), notes))
-    return row_chart(title, shown, f"{measure(rows[0])} [95%]")
+        notes = [f"{tokens(row):.1f} tokens a problem", *(f"{k}: {gain:+}" for k, gain in gains(results, row).items())]
+        shown.append(ChartRow(row["method"], Interval(*row[measure(row)]), COLOURS.get(row["method"], "c0"), notes))
+    return row_chart(f"At most {budget:,} tokens a problem", shown, f"{measure(rows[0])} [95%]")

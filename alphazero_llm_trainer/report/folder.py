@@ -20,9 +20,7 @@ from .trees import TreeReader, find_source
 RUN, METRICS, JOURNAL, ANSWERS = "run.json", "metrics.jsonl", "journal.jsonl", "test.jsonl"
 # What a folder's file says about it, and the sections it gives.
 KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
-    RUN: lambda card, folder: training_parts(
-        card, read_lines(folder / METRICS), read_lines(folder / ANSWERS), folder / JOURNAL
-    ),
+    RUN: lambda card, folder: training_parts(card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)),
     "results.json": lambda card, folder: evaluation_parts(card),
     "critic.json": lambda card, folder: critic_parts(card, read_lines(folder / METRICS)),
 }
@@ -43,8 +41,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         source = find_source(folder)
         trees = map(TreeReader(source, None), source)
         write_whole(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
-        if not (folder / RUN).is_file():  # a run's page leads there from its example trees
-            parts.append(link(RUN_PAGE, "All questions and trees"))
+        parts.append(link(RUN_PAGE, "All questions and trees"))
     write_whole(out / "report.html", page(folder.name, parts))
     return out / "report.html"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,9 +12,8 @@ import yaml
 from ..eval.metrics import Interval, wilson
 from ..mcts.extract import shortfall
 from ..policy.folders import SMALL
-from ..viewer.page import RUN_PAGE
 from .charts import Chart, line_chart, number
-from .page import figures, folded, heading, hero, link, paragraph, table
+from .page import figures, folded, heading, hero, paragraph, table
 from .tables import columns
 
 FLIPS = 100  # problems in a table
@@ -114,7 +112,7 @@ def reward(part: Card) -> str:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers], journal: Path) -> list[str]:
+def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers]) -> list[str]:
     """The sections of a run's page; a run that isn't finished has those that there is material for."""
     under = f"{card['method']} on {card['student']}, seed {card['seed']}, {card['rounds']:,} rounds"
     big = "finished" if card.get("seconds") else "training"
@@ -123,8 +121,6 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
     elif card.get("reward_gain") is not None:
         big = f"{card['before']['reward']['value']:.3f} → {card['after']['reward']['value']:.3f}"
     parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
-    if journal.is_file():
-        parts.append(link(RUN_PAGE, "All questions and trees"))
     found = [(line, line["before"], line["after"]) for line in answers if "before" in line and "after" in line]
     parts += flips(found, "before", "after")[1] if found else []
     parts += costs(card, rounds_of(metrics))
@@ -214,16 +210,12 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
     if total:
         head = ["search", *(key.replace("_", " ") for key in total)]
         parts.append(table([head, ["all rounds", *map(number, total.values())]]))
-    head = ["teacher", "calls", "failures", "prompt tokens", "tokens", "dollars", "seconds"]
-    rows = [head]
+    rows = [["teacher", "calls", "failures", "prompt tokens", "tokens", "dollars", "seconds"]]
     for name, teacher in (card.get("teachers") or {}).items():
-        spent = teacher.get("cost", {})
+        spent = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0, "dollars": 0.0, "seconds": 0.0}
+        spent |= teacher.get("cost", {})
         failures = ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items()) or "none"
-        rows.append(
-            [
-                name, f"{teacher.get('calls', 0):,}", failures,
-                f"{spent.get('prompt_tokens', 0) + spent.get('cached_tokens', 0):,}", f"{spent.get('sampled_tokens', 0):,}",
-                f"${spent.get('dollars', 0.0):.4f}", f"{spent.get('seconds', 0.0):,.1f}",
-            ]
-        )  # fmt: skip
+        read, written = spent["prompt_tokens"] + spent["cached_tokens"], spent["sampled_tokens"]
+        took = [f"{read:,}", f"{written:,}", f"${spent['dollars']:.4f}", f"{spent['seconds']:,.1f}"]
+        rows.append([name, f"{teacher.get('calls', 0):,}", failures, *took])
     return [*parts, table(rows)] if len(rows) > 1 else parts

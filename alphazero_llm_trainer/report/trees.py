@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.sections import SearchConfig
 from ..errors import ConfigError, DataError
-from ..files import parse_json, read_object
+from ..files import read_object
 from ..mcts.choose import Text, choose, most_visited
-from ..mcts.journal import read, read_shards, shard_paths
+from ..mcts.journal import JOURNAL, read, read_shards, shard_paths
 from ..mcts.record import Record, check
 from ..mcts.select import constant
 from ..mcts.tree import Tree
@@ -26,16 +26,24 @@ EMBEDDED = Path(__file__).parent.parent / "assets" / "student"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where records come from: a journal file, a folder of shards, or one search's JSON; `home` holds its card."""
+    """Where records come from: a journal file, a folder of shards, or one search's JSON."""
 
     path: Path
-    kind: str
-    home: Path
+
+    @property
+    def home(self) -> Path:
+        """The folder, which may hold a card of the run."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @property
+    def single(self) -> bool:
+        """Whether it is what `search --json` printed."""
+        return self.path.suffix == ".json"
 
     @property
     def is_run(self) -> bool:
         """Whether it is all that its folder holds, so that its page is the folder's."""
-        return self.kind == "shards" or self.path.name == "journal.jsonl"
+        return self.path.is_dir() or self.path.name == JOURNAL
 
     @property
     def title(self) -> str:
@@ -44,42 +52,30 @@ class Source:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The records, one in memory at a time; a half-written last line is left out."""
-        if self.kind == "search":
+        if self.single:
             yield _one_search(self.path)
         else:
-            yield from read_shards(self.path) if self.kind == "shards" else read(self.path)
+            yield from read_shards(self.path) if self.path.is_dir() else read(self.path)
 
 
 def find_source(path: Path) -> Source:
     """What `path` is. Raises DataError where it holds no journal."""
-    if path.is_dir():
-        if (path / "journal.jsonl").is_file():
-            return Source(path / "journal.jsonl", "journal", path)
-        if shard_paths(path):
-            return Source(path, "shards", path)
-        below = sorted(
-            {file.parent for name in ("journal.jsonl", "shard-00000.jsonl") for file in path.glob(f"*/**/{name}")}
+    if (path / JOURNAL).is_file():
+        return Source(path / JOURNAL)
+    if not path.is_file() and not shard_paths(path):
+        raise DataError(
+            f"{path} holds no {JOURNAL} and no shard-*.jsonl: name a run folder, a journal or a search's JSON"
         )
-        fix = f"name one of those below it, such as {below[0]}" if below else "name a run folder or a journal"
-        raise DataError(f"{path} holds no journal.jsonl and no shard-*.jsonl: {fix}")
-    if not path.is_file():
-        raise DataError(f"{path} is not there: name a run folder of `train` or `sample`, a journal, or a search's JSON")
-    return Source(path, "search" if path.suffix == ".json" else "journal", path.parent)
+    return Source(path)
 
 
 def _one_search(path: Path) -> dict[str, Any]:
     """What `search --json` printed, as a record."""
     try:
-        raw = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not readable JSON: write it with `search --json > {path.name}`") from error
-    if not isinstance(raw, dict) or "tree" not in raw:
-        raise DataError(f"{path} holds no tree: write it with `search --json > {path.name}`")
-    record = {"key": path.stem, **raw}
-    try:
+        record = {"key": path.stem, **read_object(path)}
         check(Record, record)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+    except (OSError, ValueError, DataError) as error:
+        raise DataError(f"{path} is no tree ({error}): write it with `search --json > {path.name}`") from error
     return record
 
 
@@ -96,7 +92,7 @@ class TreeReader:
         self.choose: str = "vote" if self.settings is None else self.settings.choose
         if self.settings is not None and self.settings.rollout == "none":
             self.choose = "end"
-        self.tokenizer = _tokenizer(source, config, card, tokenizer)
+        self.tokenizer = _tokenizer(source.home, config, card, tokenizer)
         self.sure = self.tokenizer is not None
         self._pieces: dict[int, str] = {}
 
@@ -147,23 +143,17 @@ def _search_settings(stored: Mapping[str, Any], home: Path) -> SearchConfig | No
         raise DataError(f"the configuration in {home} is not this version's: copy the journal elsewhere") from error
 
 
-def _tokenizer(
-    source: Source, config: Mapping[str, Any], card: Mapping[str, Any], named: Path | None
-) -> Tokenizer | None:
+def _tokenizer(home: Path, config: Mapping[str, Any], card: Mapping[str, Any], named: Path | None) -> Tokenizer | None:
     """The student's tokenizer where a file of it is at hand: named, in the run's folder, or the embedded student's."""
-    if named is not None:
-        file = named / "tokenizer.json" if named.is_dir() else named
-        if not file.is_file():
-            raise ConfigError(f"--tokenizer is {named}, which holds no tokenizer.json: name a student folder")
-    else:
-        student = (config.get("train") or {}).get("student") or config.get("student")
-        embedded = "embedded" in (card.get("student"), student, (card.get("policy") or {}).get("name"))
-        places = [source.home / "student", *([Path(student)] if isinstance(student, str) else [])]
-        places += [EMBEDDED] if embedded else []
-        file = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), Path())
-        if not file.is_file():
-            return None
-    return _load(file)
+    student = (config.get("train") or {}).get("student") or config.get("student")
+    places = [home / "student", *([Path(student)] if isinstance(student, str) else [])]
+    if "embedded" in (card.get("student"), student, (card.get("policy") or {}).get("name")):
+        places.append(EMBEDDED)
+    places = places if named is None else [named]
+    file = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), None)
+    if named is not None and file is None:
+        raise ConfigError(f"--tokenizer is {named}, which holds no tokenizer.json: name a student folder")
+    return None if file is None else _load(file)
 
 
 def _load(file: Path) -> Tokenizer:
@@ -183,15 +173,7 @@ def _embedded_if_it_reads(tree: Tree) -> Tokenizer | None:
 
 def chosen_records(source: Source, question: str) -> list[dict[str, Any]]:
     """The records of one question, by key or by its id. Raises DataError where there is none."""
-    found: list[dict[str, Any]] = []
-    known: list[str] = []
-    for record in source:
-        problem = record.get("problem") or {}
-        if question in (record.get("key"), problem.get("id")):
-            found.append(record)
-        elif len(known) < 3:
-            known.append(str(problem.get("id", record.get("key"))))
+    found = [one for one in source if question in (one["key"], (one.get("problem") or {}).get("id"))]
     if not found:
-        have = f"it has {', '.join(known)}, ..." if known else "it is empty"
-        raise DataError(f"--question is {question!r}, which {source.path} has no tree of ({have}): name an id or a key")
+        raise DataError(f"--question is {question!r}, which {source.path} has no tree of: name an id or a key of it")
     return found

@@ -30,12 +30,12 @@ MOST_ROWS = 5_000  # questions in its list: a browser sorts and searches that ma
 SUMS = ("tokens", "simulations", "nodes")  # of a row, added up over all questions
 
 
-def tree_page(record: Mapping[str, Any], *, title: str, home: str | None = None) -> str:
-    """The page of one search tree (see `viewer.record` for what a record holds); `home`: a path that it leads back to.
+def tree_page(record: Mapping[str, Any], *, title: str) -> str:
+    """The page of one search tree (see `viewer.record` for what a record holds).
 
     Raises DataError where the record holds no tree.
     """
-    facts = {"title": title, "rows": [{"number": 0, **asdict(row(record))}], "single": True, "home": home}
+    facts = {"title": title, "rows": [{"number": 0, **asdict(row(record))}], "single": True}
     return _page(title, facts, {0: _json(payload(record))})
 
 

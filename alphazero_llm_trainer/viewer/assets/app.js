@@ -10,7 +10,7 @@ function route() {
   page.view = null;
   element("list").hidden = holder !== null;
   element("view").hidden = element("outcome").hidden = holder === null;
-  element("back").hidden = holder === null || (facts.single && !facts.home);
+  element("back").hidden = holder === null || facts.single;
   element("title").textContent = element("title").title = (holder && row?.question) || facts.title;
   document.title = holder === null || facts.single ? facts.title : `${row.id} · ${facts.title}`;
   if (holder === null) return;
@@ -28,8 +28,7 @@ dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
 theme(dark.matches ? "dark" : "light");
 element("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
 element("more").onclick = () => element("tools").classList.toggle("open");
-element("back").onclick = () => { if (facts.home) location.href = facts.home; else location.hash = ""; };
-if (facts.home) element("back").textContent = "← All traces";
+element("back").onclick = () => { location.hash = ""; };
 addEventListener("hashchange", route);
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select")) return;
