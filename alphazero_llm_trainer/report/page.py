@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .charts import Chart
 
-STYLE = (Path(__file__).parent / "assets" / "report.css").read_text(encoding="utf-8")
+STYLE = Path(__file__).parent / "assets" / "report.css"
 NUMBER = re.compile(r"[-+$]?\d.{0,50}$|$")  # and an empty cell
 
 Rows = Sequence[Sequence[str]]
@@ -19,13 +19,14 @@ Rows = Sequence[Sequence[str]]
 
 def page(title: str, parts: Iterable[str]) -> str:
     """The whole document; `parts` are HTML already, `title` is text."""
-    digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    style = STYLE.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta http-equiv="Content-Security-Policy"'
         f" content=\"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+        f"<style>{style}</style></head><body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 
 
