@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 
@@ -40,20 +39,6 @@ def test_search_prints_the_tree_the_choice_and_the_cost(capsys):
     result = json.loads(capsys.readouterr().out)
     assert Tree.from_dict(result["tree"]).N[0] > 0
     assert result["cost"]["sampled_tokens"] > 0
-
-
-def test_a_search_that_never_leaves_one_path_says_so(capsys):
-    flags = ["search", "--mode", "token", "--set", "search.temperature=1.6", "--model", "embedded"]
-    assert main([*flags, "--simulations", "400"]) == 0
-    out = capsys.readouterr().out
-    assert "all 400 simulations went down one path: the policy gives the likeliest token" in out
-    # With values out of the way, PUCT takes another token exactly where 1/probability says.
-    flags += ["--set", "search.exploration=10000000"]
-    [least] = re.findall(r"looks at it after ([\d,]+) simulations or more", out)
-    assert main([*flags, "--simulations", str(int(least.replace(",", "")) * 9 // 10)]) == 0
-    assert "one path" in capsys.readouterr().out
-    assert main([*flags, "--simulations", str(int(least.replace(",", "")) * 11 // 10)]) == 0
-    assert "one path" not in capsys.readouterr().out
 
 
 def test_search_answers_a_question_of_the_users(capsys):

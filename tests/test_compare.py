@@ -12,7 +12,7 @@ import pytest
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import MethodContext
-from alphazero_llm_trainer.eval.cells import Benchmark, Cell, Samples, StoppedError, run_cell, run_samples
+from alphazero_llm_trainer.eval.cells import Benchmark, Cell, Samples, run_cell, run_samples
 from alphazero_llm_trainer.eval.metrics import area, majority_at_k, paired_bootstrap, pass_at_k, wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
@@ -52,14 +52,6 @@ def test_a_cell_adds_up(sampler: MethodContext) -> None:
     row = summary(found)
     assert row["accuracy"][0] == found.outcomes.count("1") / 30 == wilson(found.outcomes.count("1"), 30).value
     assert row["sampled_tokens"] == found.sampled_tokens / 30 and row["most_tokens"] == max(found.tokens)
-
-
-def test_a_stopped_cell_is_not_kept(sampler: MethodContext) -> None:
-    asked = iter([False] * 5 + [True] * 100)
-    sampled = Benchmark("embedded", load_tasks("embedded", "test", 20))
-    for work in (run_cell(sampler, sampled, "greedy", 50, lambda: next(asked), lambda tokens: None),):
-        with pytest.raises(StoppedError):
-            asyncio.run(work)
 
 
 def test_samples_are_graded_and_keyed(sampler: MethodContext) -> None:

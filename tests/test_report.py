@@ -212,14 +212,6 @@ def test_metrics_describe_the_rounds_trees(runs: list[Path]) -> None:
         assert line["tokens_per_tree"] == pytest.approx(sum(r["cost"]["sampled_tokens"] for r in found) / len(found))
 
 
-def test_runs_on_other_problems_are_not_paired(runs: list[Path]) -> None:
-    one, other = (run.card for run in load_runs(runs))
-    other = other | {"config": other["config"] | {"problems": other["config"]["problems"] | {"levels": [3]}}}
-    found, paired = difference(one, other)
-    assert not paired
-    assert found.low < found.value < found.high
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -128,16 +128,6 @@ def test_a_trees_history_replays_to_its_visits_and_values_exactly(kind: str, wid
         assert not any(visits[nodes:]) and leaf < nodes  # what isn't there yet isn't visited
 
 
-def test_a_tree_that_is_searched_further_keeps_its_history_and_an_old_one_is_read_without() -> None:
-    result = search(ScriptedPolicy(4), iterations=10)
-    raw = json.loads(json.dumps(result.tree.to_dict()))
-    again = search(ScriptedPolicy(4), 1, tree=Tree.from_dict(raw), iterations=10).tree
-    assert len(again.simulations) == 20 and replay(again) == (again.N, again.W)
-    del raw["history"]
-    old = Tree.from_dict(raw)
-    assert old.N == result.tree.N and not old.simulations and not old.backups
-
-
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
@@ -435,17 +425,6 @@ def test_a_click_shows_the_nodes_own_numbers(tree_screen: tuple[Screen, dict[str
     assert "chosen" in screen.card(record["chosen"]).get_attribute("class")
 
 
-def test_marks_and_teachers_are_drawn(tree_screen: tuple[Screen, dict[str, Any]]) -> None:
-    screen, record = tree_screen
-    tree = record["tree"]
-    for node in visited(tree) - {0}:
-        classes = screen.card(node).get_attribute("class").split()
-        assert ("teacher" in classes) == (tree["source"][node] != "student")
-        marks = screen.card(node).find_elements("css selector", ".mark")
-        graded = {1.0: "✓", 0.0: "✕"}.get(tree["hre"][node]) if tree["verdict"][node] == "answer" else None
-        assert graded is None or marks[0].text == graded
-
-
 def test_the_slider_shows_the_simulations_as_they_happened(tree_screen: tuple[Screen, dict[str, Any]]) -> None:
     screen, record = tree_screen
     tree = Tree.from_dict(record["tree"])
@@ -476,37 +455,6 @@ def test_filters_find_what_the_tree_holds(tree_screen: tuple[Screen, dict[str, A
     screen.choose("#source", "")
     screen.js("(document.getElementById('visits').value = '5', v.draw())")
     assert screen.cards() == {node for node in visited(tree) if tree["N"][node] >= 5}
-
-
-def test_keys_move_and_fold(tree_screen: tuple[Screen, dict[str, Any]]) -> None:
-    from selenium.webdriver.common.keys import Keys
-
-    screen, record = tree_screen
-    tree = record["tree"]
-    first = next(node for node in range(1, len(tree["N"])) if tree["parent"][node] == 0 and node in visited(tree))
-    stage = screen.one("#stage")
-    stage.send_keys(Keys.ARROW_RIGHT)
-    assert screen.js("v.selected") == first
-    while not visited(tree) & {node for node, up in enumerate(tree["parent"]) if up == first}:
-        stage.send_keys(Keys.ARROW_DOWN)
-        first = screen.js("v.selected")
-    before = screen.cards()
-    stage.send_keys(" ")
-    hidden = before - screen.cards()
-    assert hidden and screen.card(first).find_element("css selector", ".more").text == f"+{len(hidden)}"
-    screen.card(first).find_element("css selector", ".more").click()
-    assert screen.cards() == before
-    stage.send_keys(Keys.ARROW_LEFT)
-    assert screen.js("v.selected") == 0
-
-
-def test_light_and_dark(tree_screen: tuple[Screen, dict[str, Any]]) -> None:
-    screen, _ = tree_screen
-    seen = []
-    for _ in range(2):
-        screen.one("#theme").click()
-        seen.append(screen.js("getComputedStyle(document.body).backgroundColor"))
-    assert seen[0] != seen[1]
 
 
 def test_hostile_text_stays_text(browser: Any, tmp_path: Path) -> None:
@@ -543,14 +491,6 @@ def test_a_token_tree_reads_as_phrases_and_shows_rollouts_and_what_was_not_visit
     screen.quiet()
 
 
-def test_an_old_journals_tree_has_no_slider(browser: Any, tmp_path: Path) -> None:
-    record = record_of(taught())
-    del record["tree"]["history"], record["search"]
-    screen = Screen(browser, tmp_path / "old.html", tree_page(record, title="old"))
-    assert not screen.one("#steps").is_displayed() and screen.stat("Visits N") == f"{record['tree']['N'][0]:,}"
-    screen.quiet()
-
-
 def test_a_list_filters_sorts_and_opens_its_trees(browser: Any, sampled: Path, tmp_path: Path) -> None:
     assert view(sampled, "--out", tmp_path / "run.html") == 0
     screen = Screen(browser, tmp_path / "run.html")
@@ -574,14 +514,6 @@ def test_a_list_filters_sorts_and_opens_its_trees(browser: Any, sampled: Path, t
     screen.quiet()
 
 
-def test_an_address_names_a_tree_and_a_node(browser: Any, tmp_path: Path) -> None:
-    text = run_page(many(6), title="run", limit=10)
-    screen = Screen(
-        browser, tmp_path / "run.html#tree-3/node-2", None if (tmp_path / "run.html").write_text(text) else ""
-    )
-    assert screen.one("#panel-title").text == "Node 2" and screen.js("v.model.record.key") == "k3"
-
-
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
 def test_everything_fits_the_screen(browser: Any, sampled: Path, tmp_path: Path, size: tuple[int, int]) -> None:
     assert view(sampled, "--out", tmp_path / "run.html") == 0
@@ -598,27 +530,4 @@ def test_everything_fits_the_screen(browser: Any, sampled: Path, tmp_path: Path,
     for control in screen.all("button, input, select"):
         name = control.accessible_name if control.is_displayed() else "hidden"
         assert name, control.get_attribute("outerHTML")
-    screen.quiet()
-
-
-def test_a_large_tree_opens_folded(browser: Any, tmp_path: Path) -> None:
-    count = 4000
-    blank = {name: [None] * count for name in ("V", "prior", "prm", "verdict", "reward", "hre", "pre")}
-    tree = {
-        **blank,
-        "parent": [-1, *((node - 1) // 3 for node in range(1, count))],
-        "N": [count - node for node in range(count)],
-        "W": [(count - node) * (node % 7) / 7 for node in range(count)],
-        "text": [f"step {node}\n" for node in range(count)],
-        "source": ["student"] * count,
-        "direction": ["none"] * count,
-        "samples": [1] * count,
-        "token_ids": [[1, 2]] * count,
-        "logprobs": [[-0.5, -0.5]] * count,
-    }
-    record = {"key": "k", "problem": {"id": "q", "question": "q?"}, "tree": tree}
-    screen = Screen(browser, tmp_path / "large.html", tree_page(record, title="large"))
-    assert 20 < len(screen.all(".card")) < 200 and len(screen.all(".card .more")) > 10
-    screen.one("#unfold").click()
-    assert len(screen.all(".card")) == 3000 and "no more than 3,000" in screen.one("#shown").text
     screen.quiet()

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..live import Progress
 from ..mcts.extract import endings, shortfall
-from ..mcts.tree import ROOT, Tree
 from ..types import Problem
 from .base import (
     add_config_arguments,
@@ -93,12 +92,6 @@ def run_search(args: argparse.Namespace) -> int:
     short = shortfall(endings(result.tree))
     if short is not None:
         print(short)
-    beside = likeliest_beside(result.tree)
-    if beside is not None:
-        print(
-            f"all {result.tree.N[ROOT]} simulations went down one path: the policy gives the likeliest token beside it a"
-            f" probability of {beside:.1g}, so PUCT looks at it after {1 / beside:,.0f} simulations or more"
-        )
     cost = result.cost
     scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
     print(
@@ -106,15 +99,3 @@ def run_search(args: argparse.Namespace) -> int:
         f" {cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0
-
-
-def likeliest_beside(tree: Tree) -> float | None:
-    """Where all simulations of a token-level search went down one path: the largest prior beside it; else None."""
-    node, priors = ROOT, list[float]()
-    while visited := [child for child in tree.children[node] if tree.N[child]]:
-        if len(visited) > 1:
-            return None
-        others = (tree.prior[child] for child in tree.children[node] if child != visited[0])
-        priors += [prior for prior in others if prior]
-        node = visited[0]
-    return max(priors, default=None)
