@@ -1,7 +1,7 @@
 import pytest
 
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.problems.load import load_tasks, tasks_of
 from tests.support import check_solution
@@ -46,29 +46,11 @@ def test_every_gold_follows_from_its_own_steps_and_its_question(by_split):
         assert 1 <= int(task.gold) <= embedded.MAX_RESULT
 
 
-@pytest.mark.parametrize(
-    "solution",
-    ["1 + 2 = 4\n#### 4", "1 + 2 = 3\n#### 4", "7 / 2 = 3\n#### 3", "1 + 2 = 3", "#### 3", "", "1 + 2 = 3\n\n#### 3"],
-)
-def test_a_wrong_solution_is_found(solution):
-    assert not check_solution(solution)
-
-
-def test_an_operand_from_nowhere_is_found():
-    assert check_solution("8 + 9 = 17\n#### 17", "Mia has 8 pens. She buys 9 more.")
-    assert not check_solution("8 + 5 = 13\n#### 13", "Mia has 8 pens. She buys 9 more.")
-
-
 def test_levels_have_the_right_number_of_steps(by_split):
     seen = {level: set() for level in embedded.LEVELS}
     for task in by_split["train"]:
         seen[task.problem.level].add(task.solution.count("\n"))
     assert seen == {level: set(steps) for level, steps in embedded.LEVELS.items()}
-
-
-def test_distractors_appear_and_are_not_used(by_split):
-    with_age = [t for t in by_split["train"] if "years old" in t.problem.question]
-    assert 0.02 * MANY < len(with_age) < 0.2 * MANY
 
 
 def test_every_kind_and_phrasing_appears(by_split):
@@ -84,37 +66,11 @@ def test_the_same_arguments_give_the_same_task_in_any_order():
     assert embedded.load("arena", 10, (2,), start=40) == first[40:]
 
 
-def test_ids_lead_back_to_their_tasks(by_split):
-    for tasks in by_split.values():
-        for task in tasks[:200]:
-            assert embedded.from_id(task.problem.id) == task
-            assert task.problem.source == embedded.SOURCE
-
-
 @pytest.mark.parametrize("task_id", sorted(PINNED))
 def test_the_generator_still_writes_what_it_wrote(task_id):
     # The shipped student's manifest and saved trees name tasks by id: a changed text would make them mean other tasks.
     task = embedded.from_id(task_id)
     assert (task.problem.question, task.solution) == PINNED[task_id]
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: embedded.build("dev", 0, 1), ("split", "'dev'", "train")),
-        (lambda: embedded.build("train", 0, 9), ("level", "9", "[1, 2, 3, 4]")),
-        (lambda: embedded.build("train", -1, 1), ("index", "-1", "0 or more")),
-        (lambda: embedded.load("train", 0, (1,)), ("count", "0", "1 or more")),
-        (lambda: embedded.load("train", 5, ()), ("levels", "at least one")),
-        (lambda: embedded.load("nope", 5, (1,)), ("split", "'nope'", "test")),
-        (lambda: embedded.from_id("gsm8k/test/3"), ("id", "'gsm8k/test/3'", "embedded/SPLIT/LEVEL/INDEX")),
-    ],
-)
-def test_bad_arguments_get_one_sentence_with_the_fix(call, words):
-    with pytest.raises(DataError) as error:
-        call()
-    text = str(error.value)
-    assert all(word in text for word in words) and text.endswith(".") and "\n" not in text
 
 
 # -- structures --------------------------------------------------------------------------------------------------------

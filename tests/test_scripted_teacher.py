@@ -10,7 +10,7 @@ from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.engine.protocol import Teacher
 from alphazero_llm_trainer.errors import TeacherError
 from alphazero_llm_trainer.problems import embedded
-from alphazero_llm_trainer.problems.scripted_teacher import ScriptedTeacher, follow_through
+from alphazero_llm_trainer.problems.scripted_teacher import ScriptedTeacher
 from alphazero_llm_trainer.types import Direction, Problem
 from tests.support import check_solution
 
@@ -68,16 +68,6 @@ def test_error_rate_is_the_share_of_wrong_steps():
     wrong = sum(ask(teacher, task, [], seed=seed) != right for seed in range(1000))
     assert 150 < wrong < 250
     assert all(ask(ScriptedTeacher(1.0), task, [], seed=seed) != right for seed in range(20))
-
-
-def test_follow_through_of_odd_steps():
-    solution = ("3 + 4 = 7", "7 * 2 = 14", "14 - 3 = 11", "#### 11")
-    assert follow_through(solution, ["3 + 4 = 8"]) == "8 * 2 = 16"
-    assert follow_through(solution, ["3 + 4 = 7", "7 * 2 = 2"]) is None  # 2 - 3 is no number of things
-    assert follow_through(solution, ["3 + 4 = 7", "7 * 3 = 21", "21 - 3 = 18"]) == "#### 18"
-    assert follow_through(solution, ["three and four"]) is None
-    assert follow_through(solution, ["#### 7"]) is None
-    assert follow_through(solution, solution) is None
 
 
 def test_other_problems_are_refused():

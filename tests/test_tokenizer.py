@@ -43,8 +43,6 @@ USER = {"role": "user", "content": "How many?"}
     ("messages", "generate", "text"),
     [
         ([USER], True, "How many?\n"),
-        ([USER], False, "How many?\n"),
-        ([SYSTEM, USER], True, "How many?\n"),
         ([SYSTEM, USER, {"role": "assistant", "content": "1 + 2 = 3"}], True, "How many?\n1 + 2 = 3\n"),
         ([USER, {"role": "assistant", "content": "1 + 2 = 3\n"}], True, "How many?\n1 + 2 = 3\n"),
         (

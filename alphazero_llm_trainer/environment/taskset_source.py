@@ -62,6 +62,7 @@ class VerifiersTaskset(Source):
     """
 
     name = "verifiers"
+    opens = True
     rule = "exact"
     gold_free = True
 

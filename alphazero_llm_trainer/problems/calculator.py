@@ -8,7 +8,10 @@ arithmetic (words, percentages, letters) is no equation and is not judged.
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
@@ -25,6 +28,12 @@ _TOKENS = re.compile(
     r"|(?P<bracket>[()])|(?P<equals>=)|(?P<space>[ \t]+)|(?P<other>.)",
     re.DOTALL,
 )
+OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _SIGNS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
 
 Token = tuple[str, str]  # kind and text
@@ -86,10 +95,10 @@ def _value(tokens: list[Token]) -> Fraction | None:
     for first in range(len(run)):
         if first and run[first - 1][0] == "number":
             continue  # `1 2 + 3`: a number before this one belongs to no operation
-        parser = _Parser(run[first:])
-        result = parser.whole()
-        if result is not None:
-            return result if parser.operations else None
+        found = _evaluated(run[first:])
+        if found is not None:
+            value, operates = found
+            return value if operates else None
     return None
 
 
@@ -128,58 +137,34 @@ def _decimal(number: Fraction) -> str | None:
     return ("-" if number < 0 else "") + whole + (f".{part}" if part else "")
 
 
-class _Parser:
-    """Recursive descent over one expression: products before sums, left to right. `operations` counts the operators."""
+def _evaluated(tokens: list[Token]) -> tuple[Fraction, bool] | None:
+    """The value of `tokens` that are one expression, and whether it has an operation; None where they are none.
 
-    def __init__(self, tokens: list[Token]) -> None:
-        self.tokens, self.at, self.operations = tokens, 0, 0
-
-    def whole(self) -> Fraction | None:
-        """The value when all tokens are one expression, else None (a division by zero included)."""
-        value = self.sum()
-        return value if self.at == len(self.tokens) else None
-
-    def sum(self) -> Fraction | None:
-        value = self.product()
-        while value is not None and self.next() in ("+", "-"):
-            sign = 1 if self.take() == "+" else -1
-            other = self.product()
-            value = None if other is None else value + sign * other
-        return value
-
-    def product(self) -> Fraction | None:
-        value = self.atom()
-        while value is not None and self.next() in ("*", "/"):
-            operator, other = self.take(), self.atom()
-            if other is None or (operator == "/" and other == 0):
-                return None
-            value = value * other if operator == "*" else value / other
-        return value
-
-    def atom(self) -> Fraction | None:
-        if self.at >= len(self.tokens):
-            return None
-        kind, word = self.tokens[self.at]
-        self.at += 1
-        if kind == "sign":
-            value = self.atom()
-            return None if value is None else -value
-        if kind == "number":
-            plain = word.lstrip("$").replace(",", "")
-            return Fraction(plain) if len(plain) <= DIGITS else None
-        if word == "(":
-            value = self.sum()
-            closed = self.at < len(self.tokens) and self.tokens[self.at][1] == ")"
-            self.at += 1
-            return value if closed else None
+    Python's own grammar reads it: numbers are the names n0, n1 and so on, and a sign is `~`, which an operator can't be.
+    """
+    words = [
+        f"n{at}" if kind == "number" else "~" if kind == "sign" else word for at, (kind, word) in enumerate(tokens)
+    ]
+    try:
+        tree = ast.parse(" ".join(words), mode="eval").body
+    except SyntaxError:
         return None
+    value = _computed(tree, tokens)
+    return None if value is None else (value, any(isinstance(node, ast.BinOp) for node in ast.walk(tree)))
 
-    def next(self) -> str:
-        """The operator that comes next, or ""."""
-        kind, word = self.tokens[self.at] if self.at < len(self.tokens) else ("", "")
-        return word if kind == "operator" else ""
 
-    def take(self) -> str:
-        self.at += 1
-        self.operations += 1
-        return self.tokens[self.at - 1][1]
+def _computed(node: ast.expr, tokens: list[Token]) -> Fraction | None:
+    """The value of a node, None where it is no arithmetic or divides by zero."""
+    match node:
+        case ast.Name(id=name):
+            plain = tokens[int(name[1:])][1].lstrip("$").replace(",", "")
+            return Fraction(plain) if len(plain) <= DIGITS else None
+        case ast.UnaryOp(op=ast.Invert(), operand=operand):
+            value = _computed(operand, tokens)
+            return None if value is None else -value
+        case ast.BinOp(left=one, op=op, right=other) if type(op) in OPERATORS:
+            left, right = _computed(one, tokens), _computed(other, tokens)
+            if left is None or right is None or (isinstance(op, ast.Div) and right == 0):
+                return None
+            return OPERATORS[type(op)](left, right)
+    return None

@@ -23,9 +23,9 @@ from typing import Any
 
 from ..errors import DataError
 from ..types import Problem, Task
+from .source import SPLITS
 
 SOURCE = "embedded"
-SPLITS = ("train", "validation", "arena", "test")
 LEVELS = {1: (2,), 2: (3,), 3: (4,), 4: (5, 6)}  # level -> how many steps its solutions may have
 DEFAULT_LEVELS = (1, 2)
 DISTRACTOR_PROBABILITY = 0.3
@@ -235,8 +235,6 @@ def _drawn(split: str, index: int, level: int, structures: str | None) -> tuple[
     _check(split, level)
     if structures is not None:
         _check(structures, level)
-    if index < 0:
-        raise DataError(f"index {index} of the embedded problems is negative; use 0 or more.")
     rng = Random(f"{_shown(split, structures)}/{level}/{index}")
     while True:
         plan = _draw_plan(rng, level)
@@ -261,10 +259,6 @@ def load(
 
     With `structures` all of them have structures of that split.
     """
-    if count < 1:
-        raise DataError(f"count {count} of embedded problems is too small; use 1 or more.")
-    if not levels:
-        raise DataError(f"levels () of the embedded problems is empty; name at least one of {sorted(LEVELS)}.")
     return [build(split, i, levels[i % len(levels)], structures) for i in range(start, start + count)]
 
 

@@ -10,7 +10,7 @@ from ..types import Problem, Task
 from . import embedded
 from .prompts import SYSTEM_PROMPT
 from .scripted_teacher import ScriptedTeacher, spoiled
-from .source import Source, check_alone
+from .source import Source
 
 
 class Embedded(Source):
@@ -30,7 +30,6 @@ class Embedded(Source):
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
         """See `Source.open`."""
-        check_alone(cls.name, rest, problems)
         return cls(problems.levels or embedded.DEFAULT_LEVELS, problems.hold_out)
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:

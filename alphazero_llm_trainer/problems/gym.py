@@ -19,16 +19,12 @@ from ..errors import ConfigError, DataError
 from ..types import Problem, Task
 from .grading import Grade, Verdict
 from .prompts import OPEN_PROMPT, SYSTEM_PROMPT
-from .source import Source, check_alone
-from .splits import split_of
+from .source import Source, split_of
 
 STREAM = 1_000_000  # entries of a task
 SHORTER = {"acre": 2_000, "word_ladder": 10_000}  # of tasks that make all entries at once
-EXAMPLES = (
-    "example_correct_answer",
-    "example_answer",
-    "possible_answer",
-)  # in an entry's metadata: one of many right ones
+# In an entry's metadata: one of many right ones.
+EXAMPLES = ("example_correct_answer", "example_answer", "possible_answer")
 SEED = 0
 TRIES = 400  # entries in a row that may be repeats before a split is at its end
 
@@ -36,6 +32,7 @@ TRIES = 400  # entries in a row that may be repeats before a split is at its end
 class ReasoningGym(Source):
     """One of reasoning-gym's tasks. `hold_out` names what must not be shared by splits: a question, or its template."""
 
+    opens = True
     rule = "exact"
     endless = True
     system_prompt = OPEN_PROMPT
@@ -133,6 +130,7 @@ class GsmSymbolic(ReasoningGym):
     """
 
     name = "gsm-symbolic"
+    opens = False
     rule = "numbers"
     hold_outs = ("questions", "templates")
     system_prompt = SYSTEM_PROMPT
@@ -144,7 +142,6 @@ class GsmSymbolic(ReasoningGym):
     @classmethod
     def open(cls, rest: str, problems: ProblemsConfig, path: str | None) -> Source:
         """See `Source.open`."""
-        check_alone(cls.name, rest, problems)
         return cls(problems.hold_out)
 
     def held_out(self, entry: dict[str, Any]) -> str:

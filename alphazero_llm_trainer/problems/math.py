@@ -1,59 +1,50 @@
 r"""MATH rows as tasks: the 500 test problems of MATH-500, and train rows where a folder has them.
 
 The hub has a test split alone. A folder's `train.jsonl` in the same columns gives `train`, `validation` and `arena` as
-GSM8K's does (`rows.split_rows`). A problem's id is `math/` and the row's `unique_id`, such as
+GSM8K's does (`data_set.split_rows`). A problem's id is `math/` and the row's `unique_id`, such as
 `math/test/algebra/2036.json`; its gold answer is the LaTeX of the `answer` column.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from ..errors import DataError
 from ..types import Problem, Task
-from .data_set import DATA_VARIABLE, DataSet, RowSource, local_folder
+from .data_set import DATA_VARIABLE, RowSource
 from .grading import LONGEST_ANSWER
 from .prompts import MATH_PROMPT
-
-MATH = DataSet("MATH-500", "math500", ("HuggingFaceH4/MATH-500",), ("problem", "solution", "answer", "unique_id"))
+from .rows import Row, text_of
 
 
 class Math(RowSource):
-    """Competition problems with LaTeX answers, compared by math-verify.
+    """Competition problems with LaTeX answers, compared by math-verify."""
 
-    `path` is a folder with `test.jsonl` (and `train.jsonl`, for the other splits), or one with a `math500` folder that has
-    them.
-    """
-
-    name = "math"
-    rule = "math"
-    data = MATH
+    name = rule = "math"
+    folder = "math500"
+    hub = ("HuggingFaceH4/MATH-500", None)
+    columns = ("problem", "solution", "answer", "unique_id")
     system_prompt = MATH_PROMPT
     prompt_tokens = 640
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`. The hub has a test split alone."""
-        folder = local_folder(self.path)
-        if split != "test" and (folder is None or MATH.file(folder, "train") is None):
+        if split != "test" and self.file("train") is None:
             raise DataError(
                 f"MATH-500 has no {split} split: ask for test, or point dataset.path or {DATA_VARIABLE} at a folder"
-                f" with train.jsonl or math500/train.jsonl in the columns {MATH.needed}"
+                f" with train.jsonl or math500/train.jsonl in the columns {', '.join(self.columns)}"
             )
         return super().load(split, count, start)
 
-    def task(self, columns: Mapping[str, Any], where: str, hub_split: str, number: int) -> Task:
+    def task(self, row: Row, hub_split: str, number: int) -> Task:
         """See `RowSource.task`."""
-        return _task(columns, where)
-
-
-def _task(columns: Mapping[str, Any], where: str) -> Task:
-    question, solution, gold, unique_id = (MATH.text(columns, where, name) for name in MATH.columns)
-    if len(gold) > LONGEST_ANSWER:
-        raise DataError(
-            f"{where} has an `answer` of {len(gold)} characters: write the final answer alone, {LONGEST_ANSWER} at most"
-        )
-    digits = re.search(r"\d+", str(columns.get("level", "")))  # 3 on the hub, "Level 3" in the files it was made from
-    level = 0 if digits is None else int(digits[0])
-    return Task(Problem(f"math/{unique_id}", question, "math", level), gold, f"{solution}\n#### {gold}")
+        question, solution, gold, unique_id = (text_of(row, name) for name in self.columns)
+        if len(gold) > LONGEST_ANSWER:
+            raise DataError(
+                f"{row[1]} has an `answer` of {len(gold)} characters: write the final answer alone, {LONGEST_ANSWER} at most"
+            )
+        digits = re.search(
+            r"\d+", str(row[0].get("level", ""))
+        )  # 3 on the hub, "Level 3" in the files it was made from
+        level = 0 if digits is None else int(digits[0])
+        return Task(Problem(f"math/{unique_id}", question, "math", level), gold, f"{solution}\n#### {gold}")

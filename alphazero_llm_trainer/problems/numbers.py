@@ -23,8 +23,7 @@ from ..errors import ConfigError, DataError
 from ..types import Problem, Task
 from .grading import Grade, Verdict
 from .prompts import NUMBERS_PROMPT
-from .source import Source
-from .splits import split_of
+from .source import Source, split_of
 
 SIZES = {1: 3, 2: 4, 3: 5, 4: 6}  # level -> numbers
 DEFAULT_LEVELS = (1, 2)
@@ -40,6 +39,7 @@ class Numbers(Source):
     """Generated problems of the game, as many as asked for. `target` None: the play's own, from 10 to 99."""
 
     name = "numbers"
+    opens = True
     endless = True
     levels = tuple(SIZES)
     demonstration_share = 0.2

@@ -39,10 +39,12 @@ from ..types import Problem, Task
 from .calculator import equations
 from .grading import RULES, Grade, Rule, guess_rule
 from .prompts import SYSTEM_PROMPTS
+from .rows import Columns, as_task, check_text
 
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "arena", "test")
+SHARES = {"test": 15, "validation": 5, "arena": 5, "train": 75}  # of 100: what generated problems are divided by
 GROUP = "alphazero_llm_trainer.sources"
 ROW_FILES = (".jsonl", ".json", ".parquet", ".csv")
 SHOWN = 60  # letters of a question in a message
@@ -66,6 +68,7 @@ class Source(ABC):
 
     Attributes:
         name: its address, as `problems.source` says it and `Problem.source` keeps it.
+        opens: something may follow its name and a colon.
         rule: how answers are found and compared (`grading.RULES`): "numbers", "math", "words", "exact", "choice" or "any".
         system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
@@ -77,6 +80,7 @@ class Source(ABC):
     """
 
     name: str = ""
+    opens: bool = False
     rule: str = "numbers"
     endless: bool = False
     levels: tuple[int, ...] = ()
@@ -95,7 +99,6 @@ class Source(ABC):
             problems: the configuration's section: levels, columns, rules.
             path: `dataset.path`, a folder with rows.
         """
-        check_alone(cls.name, rest, problems)
         return cls()
 
     @abstractmethod
@@ -166,12 +169,6 @@ class Source(ABC):
         return ()
 
 
-def check_alone(name: str, rest: str, problems: ProblemsConfig) -> None:
-    """Raise ConfigError where something follows the name of a source that takes nothing."""
-    if rest:
-        raise ConfigError(f"problems.source is {problems.source!r}: write {name} alone")
-
-
 class TaskList(Source):
     """Tasks in memory as a source: `Source`'s splits by a stable hash of each question.
 
@@ -192,15 +189,10 @@ class TaskList(Source):
         rule: str | None = None,
         system_prompt: str | None = None,
     ) -> None:
-        by_split = tasks if isinstance(tasks, dict) else {"": tasks}
-        unknown = [split for split in by_split if split not in (*SPLITS, "")]
+        given = once(tasks if isinstance(tasks, dict) else {"": tasks}, name)
+        unknown = [split for split in given if split not in (*SPLITS, "")]
         if unknown:
-            raise ConfigError(f"{name} has the split {unknown[0]!r}: the splits are {', '.join(SPLITS)}")
-        placed = {
-            split: [(task, f"{split} task {number}".strip()) for number, task in enumerate(found)]
-            for split, found in by_split.items()
-        }
-        given = once(placed, name, lambda task: task.problem.id)
+            raise ConfigError(f"source {name} has the split {unknown[0]!r}: use {', '.join(SPLITS)}")
         if not isinstance(tasks, dict):
             given = by_hash(given[""])
         if rule is None:
@@ -215,25 +207,25 @@ class TaskList(Source):
         return self.tasks[split][start : start + count]
 
 
-def once(
-    found: Mapping[str, Sequence[tuple[Task, str]]], name: str, key: Callable[[Task], str]
-) -> dict[str, list[Task]]:
-    """Tasks by split without those that stand in `found` twice, as `key` tells; each comes with where it stands.
+def once(found: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Task]]:
+    """Tasks by split without those whose question stands in `found` twice.
 
     What stands in several splits stays in the one that is furthest from training. One line says how many were left out.
     Raises DataError where a question has two gold answers.
     """
     kept: dict[str, list[Task]] = {split: [] for split in found}
-    first: dict[str, tuple[Task, str]] = {}
-    for split in sorted(found, key=("test", "validation", "arena", "train", "").index):
-        for task, where in found[split]:
-            known, place = first.setdefault(key(task), (task, where))
-            if place == where or known.problem.question != task.problem.question:
+    gold: dict[str, str] = {}  # by question
+    furthest = {split: at for at, split in enumerate(("test", "validation", "arena", "train"))}
+    for split in sorted(found, key=lambda split: furthest.get(split, len(furthest))):
+        for task in found[split]:
+            question = task.problem.question
+            if question not in gold:
+                gold[question] = task.gold
                 kept[split].append(task)
-            elif known.gold != task.gold and not answers.equal(known.gold, task.gold):
+            elif gold[question] != task.gold and not answers.equal(gold[question], task.gold):
                 raise DataError(
-                    f"{name} asks {task.problem.question[:SHOWN]!r} twice, with the answer {known.gold[:SHOWN]!r} ({place})"
-                    f" and with {task.gold[:SHOWN]!r} ({where}): keep the right one"
+                    f"{name} asks {question[:SHOWN]!r} twice, with the answer {gold[question][:SHOWN]!r} and with"
+                    f" {task.gold[:SHOWN]!r}: keep the right one"
                 )
     left_out = sum(map(len, found.values())) - sum(map(len, kept.values()))
     if left_out:
@@ -260,23 +252,6 @@ def check_tasks(tasks: Sequence[Task], name: str) -> None:
             )
         seen.add(task.problem.id)
         check_text(task.problem.question, f"source {name}, task {task.problem.id!r}")
-        if not task.problem.question.strip():
-            raise DataError(f"source {name} has an empty question, task {task.problem.id!r}: write it or drop the task")
-
-
-def check_text(text: str, where: str) -> str:
-    """The text. Raises DataError where nothing of it can be seen, or where half of a character stands in it (a lone
-    surrogate): no tokenizer reads that.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where} has a text that is no valid Unicode at letter {error.start}: mend it or remove it"
-        ) from error
-    if not any(letter.isprintable() and not letter.isspace() for letter in text):
-        raise DataError(f"{where} has no letter that can be seen: write its text or remove it")
-    return text
 
 
 def by_hash(tasks: Sequence[Task]) -> dict[str, list[Task]]:
@@ -288,6 +263,16 @@ def by_hash(tasks: Sequence[Task]) -> dict[str, list[Task]]:
     named = zip(("test", "validation", "arena", "train"), pairwise(cuts), strict=True)
     kept = {id(task): split for split, (low, high) in named for task in ordered[low:high]}
     return {split: [task for task in tasks if kept[id(task)] == split] for split in SPLITS}
+
+
+def split_of(text: str) -> str:
+    """The split that a stable hash of `text` names, in the shares of `SHARES`: the same on every machine."""
+    place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 100
+    for split, share in SHARES.items():
+        if place < share:
+            return split
+        place -= share
+    raise AssertionError("the shares add up to 100")
 
 
 # -- finding one -------------------------------------------------------------------------------------------------------
@@ -407,6 +392,8 @@ def _find(problems: ProblemsConfig, path: str | None) -> Source:
     if name in names():
         found = load_class(name)
         if isinstance(found, type) and issubclass(found, Source):
+            if rest and not found.opens:
+                raise ConfigError(f"problems.source is {address!r}: write {name} alone")
             return found.open(rest, problems, path)
         return from_object(found, address, problems)
     if address.endswith(ROW_FILES):
@@ -446,9 +433,6 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
     if callable(found):
         found = call_for_tasks(found)
     if isinstance(found, dict):
-        unknown = sorted(set(found) - set(SPLITS))
-        if unknown:
-            raise ConfigError(f"source {address} has the split {unknown[0]!r}: use {', '.join(SPLITS)}")
         given: Any = {split: as_tasks(tasks, address) for split, tasks in found.items()}
     else:
         given = as_tasks(found, address)
@@ -467,34 +451,17 @@ def call_for_tasks(function: Callable[..., Any]) -> Any:
 
 
 def as_tasks(given: Any, address: str) -> list[Task]:
-    """Tasks out of tasks, or out of (question, gold) pairs and mappings with `question`, `answer` and `solution`."""
+    """Tasks out of tasks, or out of (question, answer, solution) and mappings with these; the solution may be missing."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigError(
             f"source {address} is a {type(given).__name__}: give a list of tasks, or a function that does"
         )
-    return [row if isinstance(row, Task) else as_task(row, number, address) for number, row in enumerate(given)]
+    return [row if isinstance(row, Task) else as_row(row, number, address) for number, row in enumerate(given)]
 
 
-def as_task(row: Any, number: int, address: str) -> Task:
-    """A pair or mapping as a task; its id is made of the question's hash."""
-    parts = (row.get("question"), row.get("answer"), row.get("solution")) if isinstance(row, dict) else row
-    if (
-        not isinstance(parts, tuple | list)
-        or len(parts) not in (2, 3)
-        or not isinstance(parts[0], str)
-        or isinstance(parts[1], bool)
-        or not isinstance(parts[1], str | int | float)
-    ):
-        raise DataError(
-            f"source {address} has no task at number {number} but {repr(row)[:SHOWN]}: give a Task, a (question, answer)"
-            " pair, or a mapping with question and answer"
-        )
-    question, answer, solution = (*parts, None)[:3]
-    gold = str(answer)
-    digest = hashlib.sha256(question.encode()).hexdigest()[:12]
-    return Task(Problem(f"{without_folders(address)}/{digest}", question, address), gold, solution)
-
-
-def without_folders(address: str) -> str:
-    """An address as the ids of its tasks begin: seeds are made of ids, and a file draws the same samples wherever it lies."""
-    return address if address.startswith("hub:") else address.rpartition("/")[2]
+def as_row(given: Any, number: int, address: str) -> Task:
+    """A (question, answer, solution), or a mapping with these, as a task."""
+    row = dict(zip(Columns._fields, given[:3], strict=False)) if isinstance(given, tuple | list) else given
+    if not isinstance(row, Mapping):
+        raise DataError(f"source {address} has no task at number {number} but {repr(row)[:SHOWN]}: give a Task")
+    return as_task((row, f"source {address}, task {number}"), Columns(), address)
