@@ -78,40 +78,27 @@ def run_page(records: Iterable[Mapping[str, Any]], *, title: str, limit: int) ->
 
 def _page(title: str, facts: dict[str, Any], trees: Mapping[int, str]) -> str:
     # One function around all scripts: they share names with each other and nothing with the page.
-    parts = [(ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
-    css, style_policy = style()
+    script = '(() => {\n"use strict";\n' + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
+    css = _asset("page.css")
     data = [f'<script type="application/json" id="facts">{_json(facts)}</script>']
     data += [f'<script type="application/json" id="tree-{n}">{text}</script>' for n, text in trees.items()]
     filled = {
-        "title": escape(title),
+        # Half a character, which can't be written, becomes a question mark.
+        "title": html.escape(title.encode(errors="replace").decode()),
         "policy": (
-            f"default-src 'none'; script-src {_hash(script)}; style-src {style_policy}; img-src data:; base-uri 'none';"
+            f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(css)}; img-src data:; base-uri 'none';"
             " form-action 'none'"
         ),
         "style": css,
         "data": "\n".join(data),
         "script": script,
     }
-    return fill("page.html", filled)
+    # In one pass, so that what is filled in is never looked through for %%marks%%.
+    return re.sub(r"%%(\w+)%%", lambda mark: filled[mark[1]], _asset("page.html"))
 
 
-def fill(name: str, values: Mapping[str, str]) -> str:
-    """An asset with the values in place of its %%marks%%; a value is HTML already."""
-    template = (ASSETS / name).read_text(encoding="utf-8")
-    # In one pass, so that what is filled in is never looked through for marks.
-    return re.sub(r"%%(\w+)%%", lambda mark: values[mark[1]], template)
-
-
-def escape(text: str) -> str:
-    """Text as HTML; half a character, which can't be written, becomes a question mark."""
-    return html.escape(text.encode(errors="replace").decode())
-
-
-def style() -> tuple[str, str]:
-    """The viewer's style sheet, and its hash for a content-security policy."""
-    css = (ASSETS / "page.css").read_text(encoding="utf-8")
-    return css, _hash(css)
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:

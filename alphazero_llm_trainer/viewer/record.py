@@ -62,18 +62,10 @@ class _Said:
 
 
 def tree_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record's tree columns. Raises DataError where they are missing or don't fit each other."""
+    """The record's tree columns, which fit each other (`Tree.from_dict`). Raises DataError where they are missing."""
     tree = record.get("tree")
-    if not isinstance(tree, dict) or any(not isinstance(tree.get(name), list) for name in DRAWN):
+    if not isinstance(tree, dict) or not tree.keys() >= set(DRAWN):
         raise DataError(f"record {name_of(record)!r} holds no search tree: name a journal that a search wrote")
-    count = len(tree["parent"])
-    if count == 0 or any(len(tree[name]) != count for name in DRAWN):
-        raise DataError(f"tree columns of record {name_of(record)!r} differ in length: search it again")
-    if any(
-        not isinstance(up, int) or not -1 <= up < node or (up < 0) != (node == 0)
-        for node, up in enumerate(tree["parent"])
-    ):
-        raise DataError(f"tree of record {name_of(record)!r} has a node before its parent: search it again")
     return tree
 
 
