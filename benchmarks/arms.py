@@ -1,8 +1,9 @@
-"""What `improvement.py` and `from_rules.py` share: arms of training from one student at equal tokens, over seeds.
+"""What `ladder.py` and `improvement.py` share: arms of training from one student at equal sampled tokens and updates.
 
-An arm is a run of `train` in a process of its own. A finished run is kept in the work folder, a stopped one goes on. All are
-trained before a test problem is read. Then each last student is measured on test problems that no arm has seen, and the arm
-`search` is compared with each other one.
+Every stage is a command of the package in a process of its own. A stage that left its last file is not run again, and a
+stopped training goes on, so that the same command of a benchmark goes on where it was. One arm is trained as its recipe says;
+what it sampled and its number of updates are what the others get. Their learning rates are tuned with the first seed: the
+recipe's, half and two times it, the best on validation problems.
 """
 
 from __future__ import annotations
@@ -11,277 +12,246 @@ import argparse
 import json
 import math
 import os
-import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer import __version__  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import Interval, bootstrap_over_seeds, repeats, wilson  # noqa: E402
-from alphazero_llm_trainer.types import Task  # noqa: E402
-from benchmarks import provenance  # noqa: E402
+from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import bootstrap_over_seeds, repeats, wilson  # noqa: E402
+from alphazero_llm_trainer.problems.load import tasks_of  # noqa: E402
+from alphazero_llm_trainer.training.size import replayed  # noqa: E402
 
-BASE = "search"  # the arm that the others are compared with
-CHECKPOINTS = 12  # at most, of a run
+FACTORS = (1.0, 0.5, 2.0)  # of a tuned arm's learning rate
+REPLAY = "replay alone"  # the demonstrations that the arms replay, as many updates, and no new questions
+PASSES = 2  # over the rows of a round: GRPO and PPO
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Options of `train`, its questions, and how many of them make a round."""
+    """A method of `train` ("" is the command as it comes), its settings, and the learning rate that is tuned.
 
-    flags: str
-    questions: int
-    of_round: int
-
-
-@dataclass(frozen=True, slots=True)
-class Study:
-    """What is compared: `kinds` are the figures that `measure` gives for a student's folder (None: the shipped one).
-
-    `start` is the command that makes the student which all arms start from, None for the shipped one. `facts` go into the
-    JSON as they are; `options` are the study's own (name, default, help), which `measure` gets.
+    A question takes about `responses` responses of the reference's mean length; `rows` are a round's, of GRPO and PPO.
     """
 
-    script: str
-    about: str
-    arms: Mapping[str, Arm]
-    common: Sequence[str]
-    kinds: tuple[str, ...]
-    validation: int
-    tasks: Callable[[int, int], list[Task]]  # count, first
-    measure: Callable[[Path | None, list[Task], argparse.Namespace], dict[str, str]]
-    start: str | None = None
-    apart: int = 0  # questions between two checkpoints, at least
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    options: Sequence[tuple[str, int, str]] = ()
-    others: Mapping[str, Callable[[int, int], list[Task]]] = field(default_factory=dict)  # kinds with own test problems
-    count: Callable[[list[Task]], int] | None = None  # what `structures` of a kind's test problems says in the JSON
+    method: str
+    settings: str = ""
+    rate: float | None = None
+    responses: float = 1.0
+    rows: int = 0
 
 
-def run(study: Study) -> None:
-    """The command of a study: train, measure, compare, write JSON."""
-    import torch
+@dataclass(slots=True)
+class Seed:
+    """The stages of one seed, which write into `work`/seed-N. `config` is a file over training.yaml, None for none."""
 
-    name = Path(study.script).stem
-    parser = argparse.ArgumentParser(description=study.about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
-    parser.add_argument("--arms", nargs="+", default=[*study.arms], choices=[*study.arms], metavar="ARM")
-    parser.add_argument("--first", type=int, default=1000, help="number of the first test problem")
-    parser.add_argument("--num", type=int, default=1000, help="test problems")
-    for option, default, text in study.options:
-        parser.add_argument(f"--{option}", type=int, default=default, help=text)
-    parser.add_argument("--jobs", type=int, default=2, help="processes side by side, one thread each")
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / name)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json")
-    parser.add_argument(
-        "--add", action="store_true", help="keep the arms of --out that are not named, of the same problems"
-    )
-    parser.add_argument("--train-only", action="store_true", help="train, and leave the test problems unread")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    args.work = args.work.resolve()
-    args.work.mkdir(parents=True, exist_ok=True)
-    if args.measure is not None:
-        folder = Path(args.measure) if args.measure else None
-        args.out.write_text(json.dumps(study.measure(folder, study.tasks(args.num, args.first), args)))
-        return
-    start = None if study.start is None else args.work / "start"
-    if start is not None and not (start / "manifest.json").exists():
-        program([*shlex.split(study.start or ""), "--out", str(start)], quiet=False)
+    seed: int
+    args: argparse.Namespace
+    config: Path | None = None
 
-    earlier = kept(study, args) if args.add else {}
+    @property
+    def path(self) -> Path:
+        return Path(self.args.work / f"seed-{self.seed}")
 
-    def trained(job: tuple[str, int]) -> dict[str, Any]:
-        row = train(study, *job, args.work, start)
-        print(
-            f"seed {row['seed']}, {row['arm']:17} {row['training_seconds']:5.0f} s, {row['sampled_tokens']:9,} tokens,"
-            f" {row['curve'][-1][1]:.3f} on validation problems",
-            flush=True,
-        )
-        return row
+    def folder(self, name: str) -> Path:
+        return self.path / name.replace(", ", "-").replace(" ", "-")
 
-    def tested(row: dict[str, Any]) -> dict[str, Any]:
-        return row | measured(study, run_folder(args.work, row["arm"], row["seed"]) / "student", args)
+    def loaded(self) -> Config:
+        return load_config(self.config, overrides=self.args.set)
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        rows = list(pool.map(trained, [(arm, seed) for seed in args.seeds for arm in args.arms]))
-        if args.train_only:
+    def stage(self, name: str, words: Sequence[str], finished: Path, configured: bool = True) -> None:
+        """Run a command unless `finished` is there; what it prints goes to NAME.log."""
+        if finished.is_file():
             return
-        rows = list(pool.map(tested, rows))
-    report(study, rows, measured(study, start, args), args, earlier)
+        self.path.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "alphazero_llm_trainer", words[0]]
+        if configured:
+            command += [*(("--config", str(self.config)) if self.config else ()), "--seed", str(self.seed)]
+            command += [word for one in self.args.set for word in ("--set", one)]
+        command += words[1:]  # a stage's own settings win
+        print(f"seed {self.seed}: {name}", flush=True)
+        log = self.folder(name).with_name(f"{self.folder(name).name}.log")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}  # seeds run side by side
+        with log.open("ab") as output:
+            code = subprocess.run(command, stdout=output, stderr=output, env=environment, check=False).returncode
+        if code or not finished.is_file():
+            raise SystemExit(f"stage {name} of seed {self.seed} ended with {code}: see {log}, then run this again")
+
+    def sft(self, name: str, *more: str) -> Path:
+        """The folder of a supervised student."""
+        out = self.folder(name)
+        self.stage(name, ["sft", "--out", str(out), "--eval-size", "1", *more], out / "manifest.json")
+        return out
+
+    def train(self, name: str, arm: Arm, start: Sequence[str], questions: int, settings: Sequence[str] = ()) -> Path:
+        """The run folder of a training from the student that the flags `start` name."""
+        run = self.folder(name) / "run-001"
+        there = (run / "run.json").is_file()
+        words = ["train", "--out", str(run.parent)]
+        if there:
+            words += ["--resume", str(run)]
+        else:
+            words += [*([f"--use-{arm.method}"] if arm.method else []), *start, "-n", str(questions)]
+            words += ["--eval-size", "0"]
+            words += [word for one in (*arm.settings.split(), *settings) for word in ("--set", one)]
+        self.stage(name, words, run / "report.html", configured=not there)
+        return run
+
+    def tuned(
+        self,
+        arms: Mapping[str, Arm],
+        start: Sequence[str],
+        spent: Mapping[str, float],
+        factors: dict[str, float],
+    ) -> dict[str, Path]:
+        """The students of `arms` and of REPLAY at the rates of `factors`, which is filled in where it lacks one.
+
+        `spent` has the reference's `tokens`, `updates`, and tokens `a_response`.
+        """
+        students, updates = {}, round(spent["updates"])
+        for name in (*arms, REPLAY):
+            tried: dict[float, tuple[float, Path]] = {}
+            for factor in [factors[name]] if name in factors else self.args.factors:
+                label = f"{name} x{factor:g}"
+                if name == REPLAY:
+                    rate = f"train.sft.learning_rate={factor * 5e-4:g}"
+                    words = ("--set", rate, "--set", f"train.sft.steps={updates}", "--set", "train.sft.batch_size=20")
+                    done = self.sft(label, *start, *words)
+                    tried[factor] = read(done / "manifest.json")["validation_accuracy"], done
+                    continue
+                arm = arms[name]
+                settings = []
+                questions = round(spent["tokens"] / (spent["a_response"] * arm.responses))
+                if arm.rate is not None:
+                    settings = [f"train.{arm.method}.learning_rate={factor * arm.rate:g}"]
+                settings += self.as_many(arm, questions, updates)
+                done = self.train(label, arm, start, questions, settings)
+                tried[factor] = validation(done), done / "student"
+            factors[name] = max(tried, key=lambda factor: tried[factor][0])
+            students[name] = tried[factors[name]][1]
+        return students
+
+    def as_many(self, arm: Arm, questions: int, updates: int) -> list[str]:
+        """Settings with which a run makes about so many updates."""
+        a_round = max(round(updates / math.ceil(questions / self.args.of_round)), 1)
+        if not arm.rows:
+            method = arm.method or "rft"
+            return [f"train.{method}.updates_per_round={a_round}", f"train.{method}.epochs=1000"]
+        rows = arm.rows / (1 - replayed(self.loaded()))  # demonstrations included
+        key = "train.ppo.rows_per_round" if arm.method == "ppo" else "train.rows_per_round"
+        batch = math.ceil(rows / max(round(a_round / PASSES), 1))
+        sizes = [f"train.{arm.method}.epochs={PASSES}", f"train.{arm.method}.batch_size={batch}"]
+        return [f"{key}={arm.rows}", *sizes]
+
+    def evaluate(self, name: str, student: Path | str, methods: Sequence[str], *more: str) -> None:
+        out, args = self.folder(f"eval {name}"), self.args
+        words = ["eval", "--model", str(student), "--methods", *methods, "--budget-tokens", str(args.budget)]
+        words += ["-n", str(args.num), "--start", str(args.first), "--out", str(out), *more]
+        words += ["--resume"] * (out / "run.json").is_file()
+        self.stage(f"eval {name}", words, out / "results.json")
+
+    def row(self, name: str, method: str = "greedy") -> dict[str, Any]:
+        """The row of a method in the evaluation of a student."""
+        rows = read(self.folder(f"eval {name}") / "results.json")["rows"]
+        return next(row for row in rows if row["method"] == method)
+
+    def spent(self, name: str) -> dict[str, Any]:
+        """Sampled tokens and updates of the training that `eval NAME` measured; nothing of what was not trained here."""
+        like = f"{self.folder(name).name}*"
+        runs = sorted(self.path.glob(f"{like}/run-001"), key=validation)
+        if runs:
+            return {"training_tokens": sampled(runs[-1]), "updates": updates(runs[-1])}
+        supervised = sorted(self.path.glob(f"{like}/manifest.json"))
+        return {"training_tokens": 0, "updates": read(supervised[-1])["steps"]} if supervised else {}
 
 
-def kept(study: Study, args: argparse.Namespace) -> dict[str, Any]:
-    """What --out holds, with the runs of arms that are not named; seeds and test problems have to be these ones."""
-    found = json.loads(args.out.read_text())
-    asked = {"seeds": args.seeds, "first": args.first, "problems": args.num}
-    asked |= {option: getattr(args, option) for option, _, _ in study.options}
-    if any(found[name] != value for name, value in asked.items()):
-        raise SystemExit(f"{args.out} was measured in another way than {asked}: leave out --add")
-    runs = [row for row in found["runs"] if row["arm"] in study.arms and row["arm"] not in args.arms]
-    return found | {"runs": runs}
-
-
-def train(study: Study, name: str, seed: int, work: Path, start: Path | None) -> dict[str, Any]:
-    """One training run as a row; its curve is in `curve`."""
-    arm = study.arms[name]
-    every = max(study.apart, arm.of_round * math.ceil(arm.questions / arm.of_round / CHECKPOINTS))
-    command = ["train", *study.common, *arm.flags.split(), "-n", str(arm.questions), "--seed", str(seed)]
-    command += ["--set", f"train.questions_per_round={arm.of_round}", "--save-every", str(every), "--eval-size", "0"]
-    folder = run_folder(work, name, seed)
-    if not (folder / "run.json").exists():
-        place = ["--checkpoint-dir", str(folder.parent)]
-        program([*command, *place, *(() if start is None else ("--set", f"train.student={start}"))])
-    elif "seconds" not in json.loads((folder / "run.json").read_text()):
-        program(["train", "--resume", str(folder)])
-    card = json.loads((folder / "run.json").read_text())
-    return {
-        "arm": name,
-        "seed": seed,
-        "command": shlex.join(["alphazero-llm-trainer", *command]),
-        "kept": card["kept"],
-        "questions": card["questions"],
-        "sampled_tokens": card["search_cost"]["sampled_tokens"],
-        "training_seconds": card["seconds"]["training"],
-        "curve": curve(folder),
-    }
-
-
-def run_folder(work: Path, arm: str, seed: int) -> Path:
-    return work / f"{arm} {seed}".replace(", ", "-").replace(" ", "-") / "run-001"
-
-
-def curve(folder: Path) -> list[list[float]]:
-    """(tokens sampled so far, greedy accuracy on validation problems) after each checkpoint."""
-    tokens, points = 0, []
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        found = json.loads(line)
-        tokens += found.get("cost", {}).get("sampled_tokens", 0)
-        if "validation_accuracy" in found:
-            points.append([tokens, found["validation_accuracy"]])
-    return points
-
-
-def measured(study: Study, folder: Path | None, args: argparse.Namespace) -> dict[str, str]:
-    """`Study.measure` in a process of its own, kept in a file of the work folder."""
-    name = "shipped" if folder is None else "-".join(folder.relative_to(args.work).parts[:1])
-    kept = args.work / f"{name}-{args.first}.json"
-    if not kept.exists():
-        command = [sys.executable, str(ROOT / study.script), "--measure", str(folder or ""), "--out", str(kept)]
-        command += ["--work", str(args.work), "--first", str(args.first), "--num", str(args.num)]
-        for option, _, _ in study.options:
-            command += [f"--{option}", str(getattr(args, option))]
-        subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
-    found: dict[str, str] = json.loads(kept.read_text())
-    if len(found["greedy"]) != args.num:
-        raise SystemExit(f"{kept} holds {len(found['greedy'])} problems and --num is {args.num}: remove it")
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
-def report(
-    study: Study,
-    rows: list[dict[str, Any]],
-    before: Mapping[str, str],
-    args: argparse.Namespace,
-    earlier: Mapping[str, Any],
-) -> None:
-    """The table, and everything as JSON.
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
-    `earlier` is a JSON whose runs are kept: the file is then as old as they are. Ends the program where they went on from
-    another start.
-    """
-    rows = [*rows, *earlier.get("runs", ())]
-    problems = {kind: study.others.get(kind, study.tasks)(args.num, args.first) for kind in study.kinds}
-    groups = {kind: repeats(tasks) for kind, tasks in problems.items()}
-    distinct = {kind: len(set(found)) for kind, found in groups.items()}
-    start = {kind: triple(wilson(before[kind].count("1"), args.num, distinct[kind])) for kind in study.kinds}
-    if earlier.get("start", start) != start:
-        raise SystemExit(
-            f"the arms in {args.out} went on from another start (made on another machine?): leave out --add"
-        )
-    arms = [arm for arm in study.arms if any(row["arm"] == arm for row in rows)]
-    summary = compared(rows, arms, before, groups)
-    for row in summary:
-        figures = " ".join(f"{kind} {row[kind][0]:.3f}" for kind in study.kinds)
-        print(f"{row['arm']:17} {figures} {row.get('primary', '')}", flush=True)
-    own = [f"--{option} {getattr(args, option)}" for option, _, _ in study.options]
-    result = {
-        "command": f"uv run python {study.script} --seeds {' '.join(map(str, args.seeds))} --arms {shlex.join(args.arms)}"
-        f" --first {args.first} --num {args.num} {' '.join([*own, f'--jobs {args.jobs}', *(['--add'] if args.add else [])])}",
-        "version": __version__,
-        "start": start,
-        "start_right": before,
-        "seeds": args.seeds,
-        "first": args.first,
-        "problems": args.num,
-        "distinct": distinct["greedy"],
-        **({"distinct_by_kind": distinct} if study.others else {}),
-        **({"structures": {kind: study.count(tasks) for kind, tasks in problems.items()}} if study.count else {}),
-        "validation_problems": study.validation,
-        **study.facts,
-        **{option: getattr(args, option) for option, _, _ in study.options},
-        "summary": summary,
-        "runs": rows,
-        **{key: earlier[key] for key in provenance.BEGAN if key in earlier},
+
+def validation(run: Path) -> float:
+    """The best greedy accuracy on validation problems of a run's checkpoints."""
+    return max((line.get("validation_accuracy", 0.0) for line in metrics(run)), default=0.0)
+
+
+def sampled(run: Path) -> int:
+    tokens: int = read(run / "run.json")["search_cost"]["sampled_tokens"]
+    return tokens
+
+
+def updates(run: Path) -> int:
+    return sum(line.get("updates", 0) for line in metrics(run))
+
+
+def a_response(run: Path) -> float:
+    """Sampled tokens a response of a run."""
+    return sampled(run) / sum(line.get("samples", 0) for line in metrics(run))
+
+
+def outcomes(seeds: Sequence[Seed], name: str, method: str = "greedy") -> list[list[float]]:
+    """`[S, n]`: right or wrong by seed and test problem."""
+    return [list(map(float, seed.row(name, method)["outcomes"])) for seed in seeds]
+
+
+def groups(seed: Seed) -> list[int]:
+    """Which test problems are the same: they are drawn together."""
+    return repeats(tasks_of(seed.loaded(), "test", seed.args.num, seed.args.first))
+
+
+def figures(seeds: Sequence[Seed], name: str, same: Sequence[int], method: str = "greedy") -> dict[str, Any]:
+    """A student's row: accuracy over problems and seeds, tokens a problem, tokens and updates of its training."""
+    right, rows = outcomes(seeds, name, method), [seed.row(name, method) for seed in seeds]
+    over = bootstrap_over_seeds(right, [[0.0] * len(same)], groups=same)
+    if len({tuple(one) for one in right}) == 1:  # one student for all seeds
+        over = wilson(round(sum(right[0])), len(same), len(set(same)))
+    trained = [seed.spent(name) for seed in seeds]
+    means = {key: sum(one[key] for one in trained) // len(seeds) for key in trained[0]}
+    return {
+        "name": name,
+        "accuracy": [over.value, over.low, over.high],
+        "by_seed": [sum(one) / len(one) for one in right],
+        "sampled_tokens": sum(row["sampled_tokens"] for row in rows) / len(rows),
+        "tokens": sum(row["sampled_tokens"] + row["scored_tokens"] for row in rows) / len(rows),
+        **means,
+        "outcomes": [row["outcomes"] for row in rows],
     }
-    provenance.write(args.out, Path(study.script).stem, result)
 
 
-def compared(
-    rows: Sequence[dict[str, Any]], arms: Sequence[str], before: Mapping[str, str], groups: Mapping[str, Sequence[int]]
-) -> list[dict[str, Any]]:
-    """Each arm's accuracy over problems and seeds, its gain, and the arm `search` less it.
-
-    `groups` has for each kind which problems are the same; `primary` holds at 95% for all arms together.
-    """
-    found = {
-        (arm, kind): [[float(one) for one in row[kind]] for row in rows if row["arm"] == arm]
-        for arm in arms
-        for kind in groups
-    }
-    together = 1 - 0.05 / max(len(arms) - 1, 1)
-    summary = []
-    for arm in arms:
-        mine = [row for row in rows if row["arm"] == arm]
-        row: dict[str, Any] = {"arm": arm, "tokens": sum(one["sampled_tokens"] for one in mine) // len(mine)}
-        other = arm != BASE and BASE in arms
-        for kind, same in groups.items():
-            row[f"{kind}_by_seed"] = [sum(one) / len(one) for one in found[arm, kind]]
-            row[kind] = triple(bootstrap_over_seeds(found[arm, kind], [[0.0] * len(same)], groups=same))
-            start = [[float(one) for one in before[kind]]]
-            row[f"{kind}_gain"] = triple(bootstrap_over_seeds(found[arm, kind], start, groups=same))
-            if other:
-                over = bootstrap_over_seeds(found[BASE, kind], found[arm, kind], groups=same)
-                row[f"search_minus_{kind}"] = triple(over)
-        if other:
-            both = found[BASE, "greedy"], found[arm, "greedy"]
-            row["primary"] = triple(bootstrap_over_seeds(*both, confidence=together, groups=groups["greedy"]))
-        summary.append(row)
-    return summary
-
-
-def environment() -> dict[str, str]:
-    """One thread an arm, so that two of them side by side don't disturb each other."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-def program(command: Sequence[str], quiet: bool = True) -> None:
-    sink = subprocess.DEVNULL if quiet else None
-    command = [sys.executable, "-m", "alphazero_llm_trainer", *command]
-    subprocess.run(command, cwd=ROOT, check=True, env=environment(), stdout=sink, stderr=sink)
-
-
-def written(right: Sequence[bool]) -> str:
-    return "".join("1" if one else "0" for one in right)
-
-
-def triple(found: Interval) -> list[float]:
+def less(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]], same: Sequence[int]) -> list[float]:
+    """A difference of two students with its interval over problems and seeds."""
+    found = bootstrap_over_seeds(one, other, groups=same)
     return [found.value, found.low, found.high]
+
+
+def options(parser: argparse.ArgumentParser, name: str, first: int, num: int) -> None:
+    """What every benchmark of arms takes."""
+    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9], help="one of each arm; the first one tunes")
+    parser.add_argument("--factors", type=float, nargs="+", default=FACTORS, help="of a learning rate that are tried")
+    parser.add_argument("--first", type=int, default=first, help="number of the first test problem")
+    parser.add_argument("--num", type=int, default=num, help="test problems")
+    parser.add_argument("--budget", type=int, default=400, help="sampled and scored tokens a test problem")
+    parser.add_argument("--jobs", type=int, default=2, help="seeds side by side, one thread each")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every stage")
+    parser.add_argument("--train-only", action="store_true", help="train, and leave the test problems unread")
+    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / name)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json")
+
+
+def climb(seeds: Sequence[Seed], stages: Any, jobs: int) -> dict[str, float]:
+    """`stages(seed, factors)` of the first seed, which tunes, and then of the others; returns the factors."""
+    factors: dict[str, float] = {}
+    stages(seeds[0], factors)
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda seed: stages(seed, dict(factors)), seeds[1:]))
+    return factors

@@ -1,8 +1,9 @@
 """The in-process engine against Hugging Face `generate` and against re-prefilling, in one run.
 
     uv run python benchmarks/engine.py
+    uv run python benchmarks/engine.py --model FOLDER --data FOLDER   # a real model alone: results/real_engine.json
 
-Both models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints, at batch 1, 8, 32 and 64
+Both small models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints, at batch 1, 8, 32 and 64
 (same prompts, same number of new tokens, every row runs to its end):
 
 - tokens/s with the prompts' prefill, of the engine, of `generate`, and of re-prefilling;
@@ -13,6 +14,9 @@ Both models: the embedded student on real problems, and a random 3 M-parameter L
 
 And of a step-level search: tokens computed a unique tree token. The fastest of the repeats counts, and the ways take
 turns, so that a busy machine slows all of them. Ratios hold, absolute times are this machine's.
+
+A real model answers GSM8K questions, all at once, in fp32 and bfloat16, by wall clock and CPU time, beside the floor in that
+precision.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,6 +40,7 @@ from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
+from alphazero_llm_trainer.policy.backend import QUESTION, ROUNDED, check_numerics  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.rollouts import Collector  # noqa: E402
@@ -43,6 +48,7 @@ from benchmarks import provenance  # noqa: E402
 
 NEW_TOKENS = 48
 BATCHES = (1, 8, 32, 64)
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def random_llama() -> LlamaForCausalLM:
@@ -73,10 +79,11 @@ def timed(ways: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]
     return best
 
 
-def linear_layers(model: Any, batch: int) -> Callable[[], None]:
+def linear_layers(model: Any, batch: int, dtype: torch.dtype = torch.float32) -> Callable[[], None]:
     """The matrix products of one decode step's linear layers, head included, and nothing else."""
-    weights = [module.weight.detach().t() for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    pairs = [(torch.randn(batch, weight.shape[0]), weight) for weight in weights]
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    weights = [layer.weight.detach().to(dtype).t() for layer in layers]
+    pairs = [(torch.randn(batch, weight.shape[0]).to(dtype), weight) for weight in weights]
 
     def products() -> None:
         with torch.inference_mode():
@@ -215,17 +222,92 @@ def search_table(questions: int) -> dict[str, Any]:
     return row
 
 
+# -- a real model ------------------------------------------------------------------------------------------------------
+
+WAYS = {
+    "kernels, bfloat16": {"dtype": "bfloat16"},
+    "kernels, fp32": {"dtype": "float32"},
+    "torch, fp32": {"native": "off"},
+}
+
+
+def measure(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Seconds by clock and CPU of one fresh engine: nothing is remembered, and no token ends a response."""
+    engine = InProcessEngine(model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(**settings))
+    requests = [GenerateRequest(prompt, max_new_tokens=new_tokens, seed=i) for i, prompt in enumerate(prompts)]
+    wall, cpu = time.perf_counter(), time.process_time()
+    asyncio.run(engine.generate(requests))
+    return {
+        "wall": time.perf_counter() - wall,
+        "cpu": time.process_time() - cpu,
+        "products": engine.facts["forward"]["products"],
+        "forward": engine.stats.forward_seconds / engine.stats.step_seconds,
+    }
+
+
+def real_table(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """A row of each way at one thread and at two."""
+    rows, tokens = [], len(prompts) * new_tokens
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+        for _ in range(repeats):
+            for way, settings in WAYS.items():
+                runs[way].append(measure(model, prompts, new_tokens, settings))
+        for way, found in runs.items():
+            products = linear_layers(model, len(prompts), torch.bfloat16 if "bfloat16" in way else torch.float32)
+            row = {
+                "way": way,
+                "threads": threads,
+                "products": found[0]["products"],
+                "tokens_per_cpu_second": tokens / min(one["cpu"] for one in found),
+                "tokens_per_second": tokens / min(one["wall"] for one in found),
+                "floor_tokens_per_cpu_second": len(prompts) / timed({"floor": products}, 10)["floor"],
+                "forward_share": min(one["forward"] for one in found),
+            }
+            rows.append(row)
+            print(f"{way:20} {threads} threads", *(f"{key} {row[key]:,.2f}" for key in list(row)[3:]), flush=True)
+    return rows
+
+
+def of_a_real_model(args: argparse.Namespace) -> None:
+    """The engine on the model in --model."""
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+
+    def prompt(question: str) -> tuple[int, ...]:
+        turn = [{"role": "user", "content": question}]
+        return tuple(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"])
+
+    tasks = load_tasks("gsm8k", "test", 32, path=args.data)
+    prompts = [prompt(task.problem.question) for task in tasks]
+    rows = real_table(model, prompts, 2 * NEW_TOKENS, args.repeats)
+    engine = InProcessEngine(model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(dtype="bfloat16"))
+    result = {
+        "model": args.model.name, "parameters": model.num_parameters(), "torch": torch.__version__,
+        "questions": len(prompts), "prompt_tokens": sum(map(len, prompts)), "new_tokens": 2 * NEW_TOKENS, "rows": rows,
+        # bfloat16's log-probabilities against the model's forward in fp32, nats
+        "numerics": check_numerics(engine, model, prompt(QUESTION), ROUNDED),
+    }  # fmt: skip
+    provenance.write(args.out or RESULTS / "real_engine.json", "real_engine", result)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trees", type=int, default=96)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "engine.json")
+    parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
+    parser.add_argument("--model", type=Path, help="folder of a Llama with a chat template: measure it alone")
+    parser.add_argument("--data", help="a folder with gsm8k/test.jsonl, for --model")
     parser.add_argument("--cpu-time", action="store_true", help="count the process's CPU seconds (on a busy machine)")
     args = parser.parse_args()
     if args.cpu_time:
         global clock  # noqa: PLW0603
         clock = time.process_time
+    if args.model:
+        of_a_real_model(args)
+        return
     torch.set_num_threads(args.threads)
     student = load_student(load_config(overrides=["student=embedded"]))
     prompts = [student.prompt_ids(t.problem.question) for t in load_tasks("embedded", "train", 64, start=5000)]
@@ -241,10 +323,8 @@ def main() -> None:
     random_prompts = [tuple(torch.randint(2, 512, (60,), generator=generator).tolist()) for _ in range(64)]
     decode += decode_table("random Llama 3 M", random_llama(), random_prompts, args.repeats)
     search = search_table(args.trees)
-    flags = f"--threads {args.threads} --repeats {args.repeats} --trees {args.trees}"
-    command = f"python benchmarks/engine.py {flags}{' --cpu-time' if args.cpu_time else ''}"
-    result = {"command": command, "torch": torch.__version__, "decode": decode, "search": search}
-    provenance.write(args.out, "engine", result)
+    result = {"torch": torch.__version__, "decode": decode, "search": search}
+    provenance.write(args.out or RESULTS / "engine.json", "engine", result)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def under_ray(args: argparse.Namespace) -> int:
     from alphazero_llm_trainer.mcts.journal import read_shards
 
     arguments = [
-        "--model", "embedded", "--num", str(args.questions), "--start", "2000", "--mode", args.mode,
+        "--model", "embedded", "--num", str(args.questions), "--start", "2000",
         "--set", f"train.iterations={args.iterations}", "--set", f"search.iterations={args.iterations}",
         "--set", "train.samples=8", "--set", "train.requeue_limit=0",
         "--set", "sample.shard_trees=50", "--set", "search.concurrent=8",
@@ -209,7 +209,6 @@ def under_ray(args: argparse.Namespace) -> int:
         "exit_code": victim.process.returncode,
         "sessions": victim.starts,
         "seconds": round(seconds, 1),
-        "mode": args.mode,
         "seed": args.seed,
         "each": kills,
     }
@@ -341,7 +340,6 @@ def main() -> int:
     parser.add_argument("--questions", type=int, default=600)
     parser.add_argument("--iterations", type=int, default=30, help="expansions a tree: how long one takes")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--mode", choices=("step", "token"), default="step")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for the whole attack under Ray")
     parser.add_argument("--out", type=Path, help="where the figures go as JSON (default: benchmarks/results)")

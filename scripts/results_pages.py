@@ -258,6 +258,8 @@ def provenance(stem: str) -> list[str]:
 def part(declared: Mapping[str, Any], old: str) -> list[str]:
     """One part of a page; `old` is the page as it stands, whose lines on age are kept where there is no history."""
     stem = declared["from"]
+    if stem != "student" and not (DATA / f"{stem}.json").exists():
+        return ["", f"## {declared['heading']}", "", f"Not measured yet: `uv run python benchmarks/{stem}.py`.", ""]
     data = load(stem)
     lines = ["", f"## {declared['heading']}", "", filled(declared.get("text", ""), {}, data), ""]
     for one in declared.get("tables", ()):
@@ -277,14 +279,20 @@ def part(declared: Mapping[str, Any], old: str) -> list[str]:
 
 def negative(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table of what did not help. A row whose `gain` turns out better than nothing leaves it."""
-    lines = ["| tried | against | found (95%) | page |", "|---|---|---|---|"]
+    lines = ["| tried | against | found (95%) | page, or commit |", "|---|---|---|---|"]
     for row in rows:
         if "gain" in row and verdict(lookup(row["gain"], {}, {})) == "better":
             continue
         found = filled(row.get("found", f"{{{row.get('gain')}:judged}}"), {}, {})
-        link = f"[{row['page']}]({row['page']}.md)" if "page" in row else ""
+        link = f"[{row['page']}]({row['page']}.md)" if "page" in row else commit_of(row.get("gain") or row["found"])
         lines.append(f"| {row['what']} | {row['against']} | {found} | {link} |")
     return ["", *lines, ""]
+
+
+def commit_of(text: str) -> str:
+    """Where no page says it: the commit that the first JSON of a text was measured at."""
+    stem = re.search(r"@(\w+)\.", text)
+    return f"commit {load(stem[1])['commit'][:7]}" if stem else ""
 
 
 def text_of(name: str, declared: Mapping[str, Any]) -> str:
