@@ -89,20 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-<<<<<<< HEAD
-    run(
-        Study(
-            "benchmarks/improvement.py",
-            __doc__,
-            ARMS,
-            ["--model", "embedded"],
-            ("greedy", "pass_at_8"),
-            load_config().train.validation_size,
-            tasks,
-            measure,
-            apart=960,
-        )
-    )
-=======
     main()
->>>>>>> bca0d14 (Ladder and improvement share their arms: equal tokens and updates, tuned rates, replay alone, restart chains; one engine benchmark; attack has what is hostile)
