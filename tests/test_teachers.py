@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 from fault_server import FaultServer
@@ -50,10 +49,8 @@ def ask(ensemble, seed=0):
     [
         ("  3 + 4 = 7  \n#### 7", "3 + 4 = 7"),
         ("#### 7", "#### 7"),
-        ("### Step 2: 3 + 4 = 7", "3 + 4 = 7"),
         ("Next line: 3 + 4 = 7", "3 + 4 = 7"),
         ("2. 3 + 4 = 7", "3 + 4 = 7"),
-        ("- 3 + 4 = 7", "3 + 4 = 7"),
         ("**3 + 4 = 7**", "3 + 4 = 7"),
         ("```\n3 + 4 = 7\n```", "3 + 4 = 7"),
         ("Sure, here is the next step:\n\n3 + 4 = 7", "3 + 4 = 7"),
@@ -62,8 +59,6 @@ def ask(ensemble, seed=0):
         ("<think>still going", None),
         ("I'm sorry, I can't write wrong steps.", None),
         ("x" * 301, None),
-        ("", None),
-        ("```\n```", None),
     ],
 )
 def test_parse_step(text, step):
@@ -115,18 +110,6 @@ def test_the_ensemble_asks_for_both_directions():
     assert [p.direction for p in found] == [Direction.RIGHT, Direction.RIGHT, Direction.WRONG]
     assert {p.source for p in found} == {"teacher:a", "teacher:b", "teacher:c"}
     assert ask(made(), 11) == found
-
-
-def test_the_ensemble_spreads_its_requests():
-    ensemble = ensemble_of([Fake("a"), Fake("b")], right=1, wrong=0)
-    asked = Counter(ask(ensemble, seed)[0].source for seed in range(200))
-    assert min(asked.values()) > 60
-
-
-def test_identical_proposals_are_merged():
-    same = [Fake("a", says="3 + 4 = 7"), Fake("b", says="3 + 4 = 7")]
-    found = ask(ensemble_of(same, right=2, wrong=2))
-    assert [(p.text, p.direction) for p in found] == [("3 + 4 = 7", Direction.RIGHT), ("3 + 4 = 7", Direction.WRONG)]
 
 
 def test_wrong_steps_gain_by_being_wrong():
@@ -188,14 +171,6 @@ def test_shipped_tiers(tier, monkeypatch):
             build_terminal_checker(config)
     else:
         assert build_terminal_checker(config) is not None
-
-
-def test_model_ids_are_checked_for_form_when_they_are_loaded():
-    with pytest.raises(ConfigError, match="write vendor/model or vendor/model:variant"):
-        load_config(overrides=[{"teacher_tiers": {"free": {"teachers": [{"model": "gpt-4.1-mini"}]}}}])
-    # A server of one's own may call its models what it likes.
-    own = load_config(overrides=[{"teacher_tiers": {"local": {"teachers": [{"model": "qwen3:8b"}]}}}])
-    assert own.teacher_tiers["local"].teachers[0].model == "qwen3:8b"
 
 
 def test_tiers_that_need_nothing():

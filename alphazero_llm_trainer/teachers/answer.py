@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from ..errors import TeacherError
-from ..files import parse_json
 
 MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake, and is estimated instead
 
@@ -53,14 +54,37 @@ class CallError(TeacherError):
         self.kind, self.charged, self.sent = kind, charged, sent
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+Tokens = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
+
+
+class Usage(BaseModel):
     """What a provider reports: tokens, of them prompt tokens out of its cache, and its price where it names one."""
 
-    prompt: int
-    sampled: int
-    cached: int = 0
-    dollars: float | None = None
+    prompt: Tokens = Field(alias="prompt_tokens")
+    sampled: Tokens = Field(alias="completion_tokens")
+    cached: Tokens | None = Field(None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))
+    dollars: Annotated[float, Field(ge=0, lt=MOST_TOKENS)] | None = Field(None, alias="cost")  # OpenRouter's
+
+
+class Message(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None  # DeepSeek's and vLLM's thinking
+    reasoning: str | None = None  # OpenRouter's
+    refusal: str | None = None
+
+
+class Choice(BaseModel):
+    message: Message | None = None
+    finish_reason: str | None = None
+    error: Any = None
+
+
+class Body(BaseModel):
+    """A chat completion. Of `usage` nothing is expected: where it can't be read, the answer still can."""
+
+    choices: list[Choice] | None = None
+    error: Any = None
+    usage: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +107,34 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
     """The body of a 200 response.
 
     Raises:
-        CallError: it is no JSON object, or an error of the provider inside a 200 response.
+        CallError: it is no chat completion, or an error of the provider inside a 200 response.
     """
     try:
-        answer = parse_json(body)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise CallError(Failure.UNREADABLE, f"{name} answered with something that is no chat completion", charged=True)
-    choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+        answer = Body.model_validate_json(body)
+    except ValidationError:
+        raise CallError(
+            Failure.UNREADABLE, f"{name} answered with something that is no chat completion", charged=True
+        ) from None
+    choice = answer.choices[0] if answer.choices else Choice()
     # OpenRouter reports a provider's failure inside a 200 response.
-    failure = answer.get("error") or choice.get("error")
+    failure = answer.error or choice.error
     if failure:
         code = failure.get("code") if isinstance(failure, dict) else None
         error = status_error(code if isinstance(code, int) else 500, name)
-        error.charged = "error" in choice or answer.get("usage") is not None  # in the middle of an answer
+        error.charged = choice.error is not None or answer.usage is not None  # in the middle of an answer
         raise error
-    found = choice.get("message")
-    message: dict[str, Any] = found if isinstance(found, dict) else {}
-    content = _text(message.get("content"))
-    # DeepSeek and vLLM call it reasoning_content, OpenRouter reasoning.
-    thought = _text(message.get("reasoning_content")) or _text(message.get("reasoning"))
-    text, finish, why = without_thinking(content), choice.get("finish_reason"), None
-    if message.get("refusal") or finish == "content_filter":
+    message = choice.message or Message()
+    content, thought = message.content or "", message.reasoning_content or message.reasoning or ""
+    text, why = without_thinking(content), None
+    if message.refusal or choice.finish_reason == "content_filter":
         why = Failure.REFUSAL
     elif not text.strip():
-        why = Failure.LENGTH if finish == "length" else Failure.EMPTY
-    return ChatAnswer(text, len(content) + len(thought), _usage(answer.get("usage")), why)
+        why = Failure.LENGTH if choice.finish_reason == "length" else Failure.EMPTY
+    try:
+        usage = Usage.model_validate(answer.usage)
+    except ValidationError:
+        usage = None
+    return ChatAnswer(text, len(content) + len(thought), usage, why)
 
 
 def failed(why: Failure, name: str) -> CallError:
@@ -139,28 +163,3 @@ def status_error(status: int, name: str, flagged: bool = False) -> CallError:
     if status >= 500 or status in (408, 409):
         return CallError(Failure.SERVER, f"{name} failed with HTTP {status}: try again later")
     return CallError(Failure.BAD_REQUEST, f"{name} refused the request (HTTP {status}): check its id and context")
-
-
-def _text(value: Any) -> str:
-    """A string of a body; half a surrogate pair, which JSON can spell and no tokenizer takes, becomes a question mark."""
-    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
-
-
-def _usage(reported: Any) -> Usage | None:
-    """What a response's `usage` says, or None where it says nothing usable."""
-    if not isinstance(reported, dict):
-        return None
-    prompt, sampled = _tokens(reported.get("prompt_tokens")), _tokens(reported.get("completion_tokens"))
-    if prompt is None or sampled is None:
-        return None
-    details = reported.get("prompt_tokens_details")
-    cached = _tokens(details.get("cached_tokens")) if isinstance(details, dict) else None
-    price = reported.get("cost")  # OpenRouter's, in dollars
-    dollars = None
-    if isinstance(price, int | float) and not isinstance(price, bool) and 0 <= price < MOST_TOKENS:
-        dollars = float(price)
-    return Usage(prompt, sampled, min(prompt, cached or 0), dollars)
-
-
-def _tokens(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None

@@ -219,7 +219,8 @@ class ChatClient:
             prompt = -(-sum(len(message["content"]) for message in messages) // CHARACTERS_PER_TOKEN)
             sampled, cached, dollars = -(-answer.characters // CHARACTERS_PER_TOKEN), 0, None
         else:
-            prompt, sampled, cached, dollars = usage.prompt, usage.sampled, usage.cached, usage.dollars
+            prompt, sampled, dollars = usage.prompt, usage.sampled, usage.dollars
+            cached = min(prompt, usage.cached or 0)
         cost.prompt_tokens, cost.cached_tokens, cost.sampled_tokens = prompt - cached, cached, sampled
         cost.dollars = self._dollars(prompt, sampled) if dollars is None else dollars
         return usage is not None
