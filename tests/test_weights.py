@@ -98,11 +98,6 @@ def test_the_command_says_so_and_nothing_else(folder: Path, capfd: pytest.Captur
 # -- the tokenizer -----------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(folder: Path) -> None:
-    add_token(folder, ROWS)
-    refused(folder, f"has a tokenizer with 1 more tokens than its model's {ROWS} (token '<new>' is number {ROWS})")
-
-
 def test_a_placeholder_beyond_the_model_is_refused_where_a_prompt_has_it(folder: Path) -> None:
     """Gemma 3's text models have such a token; a prompt without it is answered as ever."""
     add_token(folder, ROWS, "<image>", special=True)

@@ -80,6 +80,27 @@ def sample_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest.digest(), "big") >> 2
 
 
+def sampling(ask: Ask) -> dict[str, Any]:
+    """What vLLM is told of an `Ask`, in process and over HTTP: whatever a model's or a server's defaults could change."""
+    given: dict[str, Any] = {
+        "temperature": ask.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": ask.max_new_tokens,
+        # The end tokens of generation_config would stop it too: ours are among `stop_token_ids`.
+        "ignore_eos": True,
+        "stop_token_ids": list(ask.stop_ids),
+        "logprobs": ask.top_k,
+    }
+    if ask.temperature > 0:
+        given["seed"] = ask.seed
+    return given | ({"prompt_logprobs": 0} if ask.scored else {})
+
+
 def ranked(pairs: dict[int, float], k: int) -> Pairs:
     """The k likeliest of token -> log-probability, likeliest first; of equal ones the lower token."""
     return tuple(sorted(pairs.items(), key=lambda pair: (-pair[1], pair[0]))[:k])

@@ -1,7 +1,7 @@
 """The in-process engine: continuous batching over one transformers model, every token of a shared prefix computed once.
 
-Each step computes all live rows of the queue (`schedule.py`) in one forward (`native.py`, `forward.py`), lets their samples
-draw, and refills the batch at once. Draws depend on (request seed, sample index) alone.
+Each step computes all live rows of the queue (`schedule.py`) in one forward (`native.py`, else `library_forward.py`), lets
+their samples draw, and refills the batch at once. Draws depend on (request seed, sample index) alone.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from ..errors import EngineError
 from ..types import Cost
 from .admission import check_ids, check_request, check_tokens
 from .device import device_memory
-from .forward import make_forward
 from .native import NativeLlama, library
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Capabilities, Generated, GenerateRequest, Watch
-from .queue_rows import Call, Computed, Rider
+from .queue_rows import Call, Computed, Forward, Rider
 from .sampling import Sampler
 from .schedule import Schedule
 from .step_ends import StepEnds
@@ -102,7 +101,7 @@ class InProcessEngine:
             scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True, excludes=True
         )
         self.max_batch = settings.rows(token_bytes * context, memory)
-        self.forward = make_forward(model, self.tree, settings, context, self.max_batch)
+        self.forward = self._make_forward()
         self.valued = False
         self.cost, self.stats, self.version = Cost(), InProcessStats(), 0
         self.facts: dict[str, Any] = {"backend": "inprocess", "forward": self.forward.facts()}
@@ -112,6 +111,17 @@ class InProcessEngine:
         self._computed: asyncio.Future[None] | None = None  # done when the worker's forward has ended
         self._pump: asyncio.Task[None] | None = None
         self._wakes: set[Watch] = set()
+
+    def _make_forward(self) -> Forward:
+        """The fastest forward that computes the model's function here. Its weights may be copies: make a new one when they
+        have changed."""
+        if self.settings.native == "auto":
+            native = NativeLlama.of(self.model, self.tree, self.settings.dtype)
+            if native is not None:
+                return native
+        from .library_forward import LibraryForward
+
+        return LibraryForward(self.model, self.tree, self.max_batch, self.capabilities.max_context)
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
@@ -162,7 +172,7 @@ class InProcessEngine:
         self.version, self.valued = version, False
         self.tree.clear()
         # Packed weights are copies, and adapters may have been added since: the kernels fit plain layers alone.
-        self.forward = make_forward(self.model, self.tree, self.settings, self.capabilities.max_context, self.max_batch)
+        self.forward = self._make_forward()
         self.facts["forward"] = self.forward.facts()
 
     def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:

@@ -83,11 +83,8 @@ def load_kernels() -> Kernels:
 def _compile_command() -> list[str]:
     """The compiler and its flags, without files."""
     named = os.environ.get("CC") or "cc"
-    try:
-        program, *options = shlex.split(named)
-        extra = shlex.split(os.environ.get("ALPHAZERO_KERNEL_FLAGS", ""))
-    except ValueError as error:
-        raise _KernelError(f"CC or ALPHAZERO_KERNEL_FLAGS has no closing quotation mark ({error})") from error
+    program, *options = shlex.split(named)
+    extra = shlex.split(os.environ.get("ALPHAZERO_KERNEL_FLAGS", ""))
     path = shutil.which(program)
     if path is None:
         raise _KernelError(f"there is no C compiler {named!r}: install one (gcc or clang), or name it in CC")

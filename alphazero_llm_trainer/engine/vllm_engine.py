@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError, EngineError
 from .background import LoopThread, block_interrupts
-from .completions import Answer, Ask, CompletionEngine, ranked
+from .completions import Answer, Ask, CompletionEngine, ranked, sampling
 from .step_ends import StepEnds
 from .vllm_launch import Launch, quiet
 from .vllm_weights import Versions, has_adapter, write_adapter, write_model, write_weights
@@ -151,24 +151,8 @@ class VllmEngine(CompletionEngine):
             task.cancel()
 
     def _sampling(self, ask: Ask) -> Any:
-        return self._params(
-            temperature=ask.temperature,
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
-            repetition_penalty=1.0,
-            seed=None if ask.temperature == 0 else ask.seed,
-            max_tokens=ask.max_new_tokens,
-            # The end tokens of generation_config would stop it too: ours are among `stop_token_ids`.
-            ignore_eos=True,
-            stop_token_ids=list(ask.stop_ids),
-            logprobs=ask.top_k,
-            prompt_logprobs=0 if ask.scored else None,
-            detokenize=False,
-            output_kind=self._final if ask.max_steps is None else self._so_far,
-        )
+        kind = self._final if ask.max_steps is None else self._so_far
+        return self._params(**sampling(ask), detokenize=False, output_kind=kind)
 
     def _full(self, output: Any, steps: int) -> bool:
         return len(self.step_ends.cut(output.outputs[0].token_ids)) >= steps

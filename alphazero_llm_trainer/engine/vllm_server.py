@@ -24,7 +24,7 @@ import httpx
 from ..config.sections import EngineConfig, VllmConfig
 from ..errors import ConfigError, EngineError
 from .background import LoopThread
-from .completions import Answer, Ask, CompletionEngine, ranked
+from .completions import Answer, Ask, CompletionEngine, ranked, sampling
 from .step_ends import StepEnds
 from .vllm_weights import Versions, has_adapter, write_adapter
 
@@ -190,31 +190,16 @@ class ServerEngine(CompletionEngine):
 
 def body(ask: Ask, model: str) -> dict[str, Any]:
     """The request's JSON. Everything that a server's or model's defaults could change is said."""
-    given: dict[str, Any] = {
+    return {
         "model": model,
         "prompt": list(ask.prompt_ids),
         "add_special_tokens": False,
         "n": 1,
-        "max_tokens": ask.max_new_tokens,
-        "temperature": ask.temperature,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "ignore_eos": True,
-        "stop_token_ids": list(ask.stop_ids),
-        "logprobs": ask.top_k,
+        **sampling(ask),
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "skip_special_tokens": False,
     }
-    if ask.temperature > 0:
-        given["seed"] = ask.seed
-    if ask.scored:
-        given["prompt_logprobs"] = 0
-    return given
 
 
 def parse(answer: Mapping[str, Any], ask: Ask) -> Answer:

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from .student import Student
 
 
+def drawing_cost(prefix: tuple[int, ...], drawn: Sequence[Generated]) -> Cost:
+    """What one request's samples after `prefix` cost."""
+    cached, sampled = drawn[0].cached_tokens, sum(len(one.token_ids) for one in drawn)
+    return Cost(prompt_tokens=len(prefix) - cached, cached_tokens=cached, sampled_tokens=sampled, calls=1)
+
+
 class EngineSteps(Prompts):
     """Step proposals of a student's engine. `Cost` of every call is returned with its result.
 
@@ -52,14 +58,7 @@ class EngineSteps(Prompts):
             tempered=self.temperature if without is not None and self.temperature not in (0.0, 1.0) else None,
         )
         [generated] = await self.student.engine.generate([request])
-        cached = generated[0].cached_tokens
-        cost = Cost(
-            prompt_tokens=len(prefix) - cached,
-            cached_tokens=cached,
-            sampled_tokens=sum(len(one.token_ids) for one in generated),
-            calls=1,
-        )
-        return [self.cut(one) for one in generated], cost
+        return [self.cut(one) for one in generated], drawing_cost(prefix, generated)
 
     def cut(self, generated: Generated) -> Continuation:
         """A sampled sequence as steps. Whatever follows the final-answer line is not part of the response."""

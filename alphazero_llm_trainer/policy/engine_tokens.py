@@ -12,6 +12,7 @@ from ..answers import is_final
 from ..engine.protocol import Engine, Generated, GenerateRequest
 from ..types import Cost, Step
 from .chat import Prompts
+from .engine_steps import drawing_cost
 
 if TYPE_CHECKING:
     from .student import Student
@@ -77,14 +78,7 @@ class EngineTokens(Prompts):
             top_k=top_k,
         )
         [[generated]] = await self.engine.generate([request])
-        cached = generated.cached_tokens
-        cost = Cost(
-            prompt_tokens=len(prefix) - cached,
-            cached_tokens=cached,
-            sampled_tokens=len(generated.token_ids),
-            calls=1,
-        )
-        return self._cut(response, generated), cost
+        return self._cut(response, generated), drawing_cost(prefix, [generated])
 
     def _cut(self, response: tuple[int, ...], generated: Generated) -> Generated:
         ids, whole, begun = generated.token_ids, response + generated.token_ids, 0

