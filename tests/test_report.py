@@ -155,7 +155,7 @@ def test_flipped_problems_are_listed_with_both_answers(runs: list[Path], tmp_pat
     assert lines[3]["id"] not in page
 
 
-def test_a_run_of_flat_groups_says_that_nothing_was_learnt(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+def test_a_run_of_zero_variance_says_that_nothing_was_learnt(runs: list[Path], tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run-001"
     run.mkdir()
     shutil.copy(runs[0] / "run.json", run)
@@ -165,7 +165,7 @@ def test_a_run_of_flat_groups_says_that_nothing_was_learnt(runs: list[Path], tmp
             line |= {"flat": 8, "all_wrong": 7, "all_right": 1}
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert train_main(["--resume", str(run)]) == 0
-    said = "Nothing was learnt from search: all 16 groups were flat (14 questions all wrong, 2 all right)"
+    said = "Nothing was learnt from search: all 16 groups had zero variance (14 questions all wrong, 2 all right)"
     assert capsys.readouterr().out.startswith(said)
     page = Page(run / "report.html")
     assert said in page and "try easier problems" in page

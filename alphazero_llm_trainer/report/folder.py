@@ -41,7 +41,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         source = find_source(folder)
         trees = map(TreeReader(source, None), source)
         write_whole(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
-        parts.append(link(RUN_PAGE, "All questions and trees"))
+        parts.insert(0, link(RUN_PAGE, "All questions and trees"))
     write_whole(out / "report.html", page(folder.name, parts))
     return out / "report.html"
 

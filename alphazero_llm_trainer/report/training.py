@@ -46,7 +46,7 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
     fix = "try harder problems" if right > wrong else "try easier problems, or `sft` first"
     counts = f"{wrong:,} questions all wrong, {right:,} all right"
     return (
-        f"Nothing was learnt from search: all {groups:,} groups were flat ({counts}), so no response was better than"
+        f"Nothing was learnt from search: all {groups:,} groups had zero variance ({counts}): no response was better than"
         f" another; {fix}, or a higher search.temperature"
     )
 
@@ -55,9 +55,9 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     """What training did in a sentence, and whether that is "good", "bad" or neither ("")."""
     if not card.get("seconds"):
         return "This run is not finished: it has no test result", ""
-    flat = nothing_learnt(card, metrics)
-    if flat is not None:
-        return flat, "bad"
+    nothing = nothing_learnt(card, metrics)
+    if nothing is not None:
+        return nothing, "bad"
     what, found = "", card.get("gain")
     if found is None:  # without gold answers the user's own reward says it
         what, found = " in reward", card.get("reward_gain")
@@ -172,7 +172,11 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
         chart("Questions with a right response", (0.0, 1.0), True, right="solved")
         if card["method"] == "rft"
         else chart(
-            "Flat groups: nothing to learn from", (0.0, 1.0), True, at_first="flat_at_first", after_more_search="flat"
+            "Groups of zero variance: nothing to learn from",
+            (0.0, 1.0),
+            True,
+            at_first="flat_at_first",
+            after_more_search="flat",
         )
     )
     drawn = [
