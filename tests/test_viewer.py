@@ -373,11 +373,6 @@ class Screen:
         found = self.all(f'[data-stat="{name}"]')
         return found[0].text if found else ""
 
-    def choose(self, css: str, value: str) -> None:
-        from selenium.webdriver.support.ui import Select
-
-        Select(self.one(css)).select_by_value(value)
-
     def fits(self) -> bool:
         """Whether nothing makes the page itself scroll sideways."""
         return bool(self.js("document.documentElement.scrollWidth <= innerWidth"))
@@ -431,27 +426,6 @@ def test_the_slider_shows_the_simulations_as_they_happened(tree_screen: tuple[Sc
         assert screen.js("v.model.N.slice(0, v.model.nodes)") == visits
         assert screen.js("v.model.W.slice(0, v.model.nodes)") == pytest.approx(sums)
         assert f"{step} / 40" in screen.one("#step-said").text
-
-
-def test_filters_find_what_the_tree_holds(tree_screen: tuple[Screen, dict[str, Any]]) -> None:
-    screen, record = tree_screen
-    tree = record["tree"]
-    screen.one("#find").send_keys("w9 is wrong")
-    wanted = {node for node in visited(tree) if "w9 is wrong" in tree["text"][node]}
-    assert {int(one.get_attribute("data-node")) for one in screen.all(".card.match")} == wanted
-    assert screen.one("#found").text == f"{len(wanted)} found"
-    screen.choose("#source", "teacher:t")
-    kept = {0}
-    for node in range(1, len(tree["N"])):
-        if tree["source"][node] == "teacher:t":
-            up = node
-            while up:
-                kept.add(up)
-                up = tree["parent"][up]
-    assert screen.cards() == kept & visited(tree)
-    screen.choose("#source", "")
-    screen.js("(document.getElementById('visits').value = '5', v.draw())")
-    assert screen.cards() == {node for node in visited(tree) if tree["N"][node] >= 5}
 
 
 def test_hostile_text_stays_text(browser: Any, tmp_path: Path) -> None:

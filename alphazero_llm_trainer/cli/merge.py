@@ -9,8 +9,8 @@ from typing import Any
 from ..config.load import Config, resolve_name
 from ..errors import CheckpointError, ConfigError
 from ..live import Progress
-from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, find_model, write_facts
-from .base import add_config_arguments, check_out, resolve, tell_loading
+from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, write_facts
+from .base import add_config_arguments, add_model, check_out, resolve, tell_loading
 
 
 def add_merge(commands: Any) -> None:
@@ -21,28 +21,18 @@ def add_merge(commands: Any) -> None:
         "--adapter", type=Path, required=True, metavar="DIR", help="such as checkpoints/run-001/adapter"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the merged student goes")
-    parser.add_argument(
-        "--model",
-        metavar="BASE",
-        help="the base: a name of config/models.yaml, its folder, or its hub id (default: auto)",
-    )
+    add_model(parser, "the base")
     parser.add_argument("--push-to-hub", metavar="ID", help="upload it as well, as OWNER/NAME (private)")
     add_config_arguments(parser)
 
-    def run(args: argparse.Namespace) -> int:
-        config = resolve(args)
-        if args.model is not None:
-            found, folder = find_model(args.model, config)
-            config = resolve(args, found)
-            if folder is not None:
-                config = resolve(args, found | {"models": {resolve_name(config): {"path": args.model}}})
-        return run_merge(args, config)
-
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_merge)
 
 
-def run_merge(args: argparse.Namespace, config: Config) -> int:
+def run_merge(args: argparse.Namespace) -> int:
     """Load base and adapter, add them up, write and perhaps upload."""
+    config = resolve(args)
+    if args.path is not None:  # the base's own weights
+        config = resolve(args, {"models": {resolve_name(config): {"path": str(args.path)}}})
     adapter: Path = args.adapter
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
         if not (adapter / name).is_file():
