@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -101,8 +100,6 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises OSError, or ValueError where the file holds anything else."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError("it is no regular file")  # a pipe may never end
     found = parse_json(path.read_bytes())
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, no object")
@@ -181,13 +178,13 @@ class FolderLock:
 
     def _holder(self) -> str:
         """The process that has the lock, as far as it has said so."""
-        for _ in range(20):  # it writes its number right after it has the lock
-            self._file.seek(0)
-            number, _, host = self._file.read().strip().partition(" ")
-            if number.isdigit():
-                return f"process {number}" + ("" if host == socket.gethostname() else f" on {host}")
-            time.sleep(0.01)
-        return "another process"
+        self._file.seek(0)
+        number, _, host = self._file.read().strip().partition(" ")
+        return (
+            f"process {number}" + ("" if host == socket.gethostname() else f" on {host}")
+            if number
+            else "another process"
+        )
 
     def release(self) -> None:
         """Let another process write here. Folders that were made for this lock and have nothing else in them go."""
@@ -235,21 +232,17 @@ def refused(flag: str, path: Path, error: OSError, fix: str) -> ConfigError | St
     return ConfigError(f"{flag} {path} can't be written ({error.strerror}): {fix}")
 
 
+_RIGHTS = "make it writable, or name another place"
+_PLACE = "name another place"
 FIXES = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _RIGHTS),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP), _PLACE),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "look at the disk"),
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or ask for a larger quota",
     errno.EFBIG: "raise the limit on a file's size (ulimit -f)",
-    errno.EROFS: "make the disk writable, or name another place",
-    errno.EACCES: "make it writable, or name another place",
-    errno.EPERM: "make it writable, or name another place",
-    errno.ENOENT: "it was removed meanwhile: put it back, or name another place",
-    errno.ENOTDIR: "name another place",
-    errno.EISDIR: "name a file",
-    errno.ENAMETOOLONG: "name a shorter one",
-    errno.ELOOP: "name another place",
-    errno.EIO: "look at the disk",
-    errno.ESTALE: "look at the network disk",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENOENT: "it was removed meanwhile: put it back, or name another place",
 }
 
 
@@ -259,5 +252,4 @@ def storage_failure(error: OSError) -> str | None:
     if fix is None:
         return None
     name = "a file" if error.filename is None else str(error.filename)
-    shown = name if len(name) <= 200 else name[:200] + "…"
-    return f"{shown}: {error.strerror}: {fix}; what is finished is kept, and commands with --resume go on"
+    return f"{name[:200]}: {error.strerror}: {fix}; what is finished is kept, and commands with --resume go on"

@@ -141,7 +141,7 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
         prompts: list[str], completions: list[str], completion_ids: list[list[int]], gold: list[str], **more: Any
     ) -> list[float]:
         spent["tokens"] += sum(map(len, completion_ids))
-        return [grade.hre for grade in RULES["numbers"].grade_many(list(zip(completions, gold, strict=True)))]
+        return [grade.score for grade in RULES["numbers"].grade_many(list(zip(completions, gold, strict=True)))]
 
     class Watch(TrainerCallback):
         def on_step_end(self, arguments: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
 from aiohttp import web
@@ -22,26 +20,10 @@ SILENT = ("refusal", "content-filter", "no-content", "empty-choices", "thinks")
 # Charged by the server, although the client never gets to see the answer.
 LOST = ("hang", "drip", "cut", "huge", "bomb", "truncated", "html", "deep")
 # Not charged.
-FREE = (
-    "307",
-    "429",
-    "429-seconds",
-    "429-date",
-    "500",
-    "502",
-    "503",
-    "close",
-    "error-200",
-    "400",
-    "401",
-    "402",
-    "403",
-    "403-moderation",
-    "404",
-)
+FREE = ("307", "429", "429-seconds", "500", "close", "error-200", "400", "401", "402", "403-moderation", "404")
 FAULTS = (*GOOD, "ok-no-usage", *SILENT, *LOST, *FREE)
 BOMB = gzip.compress(bytes(256 << 20), 6)  # a quarter of a megabyte that unpacks to 256
-STATUS = {"400", "401", "402", "403", "404", "429", "500", "502", "503"}
+STATUS = {"400", "401", "402", "403", "404", "429", "500"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +158,7 @@ class FaultServer:
         whole = json.dumps(body).encode()
         status = fault.partition("-")[0]
         if status in STATUS:
-            headers = {}
-            if fault == "429-seconds":
-                headers["Retry-After"] = "0.01"
-            elif fault == "429-date":
-                headers["Retry-After"] = format_datetime(datetime.now(UTC) - timedelta(seconds=1), usegmt=True)
+            headers = {"Retry-After": "0.01"} if fault == "429-seconds" else {}
             error: dict[str, Any] = {"message": f"no: {self.echo}", "code": int(status)}
             if fault == "403-moderation":
                 error["metadata"] = {"reasons": ["violence"], "flagged_input": "..."}

@@ -29,8 +29,8 @@ logprobs = st.lists(st.floats(-2000, 0), max_size=8)
 )
 def test_hre(response, gold, loose, strict):
     rule = RULES["numbers"]
-    assert [grade.hre for grade in rule.grade_many([(response, gold)])] == [loose]
-    assert [grade.hre for grade in rule.grade_many([(response, gold)], strict=True)] == [strict]
+    assert [grade.score for grade in rule.grade_many([(response, gold)])] == [loose]
+    assert [grade.score for grade in rule.grade_many([(response, gold)], strict=True)] == [strict]
 
 
 def test_perplexity_closed_forms():

@@ -204,8 +204,8 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
         assert not tree.rollouts  # nothing that was not judged
         for leaf in (leaf for leaf in tree.leaves() if tree.verdict[leaf] == "answer"):
             [grade] = rule.grade_many([(tree.response(leaf), found.task)])
-            assert tree.hre[leaf] == grade.hre and (tree.W[leaf] > 0) == bool(grade.hre)
-            wrong += not grade.hre
+            assert tree.hre[leaf] == grade.score and (tree.W[leaf] > 0) == bool(grade.score)
+            wrong += not grade.score
     assert rejected and wrong and stats.solved and not stats.failed
 
 

@@ -65,7 +65,7 @@ def test_worked_solutions_are_right_step_by_step(name: str) -> None:
     for task in load_tasks(source, "train", 40):
         assert task.solution is not None
         grade = source.grade(task.solution, task)
-        assert grade.correct and grade.hre == 1.0, task
+        assert grade.correct and grade.score == 1.0, task
         lines = task.solution.split("\n")
         assert all(source.check_step(task.problem, lines[: k + 1]) for k in range(len(lines) - 1))
         assert source.check_step(task.problem, lines) is not False
@@ -429,11 +429,7 @@ def test_a_graded_score_is_the_hard_reward() -> None:
     source = register(Halves())
     [task] = source.load("train", 1, start=5)
     grades = source.grade_many([(f"#### {n}", task) for n in (5, 6, 7)])
-    assert [(grade.correct, grade.score, grade.hre) for grade in grades] == [
-        (True, 1, 1),
-        (False, 0.5, 0.5),
-        (False, 0, 0),
-    ]
+    assert [(grade.correct, grade.score) for grade in grades] == [(True, 1), (False, 0.5), (False, 0)]
     evaluate = make_evaluate(load_config().rewards, None, {task.problem.id: task})
     steps = [[Step((1,), (0.0,), f"#### {n}")] for n in (5, 6, 7)]
     found = [asyncio.run(evaluate(task.problem, one, [], "answer")) for one in steps]
@@ -451,8 +447,8 @@ def test_reasoning_gym_grades_by_its_own_rule() -> None:
     tasks = load_tasks(source, "test", 20)
     assert not {t.problem.question for t in tasks} & {t.problem.question for t in load_tasks(source, "train", 20)}
     for task in tasks:
-        assert source.grade(f"thinking\n#### {task.gold}", task).hre == 1.0
-        assert source.grade("#### 123456789", task).hre < 1.0
+        assert source.grade(f"thinking\n#### {task.gold}", task).score == 1.0
+        assert source.grade("#### 123456789", task).score < 1.0
     assert source.grade("nothing", tasks[0], strict=True).verdict is Verdict.UNPARSED
     with pytest.raises(ConfigError, match=r"none of its .* tasks"):
         open_named("reasoning-gym:no_such_task")

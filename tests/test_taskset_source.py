@@ -162,7 +162,7 @@ def test_the_tasks_own_rewards_are_summed_and_scaled(reply: str, reward: float) 
     source = open_taskset(WORDS)
     assert (source.low, source.high) == (-0.25, 2.0)
     grade = source.grade(reply, apple(source))
-    assert grade.hre == pytest.approx((reward + 0.25) / 2.25)
+    assert grade.score == pytest.approx((reward + 0.25) / 2.25)
     assert grade.correct is (reward == 2.0)
 
 
@@ -205,7 +205,7 @@ def test_slow_and_broken_rewards() -> None:
     source = open_taskset(WORDS)
     task = apple(source)
     late, broken, fine = source.grade_many([("slow 5", task), ("broken 5", task), ("5", task)])
-    assert late.verdict is Verdict.TIMED_OUT and late.hre == 0.0 and "took too long" in (late.error or "")
+    assert late.verdict is Verdict.TIMED_OUT and late.score == 0.0 and "took too long" in (late.error or "")
     assert broken.verdict is Verdict.FAILED and "RuntimeError: the grader is out of order" in (broken.error or "")
     assert fine.correct and fine.error is None
 
@@ -222,9 +222,9 @@ def test_what_has_no_grade_ends_a_training_question() -> None:
 def test_a_range_is_declared_or_its_breach_told(caplog: pytest.LogCaptureFixture) -> None:
     source = VerifiersTaskset("word-length?reward_range=0:1")
     task = apple(source)
-    assert source.grade("Perhaps 6", task).hre == 0.25
+    assert source.grade("Perhaps 6", task).score == 0.25
     assert caplog.records == []
-    assert [source.grade(reply, task).hre for reply in ("5", "8!")] == [1.0, 0.0]
+    assert [source.grade(reply, task).score for reply in ("5", "8!")] == [1.0, 0.0]
     assert [record.levelname for record in caplog.records] == ["WARNING"] and "reward of 2" in caplog.text
     with caplog.at_level(logging.INFO):
         VerifiersTaskset("word-length")

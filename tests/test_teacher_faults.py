@@ -48,10 +48,7 @@ def always(fault, **more):
 KINDS = {
     "429": Failure.RATE_LIMIT,
     "429-seconds": Failure.RATE_LIMIT,
-    "429-date": Failure.RATE_LIMIT,
     "500": Failure.SERVER,
-    "502": Failure.SERVER,
-    "503": Failure.SERVER,
     "error-200": Failure.SERVER,
     "hang": Failure.TIMEOUT,
     "drip": Failure.TIMEOUT,
@@ -60,7 +57,6 @@ KINDS = {
     "400": Failure.BAD_REQUEST,
     "401": Failure.REFUSED_KEY,
     "402": Failure.REFUSED_KEY,
-    "403": Failure.REFUSED_KEY,
     "403-moderation": Failure.REFUSAL,
     "404": Failure.NOT_FOUND,
     "307": Failure.BAD_REQUEST,
@@ -172,7 +168,7 @@ def test_the_key_is_nowhere(tmp_path, caplog):
     """Logs of every library, errors, books and representations."""
     caplog.set_level(logging.DEBUG)
     wanted, errors = random.Random(5), []
-    faults = [fault for fault in FAULTS if fault not in ("hang", "drip", "401", "402", "403", "404")]
+    faults = [fault for fault in FAULTS if fault not in ("hang", "drip", "401", "402", "404")]
 
     async def use(endpoint):
         endpoint.books.open(tmp_path / "books.jsonl")
@@ -231,7 +227,7 @@ def spend(server, limits, asks, **more):
 def test_no_budget_is_ever_exceeded(seed, dollars, tokens, calls):
     """By the server's own count, lost answers included, with many calls at once."""
     wanted = random.Random(seed)
-    faults = [fault for fault in FAULTS if fault not in ("hang", "drip", "401", "402", "403", "404", "huge")]
+    faults = [fault for fault in FAULTS if fault not in ("hang", "drip", "401", "402", "404", "huge")]
     server = FaultServer(lambda number, asked: wanted.choice(faults), prices=PRICES)
     books, ended = spend(server, BudgetConfig(dollars=dollars, tokens=tokens, calls=calls), 40)
     taken, paid = server.charged()
@@ -315,7 +311,7 @@ def test_nothing_is_charged_for_what_was_refused_or_never_sent():
                 await client.complete(QUESTION, seed=seed)
         return endpoint.books
 
-    order = [fault for fault in FREE if fault not in ("close", "401", "402", "403", "404")]
+    order = [fault for fault in FREE if fault not in ("close", "401", "402", "404")]
     server = FaultServer(lambda number, asked: order[number % len(order)], prices=PRICES)
     books = play(server, use)
     assert books.spent.dollars == 0 == books.spent.tokens

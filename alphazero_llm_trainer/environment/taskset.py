@@ -102,7 +102,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         not recorded for a task that can't be graded."""
         if not self.graded_by_rule:
             return {}
-        return (await self.graded(response_text(trace), was_cut(trace))).hre
+        return (await self.graded(response_text(trace), was_cut(trace))).score
 
     @vf.metric
     async def perplexity_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:

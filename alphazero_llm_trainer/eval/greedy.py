@@ -93,7 +93,7 @@ def answer(
                     for text, one in zip(texts, generated, strict=True)
                 ]
                 answers.correct.append([grade.correct for grade in grades] or [False] * n)
-                answers.grades.append(grades[0].hre if grades else 0.0)
+                answers.grades.append(grades[0].score if grades else 0.0)
                 answers.tokens += sum(len(one.token_ids) for one in generated)
         if custom is not None:
             answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])

@@ -73,13 +73,8 @@ class Grade:
 
     @property
     def score(self) -> float:
-        """In [0, 1]: the partial credit where there is some, else 1.0 for a correct answer and 0.0 for any other."""
+        """The correctness reward, in [0, 1]: the partial credit where there is some, else 1.0 for a correct answer and 0.0."""
         return float(self.correct) if self.partial is None else self.partial
-
-    @property
-    def hre(self) -> float:
-        """The hard reward estimate of docs/design.md, section 5."""
-        return self.score
 
 
 class Rule:
@@ -134,7 +129,24 @@ class MathRule(Rule):
         self, pairs: Sequence[tuple[str, str]], strict: bool = False, verifier: MathVerifier | None = None
     ) -> list[Grade]:
         """See `Rule.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the one that this process shares."""
-        return _math(pairs, strict, verifier)
+        grades: list[Grade] = []
+        asked: list[tuple[int, Request]] = []
+        for i, (response, gold) in enumerate(pairs):
+            found = self.final_answer(response, strict)
+            if found is not None:
+                verdict = _without_math_verify(found, gold)
+                text = answers.without_unit(found.strip().rstrip(".,;:").strip("* "))
+            else:
+                verdict = Verdict.UNPARSED if strict or not response.strip() or len(gold) > LONGEST_ANSWER else None
+                text = response[-LONGEST_ANSWER:]
+            if verdict is None:
+                asked.append((i, Request(answers.without_unit(gold), text, found is not None)))
+            grades.append(Grade(verdict or Verdict.UNPARSED, found))
+        if asked:
+            verdicts = (shared_verifier() if verifier is None else verifier)([request for _, request in asked])
+            for (i, _), name in zip(asked, verdicts, strict=True):
+                grades[i] = Grade(Verdict(name), grades[i].answer)
+        return grades
 
 
 class ExactRule(Rule):
@@ -217,27 +229,6 @@ def word_f1(answer: str, gold: str) -> float:
     words, gold_words = given.split(), wanted.split()
     common = (Counter(words) & Counter(gold_words)).total()
     return 0.0 if common == 0 else 2 * common / (len(words) + len(gold_words))
-
-
-def _math(pairs: Sequence[tuple[str, str]], strict: bool, verifier: MathVerifier | None) -> list[Grade]:
-    grades: list[Grade] = []
-    asked: list[tuple[int, Request]] = []
-    for i, (response, gold) in enumerate(pairs):
-        found = RULES["math"].final_answer(response, strict)
-        if found is not None:
-            verdict = _without_math_verify(found, gold)
-            text = answers.without_unit(found.strip().rstrip(".,;:").strip("* "))
-        else:
-            verdict = Verdict.UNPARSED if strict or not response.strip() or len(gold) > LONGEST_ANSWER else None
-            text = response[-LONGEST_ANSWER:]
-        if verdict is None:
-            asked.append((i, Request(answers.without_unit(gold), text, found is not None)))
-        grades.append(Grade(verdict or Verdict.UNPARSED, found))
-    if asked:
-        verdicts = (shared_verifier() if verifier is None else verifier)([request for _, request in asked])
-        for (i, _), name in zip(asked, verdicts, strict=True):
-            grades[i] = Grade(Verdict(name), grades[i].answer)
-    return grades
 
 
 def _without_math_verify(answer: str, gold: str) -> Verdict | None:

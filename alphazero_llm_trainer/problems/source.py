@@ -192,7 +192,7 @@ class TaskList(Source):
         given = once(tasks if isinstance(tasks, dict) else {"": tasks}, name)
         unknown = [split for split in given if split not in (*SPLITS, "")]
         if unknown:
-            raise ConfigError(f"source {name} has the split {unknown[0]!r}: use {', '.join(SPLITS)}")
+            raise ConfigError(f"{name} has the split {unknown[0]!r}: the splits are {', '.join(SPLITS)}")
         if not isinstance(tasks, dict):
             given = by_hash(given[""])
         if rule is None:

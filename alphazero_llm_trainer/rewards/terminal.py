@@ -40,7 +40,7 @@ def make_evaluate(
                 grade = await source_of(problem).grade_async(response, task, strict=verdict not in WHOLE)
                 if grade.error is not None:
                     raise RequestError(grade.error)
-                correct = grade.hre
+                correct = grade.score
             if custom is not None:
                 own = await custom(problem, response, task)
         likely, cost = (None, None) if perplexity is None else await perplexity(problem, steps)
