@@ -135,19 +135,7 @@ def test_a_loaded_student_brings_its_limits(chat: Path) -> None:
 def test_an_evaluation_goes_on_only_with_what_its_student_was_told(
     chat: Path, rows: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        "eval",
-        "--model",
-        str(chat),
-        "--source",
-        rows,
-        "--methods",
-        "greedy",
-        "--budget-tokens",
-        "8",
-        "--num",
-        "2",
-    ]
+    command = ["eval", "--model", str(chat), "--source", rows, "--methods", "greedy", "--budget-tokens", "8", "-n", "2"]
     command += ["--out", str(tmp_path / "eval")]
     assert main(command) == 0
     assert main([*command, "--resume"]) == 0

@@ -347,7 +347,7 @@ def test_eviction_changes_nothing() -> None:
 def test_an_engine_at_rest_holds_no_cache_and_wakes_as_it_was(engine: InProcessEngine) -> None:
     requests = random_requests(3, 4)
     before, computed = generate(engine, *requests), engine.cost.prompt_tokens
-    engine.rest()
+    engine.sleep()
     assert engine.tree._states is None and engine.tree.used() == 0
     assert sequences(generate(engine, *requests)) == sequences(before)
     assert engine.cost.prompt_tokens == 2 * computed

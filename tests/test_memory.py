@@ -81,7 +81,7 @@ def test_the_engine_holds_what_is_forecast() -> None:
     made = forecast(config, prompt=50)
     assert part(made, "prefix cache", "search") == bytes_of([engine.tree.states])
     assert part(made, "prefix cache", "train") == 0
-    engine.rest()  # as before updates
+    engine.sleep()  # as before updates
     assert engine.tree._states is None and engine.tree.next_logprobs is not None
     held: Any = engine.forward
     # 48 rows of 150 tokens: both grow by doubling.

@@ -324,7 +324,7 @@ def test_all_that_is_computed_for_a_request_is_in_its_budget_and_usage(
 
     async def main() -> None:
         for method in methods:
-            engine.forget()
+            engine.reset_prefix_cache()
             drawn, read = student.engine.cost.sampled_tokens, engine.stats.computed_tokens
             more = {"simulations": 60} if method == "mcts" else {}
             one = wanted(student, config, method, seed=5, temperature=1.0, budget_tokens=budget, **more)

@@ -269,7 +269,7 @@ def test_ends(backend: tuple[str, Student], open_prompt: tuple[int, ...]) -> Non
 def test_cost_adds_up(backend: tuple[str, Student]) -> None:
     name, student = backend
     engine = student.engine
-    engine.forget()
+    engine.reset_prefix_cache()
     prompt = tuple(
         Random(time.time_ns()).randrange(2, 160) for _ in range(100)
     )  # a server's cache is not ours to empty
@@ -310,7 +310,7 @@ def test_a_process_that_dies_fails_every_call_in_one_sentence() -> None:
     with pytest.raises(EngineError, match="vLLM failed"):
         engine.set_policy(None, 1)
     assert time.perf_counter() - began < 20
-    for call in (lambda: generate(engine, GenerateRequest(prompts(student, 1)[0])), engine.forget):
+    for call in (lambda: generate(engine, GenerateRequest(prompts(student, 1)[0])), engine.reset_prefix_cache):
         with pytest.raises(EngineError, match="vLLM failed"):
             call()
     engine.close()

@@ -11,9 +11,7 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -299,41 +297,6 @@ def test_how_vllm_is_started() -> None:
         launch(spec=TINY.model_copy(update={"lora": LoraConfig(rank=1000)}), adapter="lora")
 
 
-class NotVllm(BaseHTTPRequestHandler):
-    """A web server that is something else."""
-
-    def do_GET(self) -> None:
-        kind, text = {
-            "/html/models": ("text/html", "<html>hello</html>"),
-            "/broken/models": ("application/json", "{"),
-        }.get(self.path, ("text/plain", ""))
-        self.send_response(200 if text else 404)
-        self.send_header("Content-Type", kind)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def not_vllm() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), NotVllm) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("path", "words"), [("/v1", "with 404"), ("/html", "serves nothing"), ("/broken", "is not a JSON object")]
-)
-def test_what_is_no_vllm_server_is_one_sentence(not_vllm: str, path: str, words: str) -> None:
-    overrides = ["student=embedded", "engine.backend=vllm-server", f"engine.vllm.base_url={not_vllm}{path}"]
-    with pytest.raises(EngineError, match=words) as caught:
-        load_student(load_config(overrides=overrides))
-    assert "\n" not in str(caught.value)
-
-
 def test_a_server_that_is_not_there_and_a_key_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     common = ["student=embedded", "engine.backend=vllm-server", "engine.vllm.base_url=http://127.0.0.1:9/v1"]
     with pytest.raises(EngineError, match=r"can't be reached.*engine\.vllm\.base_url"):
@@ -350,6 +313,13 @@ def server() -> Iterator[CompletionServer]:
     found = CompletionServer()
     yield found
     found.close()
+
+
+def test_what_is_no_vllm_server_is_one_sentence(server: CompletionServer) -> None:
+    overrides = ["student=embedded", "engine.backend=vllm-server", f"engine.vllm.base_url={server.url}/other"]
+    with pytest.raises(EngineError, match="with 404") as caught:
+        load_student(load_config(overrides=overrides))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -62,30 +62,27 @@ def refused(folder: Path, *words: str) -> None:
         assert word in text, (word, text)
 
 
-def test_missing_weights_are_refused(folder: Path) -> None:
-    def lose(weights: Weights) -> None:
-        del weights["model.layers.0.self_attn.q_proj.weight"], weights["model.norm.weight"]
-
-    change_weights(folder, lose)
-    refused(folder, "lacks model.layers.0.self_attn.q_proj.weight, model.norm.weight: copy its files")
+def lose(weights: Weights) -> None:
+    del weights["model.layers.0.self_attn.q_proj.weight"], weights["model.norm.weight"]
 
 
-def test_a_lost_embedding_is_missing_and_tied_weights_are_not(folder: Path) -> None:
-    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
-    load(folder)
-    change_weights(folder, lambda weights: weights.pop("model.embed_tokens.weight"))
-    refused(folder, "lacks lm_head.weight, model.embed_tokens.weight")
+FAULTS: dict[str, Callable[[Weights], Any]] = {
+    "lacks model.layers.0.self_attn.q_proj.weight, model.norm.weight: copy its files": lose,
+    "lacks lm_head.weight, model.embed_tokens.weight": lambda weights: weights.pop("model.embed_tokens.weight"),
+    "has another shape than config.json says for model.norm.weight": lambda weights: weights.update(
+        {"model.norm.weight": torch.ones(64)}
+    ),
+    "has numbers that are not finite in model.layers.2.mlp.up_proj.weight": lambda weights: weights[
+        "model.layers.2.mlp.up_proj.weight"
+    ][3, 5].fill_(float("nan")),
+}
 
 
-def test_weights_of_another_shape_are_refused(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.update({"model.norm.weight": torch.ones(64)}))
-    refused(folder, "has another shape than config.json says for model.norm.weight")
-
-
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_weights_that_are_no_numbers_are_refused(folder: Path, number: float) -> None:
-    change_weights(folder, lambda weights: weights["model.layers.2.mlp.up_proj.weight"][3, 5].fill_(number))
-    refused(folder, "has numbers that are not finite in model.layers.2.mlp.up_proj.weight")
+@pytest.mark.parametrize("words", FAULTS)
+def test_faulty_weights_are_refused(folder: Path, words: str) -> None:
+    load(folder)  # its tied output layer is not missing
+    change_weights(folder, FAULTS[words])
+    refused(folder, words)
 
 
 def test_the_command_says_so_and_nothing_else(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -195,11 +195,11 @@ class CompletionEngine(ABC):
                 " or set engine.backend=inprocess"
             )
 
-    def rest(self) -> None:  # noqa: B027 - a server has nothing to give back
-        """See `Engine.rest`."""
+    def sleep(self) -> None:  # noqa: B027 - a server has nothing to give back
+        """See `Engine.sleep`."""
 
-    def forget(self) -> None:  # noqa: B027 - a server's cache is everybody's
-        """See `Engine.forget`."""
+    def reset_prefix_cache(self) -> None:  # noqa: B027 - a server's cache is everybody's
+        """See `Engine.reset_prefix_cache`."""
 
     def close(self) -> None:  # noqa: B027 - of what a subclass started
         """See `Engine.close`."""

@@ -186,13 +186,13 @@ class InProcessEngine:
         self.valued = weight is not None
         self.tree.clear_values()
 
-    def rest(self) -> None:
-        """See `Engine.rest`: its model is the trainer's own, the cache is given back."""
+    def sleep(self) -> None:
+        """See `Engine.sleep`: its model is the trainer's own, the cache is given back."""
         if not self._busy():
             self.tree.release()
 
-    def forget(self) -> None:
-        """See `Engine.forget`."""
+    def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`."""
         self.tree.clear()
 
     def close(self) -> None:

@@ -149,11 +149,11 @@ class Engine(TokenEngine, Protocol):
         """Take the value head V = sigmoid(weight . h + bias), h the final-norm hidden state `[D]`; None removes it."""
         ...
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Nothing will be asked for a while: give back the memory that can be given back. The next call wakes it."""
         ...
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Drop what is cached of prompts and responses, so that the next call pays for all of its own."""
         ...
 

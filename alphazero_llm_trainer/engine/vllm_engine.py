@@ -102,14 +102,14 @@ class VllmEngine(CompletionEngine):
         """End vLLM's processes; no call may follow."""
         self._end()
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Put the weights into main memory and drop the cache, until the next call. Nothing where sleep is off."""
         if self.launch.sleeps and not self._asleep:
             self.thread.wait(self._called(self.client.sleep(level=1)))
             self._asleep = True
 
-    def forget(self) -> None:
-        """See `Engine.forget`."""
+    def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`."""
         self.thread.wait(self._called(self.client.reset_prefix_cache()))
 
     # -- on the thread's event loop ----------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ async def run_cell(
 
     Every method sees the same seeds. The policy's cache is emptied first, so that no method lives on another one's.
     """
-    sampler.student.engine.forget()
+    sampler.student.engine.reset_prefix_cache()
     began = time.perf_counter()
 
     async def one(task: Task) -> Answered:
@@ -160,7 +160,7 @@ async def run_samples(
     tell: Callable[[int], None],
 ) -> Samples:
     """`samples` whole responses to each problem, without a budget: for pass@k and maj@k. Raises StoppedError."""
-    sampler.student.engine.forget()
+    sampler.student.engine.reset_prefix_cache()
     began = time.perf_counter()
     limits = Limits(sampler.settings.max_depth, sampler.settings.max_tokens)
     result = Samples(benchmark.name, samples)

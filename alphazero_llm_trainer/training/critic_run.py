@@ -104,7 +104,7 @@ def train_critic(
         KeyboardInterrupt: the user asked to stop.
     """
     progress = progress if progress is not None else Progress(quiet=True)
-    student.engine.rest()  # nothing is searched from here on
+    student.engine.sleep()  # nothing is searched from here on
     bfloat16 = Economy.of(config, student.spec, student.model).autocast
     examples = [as_examples(part, student, config) for part in (parts[1:] if kind == "value" else parts)]
     named = list(zip(PARTS[-len(examples) :], examples, strict=True))

@@ -53,8 +53,8 @@ class Measured:
         answers = answer(
             self.student, tasks, max_tokens=self.config.search.max_tokens, custom=self.collector.custom, **shown
         )
-        self.student.engine.forget()
-        self.student.engine.rest()
+        self.student.engine.reset_prefix_cache()
+        self.student.engine.sleep()
         return answers
 
     def keep_answers(self, when: str, answers: Answers) -> None:

@@ -89,7 +89,7 @@ class Run(Measured):
             began = time.perf_counter()
             trees, stats = rounds.search(number)  # search -> graded trees, into the journal
             rows = self.ranks.told(lambda: builder.minibatches(number, trees, stats))  # noqa: B023 - credit -> rows
-            self.student.engine.rest()
+            self.student.engine.sleep()
             figures = self.learn(learner, rows, number)  # losses.py
             self.train_seconds += time.perf_counter() - began
             if self.ranks.first:

@@ -185,7 +185,7 @@ class Forecast:
     # -- the engine's cache ------------------------------------------------------------------------------------------
 
     def cache(self) -> list[Part]:
-        """What each engine keeps. The policy's cache is empty while it is trained (`Engine.rest`)."""
+        """What each engine keeps. The policy's cache is empty while it is trained (`Engine.sleep`)."""
         shape, engine, others = self.shape, self.config.engine, len(self.others())
         own, parts = int(engine.backend == "inprocess"), []
         if engine.backend == "vllm" and self.cuda:

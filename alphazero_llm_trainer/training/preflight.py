@@ -115,8 +115,8 @@ def preflight(student: Student, config: Config, tasks: Sequence[Task], progress:
         right = asyncio.run(respond_to_all())
     finally:
         progress.stop()
-        student.engine.forget()
-        student.engine.rest()
+        student.engine.reset_prefix_cache()
+        student.engine.sleep()
     seconds = max(time.perf_counter() - began, 1e-9)
     return Preflight(
         [sum(right[at : at + SAMPLES]) for at in range(0, len(right), SAMPLES)],

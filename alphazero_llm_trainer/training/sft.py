@@ -111,7 +111,7 @@ def supervise(
         student.model.eval()
         student.engine.set_policy(None, student.engine.version + 1)
         right = answer_all(student, tasks, max_tokens=limit, **shown).first
-        student.engine.rest()  # updates come next, and they need the memory
+        student.engine.sleep()  # updates come next, and they need the memory
         return right
 
     def accuracy() -> float:
