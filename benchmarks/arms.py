@@ -163,12 +163,14 @@ class Seed:
 
     def spent(self, name: str) -> dict[str, Any]:
         """Sampled tokens and updates of the training that `eval NAME` measured; nothing of what was not trained here."""
-        like = f"{self.folder(name).name}*"
-        runs = sorted(self.path.glob(f"{like}/run-001"), key=validation)
+        stem = self.folder(name)
+        tried = [stem, *sorted(self.path.glob(f"{stem.name}-x*"))]  # at each rate
+        runs = [one / "run-001" for one in tried if (one / "run-001" / "run.json").exists()]
         if runs:
-            return {"training_tokens": sampled(runs[-1]), "updates": updates(runs[-1])}
-        supervised = sorted(self.path.glob(f"{like}/manifest.json"))
-        return {"training_tokens": 0, "updates": read(supervised[-1])["steps"]} if supervised else {}
+            best = max(runs, key=validation)
+            return {"training_tokens": sampled(best), "updates": updates(best)}
+        supervised = [one / "manifest.json" for one in tried if (one / "manifest.json").exists()]
+        return {"training_tokens": 0, "updates": read(supervised[0])["steps"]} if supervised else {}
 
 
 def read(path: Path) -> dict[str, Any]:

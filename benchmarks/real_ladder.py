@@ -8,7 +8,7 @@ stop. Embedded problems of levels 1 to 3: training questions and test problems n
 many updates each: its own right samples (`rft`), expert iteration (`train` as it comes), GRPO with chains and with trees, all
 over the same questions; expert iteration over three times the questions, which takes about as many tokens as `rft`; and more
 supervision as a control. Then each student's answers to the same test problems and to real GSM8K rows, which none of them was
-taught on; and the SFT student's under a process reward model and a value of its own, both from the same trees of new questions.
+taught on.
 """
 
 from __future__ import annotations
@@ -59,24 +59,6 @@ ARMS = {
 MORE = {"expert-more": 3}  # times the questions, and as many more a round
 AGAIN = {"rft": 8, "expert-more": 8}  # arms that are run with another seed as well, from the same SFT student
 OVER = [(arm, "rft") for arm in ARMS if arm != "rft"] + [("grpo-trees", "grpo-trees-hre")]
-# Trees of so many questions, three expansions of eight samples each, and about 30 updates on them.
-JUDGED = 300
-TREES = ["--set", "train.critic.iterations=3", "--set", "train.critic.evaluate_every=10"]
-CRITICS = ("prm", "value")
-BY_CRITIC = ["best-of-n", "adaptive-best-of-n", "step-rejection", "mcts"]
-# One short round of GRPO with an adapter over the SFT student in 4 bits, which takes the library's slow forward on a CPU.
-FOUR_BIT_PROBLEMS = 50
-FOUR_BITS = ["--use-grpo", "-n", "24", "--save-every", "24", "--set", "train.questions_per_round=24"]
-FOUR_BITS += ["--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora"]
-FOUR_BITS += ["--set", "train.rows_per_round=44", "--set", "train.grpo.batch_size=16", "--set", "train.grpo.epochs=1"]
-FOUR_BITS += [
-    "--set",
-    "train.grpo.warmup_rounds=1",
-    "--set",
-    "train.validation_size=20",
-    "--set",
-    "train.keep_best=false",
-]
 LEVELS = ["--set", "problems.levels=[1,2,3]"]
 EVERY = [*LEVELS, "--seed", "7"]
 
@@ -133,21 +115,6 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
         command = ["eval", "--model", str(folder), "--methods", *methods, "--verifier", "calculator"]
         command += ["--budget-tokens", *map(str, args.budgets), "--num", str(args.searched)]
         found[f"eval-{name}"] = ([*command, "--out", str(args.out / f"eval-{name}"), *EVERY], "results.json", "rows")
-    data = {"prm": ["-n", str(JUDGED)], "value": ["--data", str(args.out / "prm")]}
-    for name in CRITICS:
-        command = [name, "--model", str(sft), *data[name], *TREES, "--out", str(args.out / name), *EVERY]
-        found[name] = (command, "critic.json", "test")
-        command = ["eval", "--model", str(sft), "--methods", *BY_CRITIC, "--verifier", name]
-        # The largest budget alone: a PRM reads the question too, which is most of a small one.
-        command += [f"--{name}", str(args.out / name), "--budget-tokens", str(max(args.budgets))]
-        command += ["--num", str(args.searched), "--out", str(args.out / f"eval-sft-{name}"), *EVERY]
-        found[f"eval-sft-{name}"] = (command, "results.json", "rows")
-    small = ["--eval-size", str(FOUR_BIT_PROBLEMS), *EVERY, "--out", str(args.out / "lora-nf4")]
-    found["lora-nf4"] = (["train", "--model", str(sft), *FOUR_BITS, "--set", f"train.demonstrations={rows}", *small],
-                         "run-001/run.json", "after")  # fmt: skip
-    merged = ["eval", "--model", str(args.out / "lora-nf4" / "run-001" / "student"), "--methods", "greedy"]
-    merged += ["--budget-tokens", "200", "--num", str(FOUR_BIT_PROBLEMS), "--out", str(args.out / "answers-lora-nf4")]
-    found["answers-lora-nf4"] = ([*merged, *EVERY], "results.json", "rows")
     if args.hold_out != "questions":  # stages kept from before this option must stay as they were
         found = {name: ([*command, *kept_out], last, key) for name, (command, last, key) in found.items()}
     return found

@@ -1,7 +1,6 @@
 """Token-level search against the plain way: same model, prompts, simulations and seeds, in one run.
 
     uv run python benchmarks/search.py            # some minutes on one core
-    uv run python benchmarks/search.py --quick    # a smoke test of the same code, its figures mean nothing
 
 Feasibility setting: a random 3 M-parameter Llama, prompts of 160 random tokens, 24 simulations, k = 5, c = 2, rollouts to
 a horizon of 96 tokens, a reward that is a hash of the response. Arms: (a) the plain way of `PlainSearch`, a baseline
@@ -434,31 +433,27 @@ def compare(title: str, arms: list[Arm]) -> dict[str, Any]:
     return {"setting": title, "rows": rows}
 
 
-def feasibility_arms(args: argparse.Namespace) -> list[Arm]:
-    size: dict[str, Any] = {"prompt": 40, "horizon": 16, "simulations": 8} if args.quick else {}
-    few, some = (1, 2) if args.quick else (args.beam_trees, args.greedy_trees)
-    counts = (1, 4) if args.quick else (1, 16, 64, 256)
+def feasibility_arms(beam_trees: int, greedy_trees: int) -> list[Arm]:
     plain = [
-        Arm("(a) plain, beam 3", "plain", "beam", few, 1, keep=few),
-        Arm("(b) plain, greedy", "plain", "greedy", some, 1, keep=some),
+        Arm("(a) plain, beam 3", "plain", "beam", beam_trees, 1, keep=beam_trees),
+        Arm("(b) plain, greedy", "plain", "greedy", greedy_trees, 1, keep=greedy_trees),
     ]
-    ours = [Arm("(c) ours, greedy", "ours", "greedy", max(n, some), n, keep=some) for n in counts]
+    counts = (1, 16, 64, 256)
+    ours = [Arm("(c) ours, greedy", "ours", "greedy", max(n, greedy_trees), n, keep=greedy_trees) for n in counts]
     # The very trees of (a): what is gained where a rollout says nothing about its nodes' own.
-    beam = Arm("ours, beam 3", "ours", "beam", counts[0] if args.quick else 8, keep=few)
+    beam = Arm("ours, beam 3", "ours", "beam", 8, keep=beam_trees)
     rewards = [
-        Arm(f"ours, greedy, {name}", "ours", "greedy", counts[-2], reward=reward)
+        Arm(f"ours, greedy, {name}", "ours", "greedy", 64, reward=reward)
         for name, reward in (("reward 0/1", "coin"), ("all right", "right"), ("all wrong", "wrong"))
     ]
     # Random weights are nearly indifferent between tokens (the likeliest has 0.008). With their logits times 8 it has
     # 0.79 on average, as a trained model's: the same greedy rollouts, a tree that branches less.
-    sharp = Arm("ours, greedy, sharp policy", "ours", "greedy", counts[-2], sharpness=8.0)
-    again = replace(plain[0], label="(a) again: the noise", keep=0)
-    return [replace(arm, **size) for arm in (*plain, *ours, *rewards, sharp, beam, again)]
+    sharp = Arm("ours, greedy, sharp policy", "ours", "greedy", 64, sharpness=8.0)
+    return [*plain, *ours, *rewards, sharp, beam, replace(plain[0], label="(a) again: the noise", keep=0)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
     parser.add_argument("--beam-trees", type=int, default=2, help="trees of (a), feasibility setting")
     parser.add_argument("--greedy-trees", type=int, default=4, help="trees of (b), feasibility setting")
     parser.add_argument("--out", type=Path, default=ROOT_FOLDER / "benchmarks" / "results" / "search.json")
@@ -467,7 +462,8 @@ def main() -> None:
     native.library()  # compiled once here: forked processes have it
     began = time.perf_counter()
     feasibility = compare(
-        "feasibility setting, random Llama 3 M; CPU gain over (a), per simulation", feasibility_arms(args)
+        "feasibility setting, random Llama 3 M; CPU gain over (a), per simulation",
+        feasibility_arms(args.beam_trees, args.greedy_trees),
     )
     result = {
         "device": f"{platform.machine()}, 1 thread",

@@ -1,4 +1,4 @@
-"""Tree GRPO against plain TRL GRPO from the same student: held-out accuracy over generated tokens.
+"""Tree GRPO against plain TRL GRPO from the shipped student: held-out accuracy over generated tokens.
 
     uv run python benchmarks/tree_grpo.py --seeds 7 8 9
 
@@ -6,9 +6,8 @@ Plain TRL is `trl.GRPOTrainer` as it comes: its own `generate`, independent samp
 replayed demonstrations (it has none), every sampled response trained on. Ours runs twice: with the default replay of
 demonstrations, and without any, which is the like-for-like arm. All arms see the same questions in the same order, the
 same optimiser, learning-rate shape, clip range, loss normalisation and passes over the samples, and stop at the same
-number of generated tokens: what our arms used, the smaller of the two. Plain TRL runs at each of `--plain-rates`; the
-rate with the best validation accuracy counts. Validation is measured along the way, test problems once at the end, on
-the weights that were best on validation. An interrupted benchmark goes on where it was. Prints a table, writes JSON.
+number of generated tokens: what our arms used, the smaller of the two. TRL's rate is tuned with the first seed (`arms.py`).
+Each arm ends with the weights that were best on validation problems.
 """
 
 from __future__ import annotations
@@ -16,109 +15,69 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from arms import Arm, Seed, climb, figures, groups, less, options, outcomes, read, sampled  # noqa: E402
 
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import bootstrap_over_seeds, repeats  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
-from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
+from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT  # noqa: E402
-from alphazero_llm_trainer.types import Opening  # noqa: E402
+from alphazero_llm_trainer.training.sft import save_trained  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
-OURS = {"tree GRPO": [], "tree GRPO, no replay": ["--set", "train.demonstration_share=0"]}
-PLAIN = "plain TRL GRPO"
+STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
+ROUNDS = "train.questions_per_round=96 train.save_every=480"
+OURS = {
+    "tree GRPO": Arm("grpo", ROUNDS),
+    "tree GRPO, no replay": Arm("grpo", f"{ROUNDS} train.demonstration_share=0"),
+}
+PLAIN, RATE = "plain TRL GRPO", 2e-4
 SAMPLES = 8  # responses a question of the plain arm
 QUESTIONS = 24  # of one of its generation batches
 BATCH = 48  # rows of one of its updates
 
 
-def run(command: list[str]) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+def stages(seed: Seed, factors: dict[str, float]) -> None:
+    """All of one seed."""
+    args, start = seed.args, ("--model", str(STUDENT))
+    runs = {name: seed.train(name, arm, start, args.questions) for name, arm in OURS.items()}
+    budget = min(map(sampled, runs.values()))
+    tried: dict[float, Path] = {}
+    for factor in [factors[PLAIN]] if PLAIN in factors else args.factors:
+        tried[factor] = out = seed.folder(f"{PLAIN} x{factor:g}")
+        if not (out / "manifest.json").exists():
+            print(f"seed {seed.seed}: {out.name}", flush=True)
+            command = [sys.executable, __file__, "--one", str(seed.seed), str(factor * RATE), str(budget)]
+            command += ["--questions", str(args.questions), "--out", str(out)]
+            subprocess.run([*command, *(word for one in args.set for word in ("--set", one))], check=True)
+    factors[PLAIN] = max(tried, key=lambda factor: read(tried[factor] / "manifest.json")["validation_accuracy"])
+    students = {"start": STUDENT, **{name: run / "student" for name, run in runs.items()}, PLAIN: tried[factors[PLAIN]]}
+    if not args.train_only:
+        for name, student in students.items():
+            seed.evaluate(name, student, ["greedy"])
 
 
-def levels_flag(levels: list[int] | None) -> list[str]:
-    return [] if levels is None else ["--set", f"problems.levels={levels}"]
-
-
-def ours(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One of our runs as a row; its curve comes from its metrics."""
-    directory = args.work / f"{seed} {arm}".replace(" ", "-").replace(",", "")
-    flags = ["--use-grpo", "--seed", str(seed), "--num-examples", str(args.num_examples)]
-    flags += ["--eval-size", str(args.eval_size), "--save-every", str(args.save_every), *OURS[arm]]
-    flags += ["--set", f"train.validation_size={args.validation_size}", *levels_flag(args.levels)]
-    flags += [] if args.student is None else ["--model", str(args.student)]
-    folder = directory / "run-001"
-    card = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else {}
-    if "after" not in card:
-        resumed = ["--resume", str(folder)] if card else flags
-        run([sys.executable, "train_vllm.py", *resumed, "--checkpoint-dir", str(directory)])
-        card = json.loads((folder / "run.json").read_text())
-    tokens, curve = 0, [(0, card["validation_before"])]
-    spent: dict[int, int] = {}
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if "cost" in record:
-            tokens += record["cost"]["sampled_tokens"]
-            spent[record["round"]] = tokens
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        if "validation_accuracy" in record:
-            curve.append((spent[record["round"]], record["validation_accuracy"]))
-    return {
-        "arm": arm,
-        "seed": seed,
-        "before": card["before"]["correct"],
-        "correct": card["after"]["correct"],
-        "curve": curve,
-        "tokens": tokens,
-        "seconds": card["seconds"]["training"],
-        "command": " ".join(["python train_vllm.py", *flags]),
-    }
-
-
-def plain(seed: int, rate: float, budget: int, args: argparse.Namespace) -> dict[str, Any]:
-    """`plain_run` in a process of its own."""
-    out = args.work / f"{seed}-plain-{rate}-{budget}.json"
-    if not out.exists():
-        command = [sys.executable, __file__, "--one", str(seed), str(rate), str(budget), "--out", str(out)]
-        command += ["--eval-size", str(args.eval_size), "--validation-size", str(args.validation_size)]
-        command += ["--num-examples", str(args.num_examples), "--work", str(args.work)]
-        command += [] if args.student is None else ["--student", str(args.student)]
-        command += [] if args.levels is None else ["--levels", *map(str, args.levels)]
-        run(command)
-    return json.loads(out.read_text())
-
-
-def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> dict[str, Any]:
-    """TRL's GRPO on the same questions until it has generated `budget` tokens."""
+def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> None:
+    """TRL's GRPO on the same questions until it has generated `budget` tokens; writes its best student to --out."""
     from datasets import Dataset
     from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    config = load_config(overrides=["student=embedded", f"seed={seed}", {"problems": {"levels": args.levels}}])
-    student = load_student(config, path=args.student, opening=Opening(SYSTEM_PROMPT))
-    model = student.model
-    split = {"levels": config.problems.levels}
-    tasks = load_tasks("embedded", "train", args.num_examples, start=config.train.demonstrations, **split)
-    validation = load_tasks("embedded", "validation", args.validation_size, **split)
-    test = load_tasks("embedded", "test", args.eval_size, **split)
+    config = load_config(overrides=["student=embedded", f"seed={seed}", *args.set])
+    student = load_student(config, path=STUDENT, opening=opening(config))
+    model: Any = student.model
+    tasks = tasks_of(config, "train", args.questions, config.train.demonstrations)
+    validation = tasks_of(config, "validation", config.train.validation_size)
 
     def correct(problems: list[Any]) -> list[bool]:
         training = model.training
@@ -155,7 +114,7 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
 
     grpo = config.train.grpo
     settings = GRPOConfig(
-        output_dir=str(args.work / f"{seed}-plain-{rate}"),
+        output_dir=str(args.out),
         max_steps=rounds * updates,
         per_device_train_batch_size=BATCH,
         steps_per_generation=rows // BATCH,
@@ -188,7 +147,6 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
     )
     prompts = [prompt_text(student, task.problem.question) for task in tasks]
     model.requires_grad_(True)
-    before = correct(test)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=correctness,
@@ -198,21 +156,13 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
         callbacks=[Watch()],
     )
     trainer.remove_callback(PrinterCallback)
-    began = time.perf_counter()
     trainer.train()
-    seconds = time.perf_counter() - began
     model.load_state_dict(best["weights"])
-    return {
-        "arm": PLAIN,
-        "seed": seed,
-        "learning_rate": rate,
-        "validation": best["accuracy"],
-        "before": before,
-        "correct": correct(test),
-        "curve": curve,
-        "tokens": spent["tokens"],
-        "seconds": seconds,
-    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    save_trained(student, "full", config, args.out)
+    student.tokenizer.save_pretrained(args.out)
+    facts = {"steps": trainer.state.global_step, "validation_accuracy": best["accuracy"], "tokens": spent["tokens"]}
+    (args.out / "manifest.json").write_text(json.dumps({**facts, "learning_rate": rate, "curve": curve}))
 
 
 def prompt_text(student: Any, question: str) -> str:
@@ -221,95 +171,37 @@ def prompt_text(student: Any, question: str) -> str:
     return student.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[7, 8, 9])
-    parser.add_argument("--num-examples", type=int, default=5760, help="questions of our arms")
-    parser.add_argument("--save-every", type=int, default=480, help="questions between validations of our arms")
-    parser.add_argument("--eval-size", type=int, default=1000)
-    parser.add_argument("--validation-size", type=int, default=500)
-    parser.add_argument("--plain-rates", type=float, nargs="+", default=[5e-4, 1e-4])
-    parser.add_argument("--student", type=Path, help="a student folder to start from (default: the shipped one)")
-    parser.add_argument("--levels", type=int, nargs="+", help="problem levels (default: the mix)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes side by side, one thread each")
-    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "tree_grpo")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "tree_grpo.json")
-    parser.add_argument("--one", type=float, nargs=3, metavar=("SEED", "RATE", "BUDGET"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    if args.one:
-        seed, rate, budget = args.one
-        args.out.write_text(json.dumps(plain_run(int(seed), rate, int(budget), args)))
-        return
-
-    def told(row: dict[str, Any]) -> dict[str, Any]:
-        rate = f", rate {row['learning_rate']}" if "learning_rate" in row else ""
-        accuracy = sum(row["correct"]) / len(row["correct"])
-        print(
-            f"seed {row['seed']}, {row['arm']}{rate}: {accuracy:.3f} after {row['tokens']:,} tokens, {row['seconds']:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-        return row
-
-    with ThreadPoolExecutor(args.jobs) as pool:
-        wanted = [(arm, seed) for seed in args.seeds for arm in OURS]
-        rows = list(pool.map(lambda job: told(ours(*job, args)), wanted))
-        budget = {seed: min(row["tokens"] for row in rows if row["seed"] == seed) for seed in args.seeds}
-        tries = [(seed, rate) for seed in args.seeds for rate in args.plain_rates]
-        plains = list(pool.map(lambda job: told(plain(*job, budget[job[0]], args)), tries))
-    for seed in args.seeds:
-        rows.append(max((row for row in plains if row["seed"] == seed), key=lambda row: row["validation"]))
-    report(rows, plains, args)
-
-
-def report(rows: list[dict[str, Any]], plains: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """The table and JSON. Intervals are over distinct problems and over seeds."""
-    groups = repeats(load_tasks("embedded", "test", args.eval_size, levels=args.levels))
-
-    def by_seed(arm: str, key: str = "correct") -> list[list[float]]:
-        return [[float(one) for one in row[key]] for row in rows if row["arm"] == arm]
-
-    def mean(found: list[list[float]]) -> float:
-        return sum(map(sum, found)) / sum(map(len, found))
-
+def table(seeds: Sequence[Seed]) -> dict[str, Any]:
+    """Each arm's gain, and over plain TRL. Intervals are over distinct problems and over seeds."""
+    same, before = groups(seeds[0]), outcomes(seeds, "start")
     summary = []
     for arm in (*OURS, PLAIN):
-        mine = [row for row in rows if row["arm"] == arm]
-        after, before = by_seed(arm), by_seed(arm, "before")[:1]
-        gain = bootstrap_over_seeds(after, before, groups=groups)
-        versus = bootstrap_over_seeds(after, by_seed(PLAIN), groups=groups)
-        tokens = sum(row["tokens"] for row in mine) // len(mine)
-        print(f"{arm:24} {mean(before):.3f} -> {mean(after):.3f}, over plain TRL {versus}, {tokens:,} tokens")
-        summary.append(
-            {
-                "arm": arm,
-                "before": mean(before),
-                "after": mean(after),
-                "gain": vars_of(gain),
-                "over_plain": None if arm == PLAIN else vars_of(versus),
-                "tokens": tokens,
-            }
-        )
-    runs = [row for row in rows if row["arm"] != PLAIN] + plains
-    for row in runs:
-        del row["seconds"]  # the arms may have shared the machine with others
-        for name in ("correct", "before"):
-            row[name] = "".join("1" if x else "0" for x in row[name])
-    facts = {
-        "seeds": args.seeds,
-        "questions": args.num_examples,
-        "problems": args.eval_size,
-        "distinct": len(set(groups)),
-        "validation_problems": args.validation_size,
-        "summary": summary,
-        "runs": runs,
-    }
-    provenance.write(args.out, "tree_grpo", facts)
+        row, found = figures(seeds, arm, same), outcomes(seeds, arm)
+        row |= {"arm": arm, "after": row["accuracy"][0], "gain": less(found, before, same)}
+        row["over_plain"] = None if arm == PLAIN else less(found, outcomes(seeds, PLAIN), same)
+        cards = [read(path) for seed in seeds for path in seed.path.glob("plain-TRL-GRPO*/manifest.json")]
+        row["tokens"] = sum(card["tokens"] for card in cards) // len(cards) if arm == PLAIN else row["training_tokens"]
+        print(f"{arm:24} {row['after']:.3f}, over plain TRL {row['over_plain']}, {row['tokens']:,} tokens")
+        summary.append(row)
+    return {"distinct": len(set(same)), "summary": summary}
 
 
-def vars_of(interval: Any) -> dict[str, float]:
-    return {"value": interval.value, "low": interval.low, "high": interval.high}
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=int, default=5760, help="of our arms")
+    options(parser, "tree_grpo", first=0, num=1000)
+    parser.add_argument("--one", type=float, nargs=3, metavar=("SEED", "RATE", "BUDGET"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        seed, rate, budget = args.one
+        plain_run(int(seed), rate, int(budget), args)
+        return
+    args.work, args.set = args.work.resolve(), ["student=embedded", *args.set]
+    seeds = [Seed(seed, args) for seed in args.seeds]
+    factors = climb(seeds, stages, args.jobs)
+    if not args.train_only:
+        facts = {"seeds": args.seeds, "questions": args.questions, "problems": args.num, "rate_factors": factors}
+        provenance.write(args.out, "tree_grpo", facts | table(seeds))
 
 
 if __name__ == "__main__":
