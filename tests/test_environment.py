@@ -26,7 +26,7 @@ from alphazero_llm_trainer.environment.calls import ChatSteps
 from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
 from alphazero_llm_trainer.environment.front_end import notes
 from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
-from alphazero_llm_trainer.environment.harness import AlphaZeroHarnessConfig, record
+from alphazero_llm_trainer.environment.harness import record
 from alphazero_llm_trainer.environment.loopback import Loopback
 from alphazero_llm_trainer.environment.taskset import (
     AlphaZeroData,
@@ -120,15 +120,6 @@ def remote(env: AlphaZeroEnv, answer: Handler, monkeypatch: pytest.MonkeyPatch) 
 
 
 # -- the plugin -----------------------------------------------------------------------------------------------------
-
-
-def test_the_package_exports_one_of_each() -> None:
-    assert vf.environment_class(OUR_ID) is AlphaZeroEnv
-    assert vf.taskset_config_type(OUR_ID) is AlphaZeroTasksetConfig
-    assert vf.harness_config_type(OUR_ID) is AlphaZeroHarnessConfig
-    config = vf.resolve_env_config({"taskset": {"id": OUR_ID}})
-    assert isinstance(config.agent.harness, AlphaZeroHarnessConfig)
-    assert isinstance(config.agent.runtime, vf.SubprocessConfig)
 
 
 def test_the_taskset_sizes_splits_and_keys() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,15 +67,6 @@ def test_deltas_join_to_the_whole_and_stop_strings_cut_exactly(text: str, stops:
     assert told == reader.text == expected
     assert (reader.stop is not None) == bool(found)
     assert "".join(reader.pieces[: reader.kept()]).startswith(expected)
-
-
-def test_an_unfinished_character_is_told_at_the_end() -> None:
-    reader = TextReader(byte_decode)
-    reader.feed("a€".encode()[:-1])
-    assert reader.delta() == "a"
-    reader.end()
-    assert reader.delta(final=True) == "\ufffd"
-    assert len(reader.pieces) == 3
 
 
 # -- traces, models and the door ---------------------------------------------------------------------------------------
@@ -161,26 +150,6 @@ def test_who_passes_the_door() -> None:
     assert status(keys=keys, authorization="Basic Om9uZQ==") == 200  # ":one"
     assert status(keys=keys, authorization="Basic Om9uZ===") == 401
     assert is_loopback("::1") and not is_loopback("0.0.0.0")
-
-
-BUDGET = """
-import resource
-from alphazero_llm_trainer.serve.server import budget
-resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
-print(budget(200), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-"""
-
-
-@pytest.mark.parametrize(("soft", "hard", "most"), [(100, 1000, 200), (150, 150, 86), (70, 70, None)])
-def test_the_budget_of_descriptors(soft: int, hard: int, most: int | None) -> None:
-    """The soft limit is raised as far as it may be; what is left is what clients may have."""
-    code = BUDGET.format(soft=soft, hard=hard)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if most is None:
-        assert done.returncode == 1 and "raise ulimit -n" in done.stderr
-        return
-    found, limit = map(int, done.stdout.split())
-    assert 50 <= found <= most and found + 64 <= limit <= hard
 
 
 # -- a watched engine --------------------------------------------------------------------------------------------------

@@ -28,9 +28,7 @@ def summarise(folder: Path) -> RolloutSummary:
     """Read a run's `traces.jsonl` (one episode a line)."""
     summary = RolloutSummary()
     sums: dict[str, list[float]] = {}
-    file = folder / TRACES
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    for line in lines:
+    for line in (folder / TRACES).read_text(encoding="utf-8").splitlines():
         episode: dict[str, Any] = json.loads(line)
         summary.total += 1
         if not episode.get("ok"):
