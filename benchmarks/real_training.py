@@ -65,7 +65,7 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import tasks_of
     from alphazero_llm_trainer.training.models import Economy, make_trainable
-    from alphazero_llm_trainer.training.sft import SftSettings, sft_rows, train_student
+    from alphazero_llm_trainer.training.sft import sft_rows, train_student
 
     torch.set_num_threads(args.threads)
     config = load_config(overrides=[f"student={args.model}", f"dataset.path={args.data}", "problems.source=gsm8k"])
@@ -94,9 +94,10 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
             stock(student, rows, args.updates, Path(folder), Callback())
     else:
         model = make_trainable(student.model, student.spec, "full")
-        settings = SftSettings(steps=args.updates, batch_size=BATCH, learning_rate=1e-5, seed=SEED)
+        few = {"steps": args.updates, "batch_size": BATCH, "learning_rate": 1e-5}
+        settings = config.train.sft.model_copy(update=few)
         economy = Economy(MICRO, autocast=arm == "bfloat16")
-        train_student(model, rows, settings, economy, progress=Steps(quiet=True))
+        train_student(model, rows, settings, SEED, economy, progress=Steps(quiet=True))
     (cpu, wall), (cpu_end, wall_end) = marks[0], marks[-1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     # The rows are shuffled: each update is taken to have the same share of all tokens.

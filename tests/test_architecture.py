@@ -168,7 +168,7 @@ PLACES = {
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
     "datasets": {"problems", "training.prm"},
-    "yaml": {"config", "cli.base", "report", "training.model_card"},
+    "yaml": {"config", "cli.base", "report"},
     "pyarrow": {"cli.export", "problems.rows"},
     "reasoning_gym": {"problems.gym"},
     "aiohttp": {"environment"},

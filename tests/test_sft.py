@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.train import SftConfig
 from alphazero_llm_trainer.errors import DataError, TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.training.models import Economy, trained_state
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.sft import (
-    SftSettings,
-    StudentShape,
+    SHAPE,
     minibatches,
     new_student,
     settings_of,
@@ -28,8 +28,13 @@ from alphazero_llm_trainer.training.sft import (
     train_student,
 )
 
-TINY = StudentShape(hidden_size=32, layers=1, heads=2, intermediate_size=64, max_positions=256)
-SETTINGS = SftSettings(steps=6, batch_size=4, warmup_steps=2, evaluate_every=3, shape=TINY)
+TINY = SHAPE | {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def settings(**given: Any) -> SftConfig:
+    """Those of a student from scratch, in few updates."""
+    few = {"steps": 6, "batch_size": 4, "warmup_steps": 2, "evaluate_every": 3}
+    return settings_of(load_config()).model_copy(update=few | given)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,7 @@ def rows(student: Student) -> list[TrainRow]:
 
 
 def tiny(student: Student, seed: int = 1) -> Any:
-    return new_student(student.tokenizer, TINY, seed)
+    return new_student(student.tokenizer, seed, TINY)
 
 
 def test_rows_weigh_question_and_answer_tokens(student: Student) -> None:
@@ -68,7 +73,7 @@ def test_a_row_without_a_solution_is_refused(student: Student) -> None:
     with pytest.raises(DataError, match="embedded/train/1/0"):
         sft_rows([task], student)
     with pytest.raises(DataError, match="at least one row"):
-        train_student(tiny(student), [], SETTINGS)
+        train_student(tiny(student), [], settings(), 0)
 
 
 def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(rows: list[TrainRow]) -> None:
@@ -89,7 +94,7 @@ def length(row: TrainRow) -> int:
 def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(student: Student, rows: list[TrainRow]) -> None:
     def trained(seed: int, economy: Economy = Economy()) -> dict[str, torch.Tensor]:  # noqa: B008
         model = tiny(student, seed)
-        train_student(model, rows, replace(SETTINGS, seed=seed), economy)
+        train_student(model, rows, settings(), seed, economy)
         return trained_state(model)
 
     one, same, other, parts = trained(1), trained(1), trained(2), trained(1, Economy(micro_batch=1))
@@ -105,17 +110,18 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student: Stud
         seen.append(trained_state(model))
         return [0.25, 0.5, 0.5][len(seen) - 1]
 
-    found = train_student(model, rows, replace(SETTINGS, steps=8), evaluate=evaluate)
+    found = train_student(model, rows, settings(steps=8), 0, evaluate=evaluate)
     assert [line["step"] for line in found["evaluations"]] == [3, 6, 8]
     assert all(torch.equal(parameter, seen[1][name]) for name, parameter in trained_state(model).items())
 
 
 def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Student) -> None:
-    rows, settings = sft_rows(embedded.load("train", 200), student, 0.1), SftSettings(steps=60, learning_rate=3e-3)
-    losses = train_student(new_student(student.tokenizer, settings.shape, 0), rows, settings)["losses"]
+    rows = sft_rows(embedded.load("train", 200), student, 0.1)
+    usual = settings(steps=60, batch_size=16, warmup_steps=50)
+    losses = train_student(new_student(student.tokenizer, 0), rows, usual, 0)["losses"]
     assert len(losses) == 60 and sum(losses[-5:]) < 0.6 * sum(losses[:5])
     with pytest.raises(TrainingError, match="lower the learning rate"):
-        train_student(tiny(student), rows, replace(SETTINGS, steps=60, learning_rate=1e30, max_grad_norm=1e30))
+        train_student(tiny(student), rows, settings(steps=60, learning_rate=1e30, max_grad_norm=1e30), 0)
 
 
 @pytest.mark.parametrize("scratch", [True, False])

@@ -10,9 +10,7 @@ from typing import Any
 from ..config.load import Config
 from ..eval.greedy import Answers, answer
 from ..eval.metrics import mean_interval, paired_bootstrap, repeats, wilson
-from ..files import sync_all
 from ..live import Progress
-from ..policy.folders import trained_with, write_facts
 from ..policy.student import Student
 from ..policy.weights import load_sealed, save_sealed
 from ..problems.source import open_source, source_of
@@ -20,9 +18,8 @@ from ..report.folder import write_report
 from ..rewards.combined import outcome
 from ..rollouts import Collector
 from ..types import Cost, Task
-from .hub import upload
-from .model_card import write_model_card
-from .models import load_trained_state, merged, save_adapter, trained_state
+from .hub import upload, write_model_card
+from .models import load_trained_state, save_student, trained_state
 from .run import RunFolder
 from .size import RunSize
 from .tracking import Tracking
@@ -138,7 +135,9 @@ class Measured:
         card["kept"] = kept
         card["search_cost"] = total.as_dict()
         card["ends"] = dict(self.ends)
-        self.save_student()
+        # The card that says "finished" is written after it.
+        source, dtype = open_source(self.config).name, self.config.train.merge_dtype
+        save_student(self.student, self.adapter, source, dtype, self.folder.student, self.folder.adapter)
         base = self.config.train.student or self.student.spec.path
         for place in (self.folder.student, self.folder.adapter):
             if place.is_dir():
@@ -152,20 +151,6 @@ class Measured:
             card["uploaded"] = upload(self.config.train.push_to_hub, parts)
             self.folder.write_card(card)
         return card
-
-    def save_student(self) -> None:
-        """`student/` is a plain folder that transformers loads; adapters go to `adapter/` too, as they were trained."""
-        model: Any = self.student.model
-        spec = trained_with(self.student, open_source(self.config).name)
-        if self.adapter == "lora":
-            save_adapter(model, self.student.spec.lora, self.folder.adapter)
-            write_facts(self.folder.adapter, self.student.name, spec, adapter=True)
-            sync_all(self.folder.adapter)
-            model = merged(model, self.config.train.merge_dtype)
-        model.save_pretrained(str(self.folder.student))
-        self.student.tokenizer.save_pretrained(self.folder.student)
-        write_facts(self.folder.student, self.student.name, spec)
-        sync_all(self.folder.student)  # the card that says "finished" is written after it
 
 
 def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from peft import LoraConfig as PeftLora
@@ -18,7 +18,7 @@ from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
 from ..config.train import LARGE, RateConfig
 from ..errors import ConfigError
-from ..files import write_json
+from ..files import sync_all, write_json
 from ..policy.adapters import (
     BASE,
     POLICY,
@@ -29,10 +29,13 @@ from ..policy.adapters import (
     own_parameters,
     recomputing,
 )
-from ..policy.folders import ADAPTER_FILE
+from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
 from ..policy.weights import save_sealed
 from .attention import attend_by_length
 from .memory import PROMPT, rows_of_a_forward
+
+if TYPE_CHECKING:
+    from ..policy.student import Student
 
 # What peft says of several adapters in a model, and of GPT-2, whose matrices are transposed.
 SEVERAL = "Already found a `peft_config`|You are trying to modify a model with PEFT|fan_in_fan_out is set"
@@ -271,6 +274,30 @@ def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: s
     facts = {"weights": fingerprint(model, None), "quantization": quantization}
     write_json(folder / BASE, facts)
     return [ADAPTER_FILE, "adapter_config.json", BASE]
+
+
+def save_student(
+    student: Student,
+    adapter: str,
+    source: str,
+    dtype: Literal["auto", "float32", "bfloat16"],
+    folder: Path,
+    adapter_folder: Path,
+) -> None:
+    """Write `folder`, a plain one that transformers loads; adapters go to `adapter_folder` too, as they were trained.
+
+    All is on the disk when it returns. `source` is where the questions came from, which the student's facts say.
+    """
+    facts, model = trained_with(student, source), student.model
+    if adapter == "lora":
+        save_adapter(model, student.spec.lora, adapter_folder)
+        write_facts(adapter_folder, student.name, facts, adapter=True)
+        sync_all(adapter_folder)
+        model = merged(model, dtype)
+    model.save_pretrained(str(folder))
+    student.tokenizer.save_pretrained(folder)
+    write_facts(folder, student.name, facts)
+    sync_all(folder)
 
 
 def bare(model: Any) -> Any:

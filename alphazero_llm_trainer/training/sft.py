@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +22,19 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
 from ..config.load import Config
+from ..config.train import SftConfig
 from ..errors import DataError
 from ..eval.greedy import answer as answer_all
 from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
-from ..files import sync_all, write_json
+from ..files import write_json
 from ..live import Progress
-from ..policy.folders import trained_with, write_facts
 from ..policy.student import hush_transformers, limit_threads, load_student, make_student
 from ..problems.load import opening, tasks_of
 from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
 from .learner import Learner, Schedule
-from .models import Economy, load_trained_state, make_trainable, merged, save_adapter, trained_state
+from .models import Economy, load_trained_state, make_trainable, save_student, trained_state
 from .objectives import Likelihood
 from .rows import TrainRow
 
@@ -46,48 +46,23 @@ SAMPLES = 8
 STEPS, PASSES, RATE, GENTLE_RATE = 6000, 3, 3e-3, 2e-4
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
+# Of the embedded student, a small Llama.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 384,
+    "max_position_embeddings": 1024,
+}
 
 
-@dataclass(frozen=True, slots=True)
-class StudentShape:
-    """The shape of the embedded student; positions are tokens, the rest is the usual Llama."""
-
-    hidden_size: int = 128
-    layers: int = 3
-    heads: int = 4
-    intermediate_size: int = 384
-    max_positions: int = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SftSettings:
-    """How to train; steps are the optimiser's. A question's tokens weigh `question_weight`, an answer's 1."""
-
-    steps: int = 3000
-    batch_size: int = 16
-    learning_rate: float = 3e-3
-    warmup_steps: int = 50
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
-    question_weight: float = 0.1
-    evaluate_every: int = 300
-    seed: int = 0
-    shape: StudentShape = field(default_factory=StudentShape)
-
-
-def settings_of(config: Config, rows: int | None = None) -> SftSettings:
-    """`train.sft` as the trainer's settings: from scratch, or for a student that goes on with `rows` demonstrations."""
+def settings_of(config: Config, rows: int | None = None) -> SftConfig:
+    """`train.sft` with what it leaves open: from scratch, or for a student that goes on with `rows` demonstrations."""
     sft = config.train.sft
     steps, rate = (STEPS, RATE) if rows is None else (math.ceil(PASSES * rows / sft.batch_size), GENTLE_RATE)
     weight = QUESTION_WEIGHT if rows is None else 0.0
-    shared = sft.model_dump(exclude={"steps", "learning_rate", "validation_size", "question_weight"})
-    return SftSettings(
-        steps=steps if sft.steps is None else sft.steps,
-        learning_rate=rate if sft.learning_rate is None else sft.learning_rate,
-        question_weight=weight if sft.question_weight is None else sft.question_weight,
-        seed=config.library_seed,
-        **shared,
-    )
+    chosen = {"steps": steps, "learning_rate": rate, "question_weight": weight}
+    return sft.model_copy(update={name: value for name, value in chosen.items() if getattr(sft, name) is None})
 
 
 def supervise(
@@ -131,7 +106,7 @@ def supervise(
         settings, adapter = settings_of(config), "full"
         # Where it will be trained: an engine keeps its cache where the weights are when it is made.
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        trainable = new_student(tokenizer, settings.shape, settings.seed).to(device)  # type: ignore[arg-type]
+        trainable = new_student(tokenizer, config.library_seed).to(device)  # type: ignore[arg-type]
         name = "embedded" if config.student == "auto" else config.student
         student = make_student(name, trainable, tokenizer, config.models[name], config, Opening())
         facts["student"] = name
@@ -149,29 +124,16 @@ def supervise(
             "adapter": adapter,
             "test_before": {"problems": len(test), **asdict(wilson(sum(before), len(before)))},
         }
-    rows = sft_rows(demonstrations, student, settings.question_weight)
+    rows = sft_rows(demonstrations, student, settings.question_weight or 0.0)
     economy = Economy.of(config, student.spec, student.model)
-    trained = train_student(trainable, rows, settings, economy, evaluate=accuracy, progress=progress)
+    trained = train_student(
+        trainable, rows, settings, config.library_seed, economy, evaluate=accuracy, progress=progress
+    )
     progress.wait("measuring")
-    manifest = manifest_of(settings, rows, trainable, trained) | facts | measure()
-    out.mkdir(parents=True, exist_ok=True)
-    save_trained(student, adapter, config, out)
-    student.tokenizer.save_pretrained(out)
-    sync_all(out)
+    manifest = {"seed": config.library_seed, **manifest_of(settings, rows, trainable, trained)} | facts | measure()
+    save_student(student, adapter, source.name, config.train.merge_dtype, out, out / "adapter")
     write_json(out / "manifest.json", manifest)
     return manifest
-
-
-def save_trained(student: Student, adapter: str, config: Config, folder: Path) -> None:
-    """The student as a plain folder that transformers loads; where an adapter was trained, it is beside, in `adapter/`."""
-    facts = trained_with(student, open_source(config).name)
-    model: Any = student.model
-    if adapter == "lora":
-        save_adapter(model, student.spec.lora, folder / "adapter")
-        write_facts(folder / "adapter", student.name, facts, adapter=True)
-        model = merged(model, config.train.merge_dtype)
-    model.save_pretrained(str(folder))
-    write_facts(folder, student.name, facts)
 
 
 def worked_solutions(config: Config, source: Source) -> list[Task]:
@@ -240,7 +202,8 @@ def minibatches(rows: Sequence[TrainRow], size: int, seed: int) -> Iterator[list
 def train_student(
     model: Any,
     rows: Sequence[TrainRow],
-    settings: SftSettings,
+    settings: SftConfig,
+    seed: int,
     economy: Economy = Economy(),  # noqa: B008
     *,
     evaluate: Callable[[], float] | None = None,
@@ -252,6 +215,7 @@ def train_student(
     """
     if not rows:
         raise DataError("the list of demonstrations is empty; give at least one row.")
+    assert settings.steps is not None and settings.learning_rate is not None  # `settings_of`
     shown = progress if progress is not None else Progress(quiet=True)
     learner = Learner(
         model,
@@ -267,9 +231,7 @@ def train_student(
     best: tuple[float, dict[str, torch.Tensor]] | None = None
     seconds = 0.0
     shown.start(settings.steps, unit="step", doing="training")
-    for step, batch in zip(
-        range(1, settings.steps + 1), minibatches(rows, settings.batch_size, settings.seed), strict=False
-    ):
+    for step, batch in zip(range(1, settings.steps + 1), minibatches(rows, settings.batch_size, seed), strict=False):
         began = time.perf_counter()
         losses.append(learner.update(batch)["loss"])
         seconds += time.perf_counter() - began
@@ -287,15 +249,14 @@ def train_student(
 
 
 def manifest_of(
-    settings: SftSettings, rows: Sequence[TrainRow], model: torch.nn.Module, trained: Mapping[str, Any]
+    settings: SftConfig, rows: Sequence[TrainRow], model: torch.nn.Module, trained: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What a student was trained by, for its manifest.json."""
     evaluations, losses = trained["evaluations"], trained["losses"]
     data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "seed": settings.seed,
-        "settings": asdict(settings),
+        "settings": settings.model_dump(),
         "rows": len(rows),
         "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -312,15 +273,11 @@ def manifest_of(
     }
 
 
-def new_student(tokenizer: PreTrainedTokenizerBase, shape: StudentShape, seed: int) -> LlamaForCausalLM:
+def new_student(tokenizer: PreTrainedTokenizerBase, seed: int, shape: Mapping[str, Any] = SHAPE) -> LlamaForCausalLM:
     """A randomly initialised student in fp32 for a tokenizer; the seed alone decides its weights."""
     config = LlamaConfig(
+        **shape,
         vocab_size=len(tokenizer),
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=shape.max_positions,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
