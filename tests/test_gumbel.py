@@ -22,7 +22,6 @@ from alphazero_llm_trainer.mcts.gumbel import (
     Halving,
     gumbel,
     improved_logits,
-    mixed_value,
     node_logits,
     prior_logits,
     sampled_logit,
@@ -103,24 +102,7 @@ def test_the_rounds_use_the_budget_exactly_and_keep_survivors_equal_within_one(a
     assert len(visits) < 2 or visits[0] - visits[1] <= 1
 
 
-def test_a_schedule_by_hand() -> None:
-    halving = Halving(4)  # two rounds; 8 simulations: one visit of four arms, then two of two
-    halving.extend(8)
-    halving.extend(8)
-    assert halving.plan == [0, 0, 0, 0, 1, 1, 2, 2]
-    alone = Halving(1)
-    alone.extend(3)
-    assert alone.plan == [0, 1, 2]
-
-
 # -- (c) formulas ------------------------------------------------------------------------------------------------------
-
-
-def test_the_mixed_value_by_hand() -> None:
-    # (0.2 + 3 * (.5*.9 + .25*.3)/.75) / 4
-    assert mixed_value(0.2, [0.5, 0.25, 0.25], [2, 1, 0], [0.9, 0.3, 0.0]) == pytest.approx((0.2 + 3 * 0.7) / 4)
-    assert mixed_value(None, [0.5, 0.25, 0.25], [2, 1, 0], [0.9, 0.3, 0.0]) == pytest.approx(0.7)
-    assert mixed_value(0.4, [0.5, 0.5], [0, 0], [0.0, 0.0]) == 0.4
 
 
 def test_the_improved_policy_by_hand() -> None:

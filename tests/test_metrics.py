@@ -37,15 +37,6 @@ def test_wilson_against_published_values(successes: int, trials: int, low: float
     assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-def test_wilson_solves_its_own_equation() -> None:
-    """Both ends p satisfy |p_hat - p| = z sqrt(p(1-p)/n)."""
-    for successes, trials in [(3, 10), (512, 1000), (1, 7)]:
-        found = wilson(successes, trials)
-        for p in (found.low, found.high):
-            z = abs(found.value - p) / math.sqrt(p * (1 - p) / trials)
-            assert z == pytest.approx(1.959964, abs=1e-6)
-
-
 def test_wilson_of_nothing_knows_nothing() -> None:
     found = wilson(0, 0)
     assert math.isnan(found.value) and (found.low, found.high) == (0.0, 1.0)
@@ -129,11 +120,6 @@ def test_pass_at_k_equals_enumeration() -> None:
                 draws = list(combinations([i < correct for i in range(samples)], k))
                 expected = sum(any(draw) for draw in draws) / len(draws)
                 assert pass_at_k(samples, correct, k) == pytest.approx(expected)
-
-
-def test_pass_at_k_needs_k_samples() -> None:
-    with pytest.raises(ValueError, match="k is 9 with 8 samples"):
-        pass_at_k(8, 3, 9)
 
 
 def test_problems_that_repeat_each_other_are_one_piece_of_evidence() -> None:

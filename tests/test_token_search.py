@@ -31,12 +31,12 @@ from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, step_values, trajectories
-from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, mix
+from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, mix
 from alphazero_llm_trainer.mcts.select import puct, ucb1
 from alphazero_llm_trainer.mcts.targets import policy_targets
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search
-from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
+from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
 GOLDEN = Path(__file__).parent / "golden" / "token.json"
 
@@ -197,18 +197,6 @@ def test_visits_and_values_come_back_exactly_from_simulations_in_flight() -> Non
     assert tree.W[1:] == [0.4, 0.3, 0.2, 0.1] and tree.W[ROOT] == pytest.approx(1.5)
 
 
-def test_leaves_are_backed_up_in_ask_order() -> None:
-    tree = Tree()
-    mcts = Mcts(tree, ucb1, 1.0, 50)
-    [root] = mcts.ask()
-    mcts.tell(root, Evaluation(steps=[Step((i,), (), str(i)) for i in range(2)], priors=[0.5, 0.5], value=0.0))
-    first, second = mcts.ask(2)
-    mcts.tell(second, Evaluation(value=1.0))
-    assert tree.N == [1, 0, 0]  # waits for the first
-    mcts.tell(first, Evaluation(value=0.5))
-    assert tree.N == [3, 1, 1] and tree.W == [1.5, 0.5, 1.0]
-
-
 def test_virtual_loss_by_hand() -> None:
     tree = Tree()
     tree.expand(ROOT, [Step((0,), (-1.0,), "a"), Step((1,), (-1.0,), "b")], [0.6, 0.4])
@@ -223,10 +211,6 @@ def test_virtual_loss_by_hand() -> None:
 
 
 # -- (d) values and rollouts -------------------------------------------------------------------------------------------
-
-
-def test_the_mix_is_alphagos() -> None:
-    assert mix(0.2, 1.0, 1.0) == 1.0 and mix(0.2, 1.0, 0.0) == 0.2 and mix(0.2, 1.0, 0.25) == pytest.approx(0.4)
 
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
@@ -464,7 +448,6 @@ def test_the_final_answer_line_ends_a_response_wherever_the_rollout_went_on() ->
     assert policy.verdict((9, 2, 10, 2)) == policy.verdict((10, EOS)) == "answer"
     assert policy.verdict((10,)) is None  # the line is still open: a digit may follow
     assert [step.text for step in policy.lines((9, 2, 10, 2), (0.0,) * 4)] == ["x\n", "#### 5\n"]
-    assert [d for d in Direction] and Leaf(1, 2) == Leaf(1, 2)
 
 
 if __name__ == "__main__" and "--write-golden" in sys.argv:

@@ -12,7 +12,7 @@ from .tree import REJECTED, ROOT, Tree
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen response: its last node, text and answer, its visits and mean reward, and the rule that chose it."""
+    """The chosen response: its last node, text and answer, its visits and mean reward, and why it was chosen."""
 
     node: int
     response: str
@@ -85,9 +85,9 @@ def answer_of(text: str) -> str | None:
 
 
 def choose(
-    tree: Tree, rule: str, end: int | None = None, text: Text | None = None, reading: Reading = answer_of
+    tree: Tree, selector: str, end: int | None = None, text: Text | None = None, reading: Reading = answer_of
 ) -> Choice | None:
-    """The best finished response of `tree` by `rule`, or None when no response was finished.
+    """The best finished response of `tree` by `selector`, or None when no response was finished.
 
     - "vote": the answer whose responses earned most in all (visits times value, summed over those that agree); of these
       the best one. Weighted majority voting (Wang et al. 2023, self-consistency) over the tree's responses.
@@ -101,18 +101,18 @@ def choose(
     `text` decodes token ids (see `responses`), `reading` says what a response answers.
     """
     found = list(responses(tree, text))
-    if rule == "end":
+    if selector == "end":
         return _end(tree, found, end, text, reading)
     if not found:
         return None
-    if rule == "visits":
+    if selector == "visits":
         node = most_visited(tree)
         at_end = [one for one in found if one.node == node]
         if at_end:
             best = max(at_end, key=lambda one: (one.visits, one.value))
             return _choice(best, reading, f"end of the most visited path ({tree.N[node]} visits)")
-        rule = "value"
-    if rule == "value":
+        selector = "value"
+    if selector == "value":
         # Under a verifier as in `Judgement.rank`; elsewhere nothing was checked.
         best = max(
             found,
@@ -127,14 +127,17 @@ def choose(
 
     def weight(one: Response) -> float:
         worth = max(one.value, 0.0) if earned else 1.0
-        return worth * (one.visits if rule == "vote" else math.exp(min(one.logprob - top, 0.0)))
+        return worth * (one.visits if selector == "vote" else math.exp(min(one.logprob - top, 0.0)))
 
-    votes = ballot(voters, reading, weight)
+    votes: dict[str, float] = {}  # by answer, in the order they were first seen
+    for one in voters:
+        answer = reading(one.text) or ""
+        votes[answer] = votes.get(answer, 0.0) + weight(one)
     winner = max(votes, key=lambda answer: votes[answer])
     agreeing = [one for one in voters if reading(one.text) == winner]
     best = max(agreeing, key=lambda one: (weight(one), one.value, -one.node))
     share = votes[winner] / sum(votes.values())
-    weighted = "probability" if rule == "mass" else "value" if earned else "visit"
+    weighted = "probability" if selector == "mass" else "value" if earned else "visit"
     return _choice(best, reading, f"{share:.0%} of the {weighted}-weighted vote over {len(found)} finished responses")
 
 
@@ -149,22 +152,10 @@ def _end(tree: Tree, found: list[Response], end: int | None, text: Text | None, 
     return _choice(best, reading, f"the most visited path ({tree.N[node]} visits), then one rollout")
 
 
-def voting(rule: str, verified: bool) -> str:
+def voting(selector: str, verified: bool) -> str:
     """`search.choose` as a search votes. Under a verifier a vote goes by probability: steps are drawn once there, and where
     they may repeat, visits are no better than what they estimate."""
-    return "mass" if verified and rule == "vote" else rule
-
-
-def ballot(
-    found: list[Response], reading: Reading = answer_of, weight: Callable[[Response], float] = lambda one: one.earned
-) -> dict[str, float]:
-    """The weight of each answer's responses (what they earned), in the order the answers were first seen."""
-    votes: dict[str, float] = {}
-    for one in found:
-        answer = reading(one.text)
-        if answer is not None:
-            votes[answer] = votes.get(answer, 0.0) + weight(one)
-    return votes
+    return "mass" if verified and selector == "vote" else selector
 
 
 def accepted(tree: Tree, least: float) -> bool:
