@@ -41,7 +41,7 @@ class GradedTree:
     """A finished training search: its key in the journal, the task, the tree, its cost and how it was extended.
 
     `flat_at_first` tells that all trajectories had earned the same before any extension; `extensions` counts the
-    searches that were added (`train.extend`); `saved` counts the simulations that an adaptive budget left out.
+    searches that were added (`train.requeue_limit`); `saved` counts the simulations that an adaptive budget left out.
     `prompt_ids` are the tokens before the tree's root, `policy_version` the engine's when the search began.
     """
 
@@ -96,6 +96,9 @@ class GradedTree:
             )
         except (KeyError, TypeError) as error:
             raise DataError(f"journal record {record.get('key')!r} lacks {error}: remove its line") from error
+
+
+ERROR_RATE = 0.2  # how often the scripted teacher's likely-right step is wrong
 
 
 class Collector:
@@ -156,32 +159,25 @@ class Collector:
         return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
 
     def counted(self, tree: Tree) -> list[Trajectory]:
-        """The trajectories that training learns from: GRPO and PPO leave a teacher's out (`train.grpo.teacher_rows`)."""
+        """The trajectories that training learns from: GRPO and PPO leave a teacher's out (`train.teacher_rows`)."""
         found, train = trajectories(tree), self.config.train
-        return found if train.supervised or train.grpo.teacher_rows else [t for t in found if t.student]
+        return found if train.supervised or train.teacher_rows else [t for t in found if t.student]
 
     def flat(self, tree: Tree) -> bool:
         """True when the trajectories that training learns from all earned the same: no signal."""
         rewards = {round(self.reward(t), 9) for t in self.counted(tree)}
         return len(rewards) < 2
 
-    def extends(self, tree: Tree) -> bool:
-        """True when `train.extend` wants a tree searched further: the flat ones, or those with mixed outcomes."""
-        return self.config.train.extend != "none" and self.flat(tree) == (self.config.train.extend == "flat")
-
     async def collect(self, tasks: Sequence[tuple[str, Task]], seed: int) -> AsyncIterator[GradedTree]:
-        """Search (key, task) pairs; yields each tree as it ends. `train.extend` says which are searched further before."""
-        train = self.config.train
+        """Search (key, task) pairs; yields each tree as it ends. Flat ones are searched further before."""
         known = {task.problem.id: task for _, task in tasks}
         check_gold(known.values(), self.config.rewards)
         evaluate = make_evaluate(self.config.rewards, self.perplexity, known, self.custom)
-        chain = train.groups == "chain" and self.config.search.mode == "step"
-        tokens = self.config.search.mode == "token"
-        search = self._search(evaluate, 1 if chain else self.config.search.iterations if tokens else train.iterations)
-        extend = self._search(evaluate, 1 if chain else max(train.requeue_iterations, 1))
+        chain = self.config.train.groups == "chain" and self.config.search.mode == "step"
+        search = self._search(evaluate, 1 if chain else self.config.search.simulations)
         budget = self.config.search.budget_tokens or self.config.search.budget_seconds
         # A budget is a question's whole budget: nothing is added to it.
-        limit = train.requeue_limit if train.requeue_iterations and train.extend != "none" and not budget else 0
+        limit = 0 if budget else self.config.train.requeue_limit
         gate = asyncio.Semaphore(self.config.search.concurrent)
 
         async def one(key: str, task: Task) -> GradedTree:
@@ -198,12 +194,12 @@ class Collector:
             result = await search.run(task.problem, derive_seed(seed, key))
             saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
             flat, extensions, cost = self.flat(result.tree), 0, result.cost
-            while extensions < limit and result.ended_by == "iterations" and self.extends(result.tree):
+            while extensions < limit and result.ended_by == "iterations" and self.flat(result.tree):
                 extensions += 1
                 if chain:
                     # A chain group grows at the root alone.
                     result.tree.expanded[ROOT] = False
-                result = await extend.run(task.problem, derive_seed(seed, key, extensions), result.tree)
+                result = await search.run(task.problem, derive_seed(seed, key, extensions), result.tree)
                 cost.add(result.cost)
                 saved += result.saved
             if self.perplexity is not None:
@@ -220,20 +216,12 @@ class Collector:
                 for task in running:
                     task.cancel()
 
-    def _search(self, evaluate: Any, iterations: int) -> Search:
-        train = self.config.train
-        settings = self.config.search.model_copy(
-            update={
-                "iterations": iterations,
-                "samples": train.chain_samples if train.groups == "chain" else train.samples,
-            }
-        )
+    def _search(self, evaluate: Any, simulations: int) -> Search:
+        settings = self.config.search.model_copy(update={"simulations": simulations})
         parts: dict[str, Any] = {"value": self.value, "generating": settings.mode == "token"}
         if settings.mode == "step":
             parts |= {"advisor": self.teachers, "finished": None if self.checker is None else self.checker.finished}
-        if train.groups == "verified":
-            # Chains are drawn one at a time.
-            settings = settings.model_copy(update={"iterations": settings.iterations * settings.samples})
+        if self.config.train.groups == "verified":
             parts = {"verifier": Calculator(), "generating": True}
         policy = policy_of(self.student, settings)
         return Search(policy, evaluate, settings, stop=self.stop, grading=self.perplexity, reading=reading_of, **parts)
@@ -241,8 +229,9 @@ class Collector:
 
 def credits_combined(config: Config) -> bool:
     """Whether credit is made of the combined reward, and not of correctness alone: rewards of the user's own are what a run
-    is for, unless it is told otherwise."""
-    return config.train.reward == "combined" or (config.train.reward is None and config.rewards.own)
+    is for, unless it is told otherwise, and PRE is where correctness has no weight."""
+    train, rewards = config.train, config.rewards
+    return train.reward == "combined" or (train.reward is None and (rewards.own or rewards.hre_weight == 0))
 
 
 def measures_perplexity(config: Config) -> bool:
@@ -260,17 +249,33 @@ def check_collecting(config: Config, valued: bool) -> None:
         "teachers.tier": config.teachers.tier != "none",
         "teachers.terminal_checker": config.teachers.terminal_checker,
     }
+    if train.method == "expert_iteration" and train.groups == "verified":
+        unfit = {
+            **teachers,
+            "search.value": valued,
+            "search.mode=token": mode == "token",
+            "rewards.custom": config.rewards.own,
+            "rewards.hre_weight=0": config.rewards.hre_weight == 0,
+        }
+        for name, used in unfit.items():
+            if used:
+                raise ConfigError(
+                    f"{name} is set and train.method is expert_iteration, which learns from right responses that a rule"
+                    " judged: name another method, such as --use-grpo (train.method=grpo)"
+                )
     if mode == "token":
-        for name, used in {**teachers, "train.groups": train.groups != "tree"}.items():
+        for name, used in teachers.items():
             if used:
                 raise ConfigError(f"{name} is set and search.mode is token: it works on steps; use step or unset it")
+        if train.groups != "tree":
+            raise ConfigError(f"train.groups is {train.groups} and search.mode is token: set train.groups=tree")
     if train.groups == "verified":
         for name, used in {**teachers, "search.value": valued}.items():
             if used:
                 raise ConfigError(
                     f"{name} is set and train.groups is verified: the source's rule alone judges there; unset one"
                 )
-    if train.reward == "hre" and config.rewards.own and config.rewards.hre_weight == 0:
+    if train.reward == "hre" and config.rewards.hre_weight == 0:
         raise ConfigError("train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to combined")
     check_settings(config.search, valued)
 
@@ -291,7 +296,7 @@ def reading_of(problem: Problem) -> Reading:
 def scripted_teacher(config: Config) -> Teacher:
     """The offline teacher of the configured source. Raises ConfigError where it has none."""
     source = open_source(config)
-    teacher = source.scripted_teacher(config.teachers.embedded_error_rate)
+    teacher = source.scripted_teacher(ERROR_RATE)
     if teacher is None:
         raise ConfigError(
             f"teachers.tier is {config.teachers.tier} and source {source.name} has no scripted teacher: choose another tier"

@@ -120,16 +120,16 @@ class Seed:
             for factor in [factors[name]] if name in factors else self.args.factors:
                 label = f"{name} x{factor:g}"
                 if name == REPLAY:
-                    rate = f"train.sft.learning_rate={factor * 5e-4:g}"
-                    words = ("--set", rate, "--set", f"train.sft.steps={updates}", "--set", "train.sft.batch_size=20")
-                    done = self.sft(label, *start, *words)
+                    rate = f"train.optimizer.learning_rate={factor * 5e-4:g}"
+                    given = (rate, f"train.sft.steps={updates}", "train.optimizer.batch_size=20")
+                    done = self.sft(label, *start, *(word for one in given for word in ("--set", one)))
                     tried[factor] = read(done / "manifest.json")["validation_accuracy"], done
                     continue
                 arm = arms[name]
                 settings = []
                 questions = round(spent["tokens"] / (spent["a_response"] * arm.responses))
                 if arm.rate is not None:
-                    settings = [f"train.{arm.method}.learning_rate={factor * arm.rate:g}"]
+                    settings = [f"train.optimizer.learning_rate={factor * arm.rate:g}"]
                 settings += self.as_many(arm, questions, updates)
                 done = self.train(label, arm, start, questions, settings)
                 tried[factor] = validation(done), done / "student"
@@ -141,13 +141,11 @@ class Seed:
         """Settings with which a run makes about so many updates."""
         a_round = max(round(updates / math.ceil(questions / self.args.of_round)), 1)
         if not arm.rows:
-            method = arm.method or "rft"
-            return [f"train.{method}.updates_per_round={a_round}", f"train.{method}.epochs=1000"]
+            return [f"train.updates_per_round={a_round}", "train.optimizer.epochs=1000"]
         rows = arm.rows / (1 - replayed(self.loaded()))  # demonstrations included
-        key = "train.ppo.rows_per_round" if arm.method == "ppo" else "train.rows_per_round"
         batch = math.ceil(rows / max(round(a_round / PASSES), 1))
-        sizes = [f"train.{arm.method}.epochs={PASSES}", f"train.{arm.method}.batch_size={batch}"]
-        return [f"{key}={arm.rows}", *sizes]
+        sizes = [f"train.optimizer.epochs={PASSES}", f"train.optimizer.batch_size={batch}"]
+        return [f"train.rows_per_round={arm.rows}", *sizes]
 
     def evaluate(self, name: str, student: Path | str, methods: Sequence[str], *more: str) -> None:
         out, args = self.folder(f"eval {name}"), self.args

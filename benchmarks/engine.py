@@ -187,7 +187,7 @@ def decode_table(
 
 def search_table(questions: int) -> dict[str, Any]:
     """A step-level search over many trees at once: what is computed against what the trees hold."""
-    config = load_config(overrides=["student=embedded", "rewards.use_student_model=false", "train.iterations=15"])
+    config = load_config(overrides=["student=embedded", "rewards.use_student_model=false", "search.simulations=15"])
     student = load_student(config)
     tasks = load_tasks("embedded", "train", questions, start=5000)
 

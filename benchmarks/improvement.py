@@ -34,13 +34,13 @@ STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"  # by its folder
 BASE, PRIMARY = "search", "rule, one chain"
 OF_ROUND = 96
 ROUNDS = f"train.questions_per_round={OF_ROUND} train.save_every=960 rewards.pre_weight=0"
-CHAINS = f"{ROUNDS} train.groups=chain train.chain_samples=8 train.requeue_limit=0"
-RULE = "train.groups=verified search.data.enough_correct=1 train.iterations=1 train.samples=1"
+CHAINS = f"{ROUNDS} train.groups=chain search.samples=8 train.requeue_limit=0"
+RULE = "train.groups=verified search.enough_correct=1 search.simulations=1 train.requeue_limit=1"
 ARMS = {
     "rft, 8 samples": Arm("rft", CHAINS, 5e-4, 8),
-    "grpo, trees": Arm("grpo", f"{ROUNDS} train.groups=tree", 5e-4, 9, 4 * OF_ROUND),
+    "grpo, trees": Arm("grpo", ROUNDS, 5e-4, 9, 4 * OF_ROUND),
     "grpo, samples": Arm("grpo", CHAINS, 5e-4, 8, 4 * OF_ROUND),
-    "ppo, samples": Arm("ppo", f"{ROUNDS} train.ppo.samples=8", 3e-4, 8, 8 * OF_ROUND),
+    "ppo, samples": Arm("ppo", f"{ROUNDS} search.samples=8", 3e-4, 8, 8 * OF_ROUND),
     PRIMARY: Arm("rft", f"{ROUNDS} {RULE}", 5e-4, 1.3),
 }
 

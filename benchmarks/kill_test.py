@@ -41,10 +41,10 @@ KINDS = ("driver", "worker")
 TRAIN = (
     "--num-examples", "24", "--save-every", "8", "--eval-size", "8", "--model", "embedded",
     "--set", "train.questions_per_round=8", "--set", "train.validation_size=8", "--set", "train.rows_per_round=8",
-    "--set", "train.demonstrations=20", "--set", "train.ppo.samples=2", "--set", "train.ppo.batch_size=5",
-    "--set", "train.ppo.epochs=1", "--set", "train.ppo.rows_per_round=8", "--set", "train.ppo.critic_rounds=1",
-    "--set", "train.grpo.batch_size=5", "--set", "train.grpo.epochs=1", "--set", "train.rft.batch_size=5",
-    "--set", "train.rft.updates_per_round=3",
+    "--set", "train.demonstrations=20", "--set", "search.samples=2", "--set", "train.optimizer.batch_size=5",
+    "--set", "train.optimizer.epochs=1", "--set", "train.rows_per_round=8", "--set", "train.ppo.critic_rounds=1",
+    "--set", "train.optimizer.batch_size=5", "--set", "train.optimizer.epochs=1", "--set", "train.optimizer.batch_size=5",
+    "--set", "train.updates_per_round=3",
 )  # fmt: skip
 EVAL = ("--num", "8", "--model", "embedded", "--budget-tokens", "60", "--samples", "2")
 AGAIN = ("train", "--resume", "--checkpoint-dir")
@@ -171,8 +171,8 @@ def under_ray(args: argparse.Namespace) -> int:
 
     arguments = [
         "--model", "embedded", "--num", str(args.questions), "--start", "2000",
-        "--set", f"train.iterations={args.iterations}", "--set", f"search.iterations={args.iterations}",
-        "--set", "train.samples=8", "--set", "train.requeue_limit=0",
+        "--set", f"search.simulations={args.iterations}",
+        "--set", "search.samples=8", "--set", "train.requeue_limit=0",
         "--set", "sample.shard_trees=50", "--set", "search.concurrent=8",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="kill-test-") as scratch:

@@ -32,18 +32,25 @@ LAST = "weighted SFT"  # the rung that answers by search too
 OF_ROUND = 96
 ROUNDS = f"train.questions_per_round={OF_ROUND} train.save_every=960 train.requeue_limit=0"
 RUNGS = {
-    "RFT": Arm("rft", f"{ROUNDS} train.chain_samples=8", 5e-4, 8),
-    "PPO": Arm("ppo", f"{ROUNDS} train.ppo.samples=8", 2e-4, 8, 8 * OF_ROUND),
+    "RFT": Arm("rft", f"{ROUNDS} search.samples=8", 5e-4, 8),
+    "PPO": Arm("ppo", f"{ROUNDS} search.samples=8", 2e-4, 8, 8 * OF_ROUND),
     "GRPO": Arm(
         "grpo",
-        f"{ROUNDS} train.chain_samples=8 train.grpo.credit=group train.grpo.importance=true"
-        " train.grpo.negative_weight=0.3",
+        f"{ROUNDS} search.samples=8",
         5e-4,
         8,
         4 * OF_ROUND,  # half of a round's samples: the groups whose rewards differ
     ),
 }
-WEIGHTED = Arm("grpo", "train.chain_samples=4")
+# One round over samples of the SFT student, then many passes.
+WEIGHTED = Arm(
+    "grpo",
+    "search.samples=4 train.questions_per_round=4800 train.save_every=4800 train.rows_per_round=2900"
+    " train.importance=false train.negative_weight=0 train.credit=process train.process_weight=0.25"
+    " train.optimizer.learning_rate=1e-3 train.optimizer.warmup=1",
+)
+CRITIC = ("train.critic.questions=1000", "search.simulations=3", "train.critic.spoiled=2", "train.optimizer.epochs=3")
+CRITIC += ("train.groups=tree", "train.evaluate_every=100")
 PRIMARY = ("GRPO", "RFT")
 
 
@@ -52,8 +59,9 @@ def stages(seed: Seed, factors: dict[str, float]) -> None:
     args = seed.args
     base, sft = seed.sft("base", "--set", f"train.sft.steps={args.base_steps}"), seed.sft("sft")
     start, prm = ("--model", str(sft)), seed.folder("prm")
-    seed.stage("prm", ["prm", *start, "--out", str(prm)], prm / "critic.json")
-    last = seed.train(LAST, WEIGHTED, start, args.questions, [f"train.grpo.prm={prm}"])
+    settings = [word for one in CRITIC for word in ("--set", one)]
+    seed.stage("prm", ["prm", *start, "--out", str(prm), *settings], prm / "critic.json")
+    last = seed.train(LAST, WEIGHTED, start, args.questions, [f"train.prm={prm}"])
     tokens = sampled(last) + read(prm / "critic.json")["sampled_tokens"]
     spent = {"tokens": tokens, "updates": updates(last), "a_response": a_response(last)}
     students = {"base": base, "sft": sft, **seed.tuned(RUNGS, start, spent, factors)}

@@ -40,14 +40,14 @@ KEPT = (
 PROGRAM = [sys.executable, "-m", "alphazero_llm_trainer"]
 ROUND, UPDATES = 96, 14  # questions of a round of each arm, and updates after it
 VALIDATION = 300  # problems that choose an arm's checkpoint
-CHAINS = ["--set", "train.groups=chain", "--set", "train.chain_samples=8"]
-RATE = "train.{}.learning_rate={}"
-GRPO = ["--use-grpo", "--set", "train.grpo.batch_size=16", "--set", "train.grpo.epochs=2"]
-GRPO += ["--set", RATE.format("grpo", 1e-5), "--set", "train.grpo.warmup_rounds=1", "--set", "train.rows_per_round=88"]
+CHAINS = ["--set", "train.groups=chain", "--set", "search.samples=8"]
+RATE = "train.optimizer.learning_rate={}"
+GRPO = ["--use-grpo", "--set", "train.optimizer.batch_size=16", "--set", "train.optimizer.epochs=2"]
+GRPO += ["--set", RATE.format(1e-5), "--set", "train.optimizer.warmup=1", "--set", "train.rows_per_round=88"]
 ARMS = {
-    "rft": ["--use-rft", *CHAINS, "--set", RATE.format("rft", 5e-5)],
-    "expert": ["--set", RATE.format("rft", 5e-5)],
-    "expert-more": ["--set", RATE.format("rft", 5e-5)],
+    "rft": ["--use-rft", *CHAINS, "--set", RATE.format(5e-5)],
+    "expert": ["--set", RATE.format(5e-5)],
+    "expert-more": ["--set", RATE.format(5e-5)],
     "grpo": [*GRPO, *CHAINS],
     "grpo-trees": GRPO,
     "grpo-trees-hre": [
@@ -67,8 +67,8 @@ def stages(args: argparse.Namespace) -> dict[str, tuple[list[str], str, str]]:
     """Each stage's command, and the file and its key that tell that it is finished."""
     sft, rows = args.out / "sft", str(args.rows)
     size = ["--eval-size", str(args.problems)]
-    warm = ["--set", "train.sft.learning_rate=1e-4", "--set", "train.sft.warmup_steps=6"]
-    warm += ["--set", "train.sft.validation_size=50", *size, *EVERY]
+    warm = ["--set", "train.optimizer.learning_rate=1e-4", "--set", "train.optimizer.warmup=6"]
+    warm += ["--set", "train.validation_size=50", *size, *EVERY]
     steps = ["--set", f"train.sft.steps={args.rows // 16}"]
     updates = args.questions // ROUND * UPDATES
     kept_out = ["--set", f"problems.hold_out={args.hold_out}"]

@@ -249,7 +249,7 @@ class Setting:
             "mode": "token",
             "select": "puct",
             "exploration": EXPLORATION,
-            "iterations": arm.simulations,
+            "simulations": arm.simulations,
             "top_k": TOP_K,
             "rollout": arm.rollout,
             "beam": BEAMS,

@@ -95,12 +95,12 @@ SETTINGS = (
 
 def stages(work: Path) -> dict[str, list[str]]:
     """The command that trains each student, by the name of its folder in `work`."""
-    sizes = "--eval-size 300 --set train.sft.validation_size=200"
+    sizes = "--eval-size 300 --set train.validation_size=200"
     commands = {
         "numbers": f"sft --source numbers --model small -n 40000 {sizes} --set problems.levels=[2,3]"
-        " --set train.sft.steps=3000 --set train.sft.evaluate_every=1000",
+        " --set train.sft.steps=3000 --set train.evaluate_every=1000",
         "embedded": f"sft --model embedded -n 5000 {sizes} --set problems.levels=[3,4]"
-        " --set train.sft.steps=2500 --set train.sft.evaluate_every=500",
+        " --set train.sft.steps=2500 --set train.evaluate_every=500",
     }
     return {name: [*command.split(), "--out", str(work / name)] for name, command in commands.items()}
 

@@ -49,7 +49,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     from alphazero_llm_trainer.rollouts import Collector
 
     overrides: list[Any] = [f"student={args.model}", "rewards.use_student_model=false"]
-    overrides += [f"train.iterations={args.simulations}", f"engine.backend={args.engine}"]
+    overrides += [f"search.simulations={args.simulations}", f"engine.backend={args.engine}"]
     if args.engine == "vllm":
         overrides.append({"models": {args.model: {"dtype": "bfloat16"}}})
     else:

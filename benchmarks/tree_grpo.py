@@ -88,7 +88,7 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
         return found
 
     mean_length = answer(student, validation, max_tokens=config.search.max_tokens).tokens / len(validation)
-    rows, epochs = QUESTIONS * SAMPLES, config.train.grpo.epochs
+    rows, epochs = QUESTIONS * SAMPLES, config.train.optimizer.epochs
     rounds = max(int(budget / (rows * mean_length)), 1)
     updates = epochs * rows // BATCH
     spent = {"tokens": 0}
@@ -112,7 +112,7 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
                     best.update(accuracy=accuracy, weights=copy.deepcopy(model.state_dict()))
             control.should_training_stop = control.should_training_stop or over
 
-    grpo = config.train.grpo
+    grpo = config.train
     settings = GRPOConfig(
         output_dir=str(args.out),
         max_steps=rounds * updates,
@@ -134,8 +134,8 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
         lr_scheduler_kwargs={"min_lr_rate": 0.05},
         warmup_steps=4 * updates,
         adam_beta2=0.98,
-        weight_decay=grpo.weight_decay,
-        max_grad_norm=grpo.max_grad_norm,
+        weight_decay=grpo.optimizer.weight_decay,
+        max_grad_norm=grpo.optimizer.max_grad_norm,
         seed=seed,
         shuffle_dataset=False,
         bf16=False,

@@ -14,6 +14,7 @@ def brief(problem: az.Problem, response: str, task: az.Task) -> float:
 run = az.train(
     tasks,
     reward=brief,
+    method="grpo",
     model="embedded",
     num_examples=40,
     eval_size=6,

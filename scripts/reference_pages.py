@@ -124,7 +124,7 @@ def configuration() -> str:
         " with some of these keys), then `--set KEY=VALUE`, then the command's own flags. An unknown key is an error.",
         "",
         "```sh",
-        "uv run alphazero-llm-trainer train --config my.yaml --set train.grpo.learning_rate=1e-4",
+        "uv run alphazero-llm-trainer train --config my.yaml --set train.optimizer.learning_rate=1e-4",
         "```",
     ]
     keys = set()

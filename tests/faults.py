@@ -60,7 +60,7 @@ def a_job(
     config = load_config(
         overrides=[
             {"student": "embedded", "rewards": {"use_student_model": False}},
-            {"search": {"concurrent": 4}, "train": {"iterations": 2, "samples": 2, "requeue_iterations": 1}},
+            {"search": {"concurrent": 4, "simulations": 2, "samples": 2}, "train": {"requeue_limit": 1}},
             {"sample": {"shard_trees": 7, **sample}},
         ]
     )

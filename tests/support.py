@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from alphazero_llm_trainer.config.load import Config
+from alphazero_llm_trainer.config.load import Config, load_training
 from alphazero_llm_trainer.config.sections import EngineConfig
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.prefix_tree import ROOT, PrefixTree
@@ -36,6 +36,11 @@ END = 0  # the fake policy's end-of-sequence token; every other token of it is a
 PAD, EOS, VOCABULARY = 0, 1, 60
 LINE_ENDS = frozenset({2, 3, 4})
 STEP_ENDS = StepEnds(LINE_ENDS)
+
+
+def grpo_config(overrides: Sequence[str | Mapping[str, Any]] = ()) -> Config:
+    """What `train --use-grpo` is configured by; `train.method` in `overrides` names another recipe."""
+    return load_training(overrides=["train.method=grpo", *overrides])
 
 
 class ScriptedPolicy:

@@ -88,6 +88,7 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
     run = az.train(
         pens(),
         reward=brief,
+        method="grpo",
         model="embedded",
         num_examples=24,
         eval_size=6,
@@ -110,10 +111,14 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
 
 
 def test_train_without_a_method_learns_from_the_right_responses_of_verified_trees(tmp_path: Path) -> None:
-    small = {"train.validation_size": 4, "train.demonstrations": 8, "train.rft.updates_per_round": 1, "seed": 5}
+    small = {"train.validation_size": 4, "train.demonstrations": 8, "train.updates_per_round": 1, "seed": 5}
     run = az.train(num_examples=12, model="embedded", eval_size=4, out=tmp_path / "run", config=small, progress=False)
     config = run.card["config"]["train"]
-    assert (run.card["method"], config["method"], config["groups"]) == ("rft", "rft", "verified")
+    assert (run.card["method"], config["method"], config["groups"]) == (
+        "expert_iteration",
+        "expert_iteration",
+        "verified",
+    )
     trees = list(az.read_trees(run.folder))
     right = [sum(path.right * path.samples for path in saved.paths) for saved in trees]
     assert max(right) == 1, "a tree ends at its first right response"
@@ -128,7 +133,14 @@ def test_train_equals_the_command(tmp_path: Path) -> None:
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     assert main(["train", *flags, *sets, "--out", str(tmp_path / "a"), "-q"]) == 0
     run = az.train(
-        model="embedded", num_examples=12, eval_size=4, seed=5, out=tmp_path / "b", config=SMALL, progress=False
+        model="embedded",
+        method="grpo",
+        num_examples=12,
+        eval_size=4,
+        seed=5,
+        out=tmp_path / "b",
+        config=SMALL,
+        progress=False,
     )
     theirs = (tmp_path / "a" / "run-001" / "student" / "model.safetensors").read_bytes()
     assert theirs == (run.student / "model.safetensors").read_bytes()

@@ -44,8 +44,11 @@ LINES: dict[str, tuple[list[str], str]] = {
     "two methods": (["train", "--use-grpo", "--use-legacy"], "--use-legacy"),
     "an unknown student": (["train", "--model", "gpt-5"], "gpt-5"),
     "levels of a source without": (["train", "--source", "gsm8k", "--set", "problems.levels=[1]"], "problems.levels"),
-    "no key": (["train", "--model", "embedded", "--set", "teachers.tier=free"], "OPENROUTER_API_KEY"),
-    "no checker": (["train", "--model", "embedded", "--set", "teachers.terminal_checker=true"], "teachers.tier"),
+    "no key": (["train", "--use-grpo", "--model", "embedded", "--set", "teachers.tier=free"], "OPENROUTER_API_KEY"),
+    "no checker": (
+        ["train", "--use-grpo", "--model", "embedded", "--set", "teachers.terminal_checker=true"],
+        "teachers.tier",
+    ),
     "nothing to resume": (["train", "--resume", "--out", "none"], "--resume"),
     "sft of what isn't there": (["sft", "--model", "llama-3.2-3b"], "llama-3.2-3b"),
     "sft from scratch on rows": (["sft", "--set", "problems.source=gsm8k"], "problems.source"),

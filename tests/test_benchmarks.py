@@ -110,7 +110,7 @@ def test_the_package_grows_the_plain_trees() -> None:
     overrides = {
         "mode": "token",
         "rollout": "greedy",
-        "iterations": SETTINGS.simulations,
+        "simulations": SETTINGS.simulations,
         "top_k": SETTINGS.top_k,
         "exploration": SETTINGS.exploration,
         "max_tokens": SETTINGS.horizon,

@@ -64,7 +64,7 @@ def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode: str) ->
     used = []
     for i, task in enumerate(load_tasks("embedded", "test", 12)):
         budget = (20, 60, 200)[i % 3]
-        search = config.search.model_copy(update={"budget_tokens": budget, "iterations": 400})
+        search = config.search.model_copy(update={"budget_tokens": budget, "simulations": 400})
         before = student.engine.cost.sampled_tokens
         one = answer_search(
             student, config.model_copy(update={"search": search}), Perplexity(student, search.max_tokens, own=True)
@@ -79,7 +79,7 @@ def test_an_answer_with_pre_keeps_to_its_budget_and_scores_nothing(mode: str) ->
 
 
 def test_what_a_response_was_sampled_with_is_its_perplexity() -> None:
-    config, student = loaded("search.iterations=3")
+    config, student = loaded("search.simulations=3")
     tasks = load_tasks("embedded", "test", 6)
     seen = []
 
@@ -125,7 +125,7 @@ def test_a_value_network_reads_within_the_budget_and_each_token_once(rollout: st
                 network = Network()
                 policy: Any = ScriptedTokens(seed, close=0.05) if tokens else Valued(seed)
                 settings = SearchConfig(
-                    mode="token" if tokens else "step", rollout=rollout, iterations=40, samples=2, top_k=3,
+                    mode="token" if tokens else "step", rollout=rollout, simulations=40, samples=2, top_k=3,
                     max_tokens=25, budget_tokens=budget,
                 )  # fmt: skip
                 search = Search(policy, None if judges else scripted_evaluate, settings, value=network)
@@ -140,7 +140,7 @@ def test_a_head_on_the_policy_is_free() -> None:
     class Head(Network):
         computes = False
 
-    search = Search(Valued(1), None, SearchConfig(iterations=5), value=Head())
+    search = Search(Valued(1), None, SearchConfig(simulations=5), value=Head())
     assert run(lambda: search.run(a_problem(), 1)).cost.scored_tokens == 0
 
 
@@ -169,7 +169,7 @@ async def collected(collector: Collector, tasks: Sequence[Task]) -> list[GradedT
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("budget", ["null", "150"])
 def test_a_training_tree_pays_for_its_perplexity(mode: str, budget: str) -> None:
-    config, student = loaded(mode, f"search.budget_tokens={budget}", "search.iterations=12")
+    config, student = loaded(mode, f"search.budget_tokens={budget}", "search.simulations=12")
     frozen = frozen_student(student, config, shared=False)
     collector = Collector(student, config, Perplexity(frozen, config.search.max_tokens))
     trees = asyncio.run(collected(collector, load_tasks("embedded", "train", 10, start=1350)))

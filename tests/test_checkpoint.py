@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from support import grpo_config
 
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError
 from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.training.checkpoint import (
@@ -115,7 +115,7 @@ def test_a_run_is_found_again(tmp_path: Path) -> None:
         find_run(tmp_path, tmp_path / "run-001")
     first, second, third = (new_run(tmp_path) for _ in range(3))
     for folder in (first, second):
-        folder.write_card({"config": load_config().model_dump(mode="json")})
+        folder.write_card({"config": grpo_config().model_dump(mode="json")})
     assert find_run(tmp_path, None).path == second.path  # the third never began
     assert find_run(tmp_path, first.path).path == first.path
     with pytest.raises(CheckpointError):
@@ -131,7 +131,7 @@ def test_the_newest_run_is_by_number_not_by_name(tmp_path: Path) -> None:
 
 def test_a_card_holds_the_configuration(tmp_path: Path) -> None:
     folder = new_run(tmp_path)
-    config = load_config(overrides=["train.grpo.learning_rate=1e-4", "search.budget_tokens=77", "student=embedded"])
+    config = grpo_config(["train.optimizer.learning_rate=1e-4", "search.budget_tokens=77", "student=embedded"])
     folder.write_card({"config": config.model_dump(mode="json"), "seed": 3})
     assert folder.config() == config
     assert folder.read_card()["seed"] == 3

@@ -22,7 +22,7 @@ def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, monkeypatch)
         "teacher_tiers:\n  local:\n    base_url: http://127.0.0.1:9/v1\n    teachers:\n      - {model: nobody}\n"
         "teachers: {tier: local, max_retries: 0, timeout_seconds: 1}\n"
     )
-    assert train_main([*TINY, "--config", str(config), "--checkpoint-dir", str(tmp_path / "runs")]) == 0
+    assert train_main([*TINY, "--use-grpo", "--config", str(config), "--checkpoint-dir", str(tmp_path / "runs")]) == 0
     card = json.loads((tmp_path / "runs" / "run-001" / "run.json").read_text())
     [ledger] = card["teachers"].values()
     assert sum(ledger["failures"].values()) > 0
@@ -61,7 +61,7 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
 
 
 def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
-    flags = ["--set", "train.sft.steps=4", "--set", "train.demonstrations=16", "--set", "train.sft.validation_size=8"]
+    flags = ["--set", "train.sft.steps=4", "--set", "train.demonstrations=16", "--set", "train.validation_size=8"]
     assert main(["sft", "--model", "embedded", "--eval-size", "8", "--out", str(tmp_path / "out"), *flags]) == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["steps"] == 4
@@ -71,7 +71,7 @@ def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):
 
 def test_sft_goes_on_from_a_folder(tmp_path, capsys):
     out = tmp_path / "out"
-    flags = ["--set", "train.demonstrations=20", "--set", "train.sft.validation_size=8", "--eval-size", "8"]
+    flags = ["--set", "train.demonstrations=20", "--set", "train.validation_size=8", "--eval-size", "8"]
     assert main(["sft", "--model", str(PACKAGED), "--out", str(out), *flags]) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["steps"] == 4  # three passes over 20 rows, 16 an update

@@ -62,7 +62,7 @@ def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         main(["search", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "(default: 60; search.iterations)" in out
+    assert "(default: 60; search.simulations)" in out
     assert "number of the test problem (default: 0)" in out
     assert "repeatable (default" not in out  # an empty list is no default to tell
 
@@ -73,7 +73,7 @@ def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("flags", "setting"),
     [
-        (["search", "--simulations", "5"], "search.iterations=5"),
+        (["search", "--simulations", "5"], "search.simulations=5"),
         (["train", "-n", "5"], "train.num_examples=5"),
         (["train", "--num-examples", "5"], "train.num_examples=5"),
         (["train", "--checkpoint-dir", "x"], "train.checkpoint_dir=x"),
@@ -87,9 +87,9 @@ def test_a_flag_sets_its_key(flags: list[str], setting: str) -> None:
 
 
 def test_a_flag_wins_over_set() -> None:
-    args = parsed("search", "--set", "search.iterations=9", "--simulations", "5")
-    assert resolve(args).search.iterations == 5
-    assert given(args) == [{"search": {"iterations": 5}}]
+    args = parsed("search", "--set", "search.simulations=9", "--simulations", "5")
+    assert resolve(args).search.simulations == 5
+    assert given(args) == [{"search": {"simulations": 5}}]
 
 
 def test_a_model_is_a_name_a_folder_or_the_hub_id_of_a_name(tmp_path: Path) -> None:
@@ -187,5 +187,5 @@ def test_verbose_shows_where_an_error_was_raised(capsys: pytest.CaptureFixture[s
     for words, lines in (([], False), (["-v"], True)):
         assert main(["search", "--simulations", "0", *words]) == 2
         err = capsys.readouterr().err
-        assert err.strip().splitlines()[-1].startswith("error: search.iterations is 0")
+        assert err.strip().splitlines()[-1].startswith("error: search.simulations is 0")
         assert ("Traceback" in err) is lines

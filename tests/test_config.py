@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -135,7 +134,7 @@ def test_configurations_are_frozen() -> None:
     with pytest.raises(ValidationError):
         config.seed = 8  # type: ignore[misc]
     with pytest.raises(ValidationError):
-        config.train.grpo.epochs = 8  # type: ignore[misc]
+        config.train.optimizer.epochs = 8  # type: ignore[misc]
 
 
 def test_a_configuration_survives_json() -> None:
@@ -149,15 +148,17 @@ def test_a_configuration_survives_json() -> None:
 def test_later_settings_win(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "seed: 1\ntrain:\n  grpo:\n    epochs: 9\n    clip_low: 0.1\nmodels:\n  mine:\n    path: ./somewhere\n"
+        "seed: 1\ntrain:\n  clip_low: 0.1\n  optimizer:\n    epochs: 9\nmodels:\n  mine:\n    path: ./somewhere\n"
     )
     assert load_config().seed == 7
     from_file = load_config(file)
-    assert (from_file.seed, from_file.train.grpo.epochs, from_file.train.grpo.clip_low) == (1, 9, 0.1)
-    assert from_file.train.grpo.batch_size == load_config().train.grpo.batch_size  # beside it nothing changed
+    assert (from_file.seed, from_file.train.optimizer.epochs, from_file.train.clip_low) == (1, 9, 0.1)
+    assert from_file.train.optimizer.batch_size == load_config().train.optimizer.batch_size  # beside it nothing changed
     assert set(from_file.models) == {*load_config().models, "mine"}
-    over = load_config(file, ["train.grpo.epochs=2", {"train": {"grpo": {"epochs": 3}}}, "seed=5", "student=mine"])
-    assert (over.seed, over.train.grpo.epochs, over.train.grpo.clip_low, over.student) == (5, 3, 0.1, "mine")
+    over = load_config(
+        file, ["train.optimizer.epochs=2", {"train": {"optimizer": {"epochs": 3}}}, "seed=5", "student=mine"]
+    )
+    assert (over.seed, over.train.optimizer.epochs, over.train.clip_low, over.student) == (5, 3, 0.1, "mine")
     assert load_config(overrides=["seed=2", "seed=0"]).seed == 0  # an explicit 0 is a value
     assert load_config(overrides=["search.budget_tokens=5", "search.budget_tokens=null"]).search.budget_tokens is None
 
@@ -169,28 +170,21 @@ def test_overrides_are_yaml() -> None:
     assert parse_override("a=false") == {"a": False}
 
 
-def test_training_is_expert_iteration_where_nothing_is_named(tmp_path: Path) -> None:
+def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_path: Path) -> None:
     config = load_training()
-    assert (config.train.method, config.train.groups, config.search.data.enough_correct) == ("rft", "verified", 1)
-    (tmp_path / "own.yaml").write_text("train: {num_examples: 12}\nsearch: {data: {enough_correct: 3}}")
-    own = load_training(tmp_path / "own.yaml", ["train.samples=8"])
-    assert (own.train.method, own.train.num_examples, own.train.samples) == ("rft", 12, 8)
-    assert own.search.data.enough_correct == 3, "the recipe lies below what is given"
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        "train.method=rft", "train.groups=tree", "train.grpo.credit=step", "train.chain_samples=4",
-        "teachers.tier=embedded", "teachers.terminal_checker=true",
-        "search.value=folder", "search.mode=token", "rewards.custom=file.py:NAME", "rewards.hre_weight=0",
-    ],
-)  # fmt: skip
-def test_the_recipe_makes_room_for_what_it_does_not_fit(given: str, tmp_path: Path) -> None:
-    plain = load_config(overrides=[given])
-    assert load_training(overrides=[given]) == plain
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(parse_override(given)))
-    assert load_training(tmp_path / "own.yaml") == plain
+    assert (config.train.method, config.train.groups, config.search.enough_correct) == (
+        "expert_iteration",
+        "verified",
+        1,
+    )
+    (tmp_path / "own.yaml").write_text("train: {num_examples: 12, method: ppo}\nsearch: {samples: 3}")
+    own = load_training(tmp_path / "own.yaml", ["train.credit=step"])
+    assert (own.train.method, own.train.groups, own.train.num_examples, own.search.samples) == ("ppo", "chain", 12, 3)
+    for method in ("expert_iteration", "rft", "grpo", "ppo", "legacy"):
+        named = load_training(overrides=[f"train.method={method}"])
+        assert named.train.method == method and named == load_config(recipe=f"{method}.yaml")
+    with pytest.raises(ConfigError, match=r"train\.method is 'grop'"):
+        load_training(overrides=["train.method=grop"])
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -200,17 +194,21 @@ def test_the_recipe_makes_room_for_what_it_does_not_fit(given: str, tmp_path: Pa
     ("override", "words"),
     [
         ("seeed=3", ["unknown configuration key seeed: did you mean seed?"]),
-        ("train.grpo.learning_rat=1", ["unknown", "did you mean train.grpo.learning_rate?"]),
-        ("train.teachers=1", ["train.teachers", "unknown", "see config/training.yaml"]),
+        ("train.optimizer.learning_rat=1", ["unknown", "did you mean train.optimizer.learning_rate?"]),
+        (
+            {"train": {"grpo": {"learning_rate": 1}}},
+            ["unknown", "train.grpo", "did you mean train.optimizer.learning_rate?"],
+        ),
+        ("train.zzz=1", ["train.zzz", "unknown", "see config/training.yaml"]),
         ("seed=true", ["seed is True", "give a number"]),
         ("rewards.hre_weight=1.4", ["rewards.hre_weight", "1.4", "less than or equal to 1"]),
         ("rewards.hre_weight=-0.1", ["rewards.hre_weight", "-0.1"]),
-        ("search.iterations=0", ["search.iterations", "0", "greater than 0"]),
-        ("search.iterations=lots", ["search.iterations", "lots"]),
+        ("search.simulations=0", ["search.simulations", "0", "greater than 0"]),
+        ("search.simulations=lots", ["search.simulations", "lots"]),
         ("search.select=best", ["search.select", "best", "ucb1"]),
-        ("train.grpo=3", ["train.grpo", "3"]),
+        ("train.optimizer.name=3", ["train.optimizer", "3"]),
         ("train.demonstration_share=1", ["train.demonstration_share"]),
-        ("train.chain_samples=1", ["train.chain_samples", "1"]),
+        ("search.samples=0", ["search.samples", "0"]),
         ("problems.levels=[5]", ["problems.levels", "5"]),
         ("rewards.use_student_model=perhaps", ["rewards.use_student_model", "perhaps"]),
         ("student=gpt", ["student", "gpt", "embedded"]),
@@ -288,21 +286,22 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(field):
 
 
 def test_learning_rates_go_by_size_unless_they_are_named():
-    train = load_config().train
+    settings = load_config().train.optimizer
     for method, small, large in (
         ("grpo", 5e-4, 1e-5),
         ("ppo", 3e-4, 1e-5),
         ("rft", 5e-4, 5e-5),
         ("legacy", 5e-4, 5e-5),
+        ("expert_iteration", 5e-4, 5e-5),
+        ("critic", 5e-4, 2e-5),
     ):
-        settings = getattr(train, method)
-        assert (settings.rate(660_000, "full"), settings.rate(135_000_000, "full")) == (small, large)
-        assert settings.rate(3_000_000_000, "lora") == small
-    named = load_config(overrides=["train.grpo.learning_rate=2e-6"]).train.grpo
-    assert named.rate(660_000, "full") == named.rate(135_000_000, "full") == 2e-6
+        assert (settings.rate(method, 660_000, "full"), settings.rate(method, 135_000_000, "full")) == (small, large)
+        assert settings.rate(method, 3_000_000_000, "lora") == small
+    named = load_config(overrides=["train.optimizer.learning_rate=2e-6"]).train.optimizer
+    assert named.rate("grpo", 660_000, "full") == named.rate("grpo", 135_000_000, "full") == 2e-6
 
 
 def test_a_section_by_itself_has_the_shipped_values() -> None:
     config = load_config()
-    assert SearchConfig(iterations=6) == config.search.model_copy(update={"iterations": 6})
+    assert SearchConfig(simulations=6) == config.search.model_copy(update={"simulations": 6})
     assert BudgetConfig() == TeachersConfig().budget == config.teachers.budget

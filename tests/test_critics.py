@@ -62,7 +62,7 @@ from alphazero_llm_trainer.training.value import value_rows
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
 PROMPT = (7, 8, 9)
-SMALL = {"epochs": 6, "evaluate_every": 10, "learning_rate": 5e-3, "batch_size": 16, "least_outcomes": 2}
+SMALL = {"epochs": 6, "learning_rate": 5e-3, "batch_size": 16}
 
 
 class FakeTokenizer:
@@ -87,10 +87,26 @@ def a_student(seed: int = 0, adapter: str = "full", quantization: str = "none") 
     return Numbers("tiny", model, tokenizer, tiny_engine(model), spec)
 
 
+def small(critic: dict[str, Any]) -> dict[str, Any]:
+    """`train` for a tiny critic; `critic` may hold keys of the optimiser."""
+    own = {key: critic.pop(key) for key in list(critic) if key in SMALL}
+    return {
+        "optimizer": SMALL | own,
+        "evaluate_every": critic.pop("evaluate_every", 10),
+        "critic": {"least_outcomes": 2} | critic,
+    }
+
+
 def settings(**critic: Any) -> Config:
     """A configuration with `train.critic`, for the tiny student."""
     engine = {"max_context": 64, "cache_tokens": 2000}
-    return load_config(overrides=["student=embedded", {"train": {"critic": SMALL | critic}, "engine": engine}])
+    return load_config(
+        overrides=[
+            "student=embedded",
+            {"train": small(critic), "engine": engine},
+        ],
+        recipe="critic.yaml",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -548,7 +564,7 @@ def test_the_learning_rate_and_its_rise_suit_the_model_and_the_data(tmp_path: Pa
     large.weight = torch.nn.Parameter(torch.empty(LARGE, device="meta"))
 
     def given(model: torch.nn.Module, adapter: bool, rows: int, **critic: Any) -> tuple[float, int]:
-        config = load_config(overrides=[{"train": {"critic": critic}}])
+        config = load_config(overrides=[{"train": {"optimizer": critic}}], recipe="critic.yaml")
         found = arguments(config, model, adapter, rows, 32, tmp_path, False)
         return found["learning_rate"], found["warmup_steps"]
 
@@ -602,8 +618,8 @@ def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:
 
 # -- the commands ------------------------------------------------------------------------------------------------------
 
-QUICK = ["--model", "embedded", "-n", "60", "--set", "train.critic.iterations=2", "--set", "train.critic.samples=6",
-         "--set", "train.critic.epochs=1",
+QUICK = ["--model", "embedded", "-n", "60", "--set", "search.simulations=2", "--set", "search.samples=6",
+         "--set", "train.optimizer.epochs=1",
          "--set", "train.critic.spoiled=0", "--set", "train.critic.least_outcomes=2",
          "--set", "train.critic.margin=0.25"]  # fmt: skip
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import grpo_config
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
 from alphazero_llm_trainer.errors import ConfigError, DataError, RewardError
@@ -38,14 +38,14 @@ from alphazero_llm_trainer.viewer.record import row
 
 TASK = Task(Problem("mine/1", "2 + 2?", "mine"), "4")
 SMALL = [
-    "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--save-every", "16",
+    "--use-grpo", "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--save-every", "16",
     "--set", "train.questions_per_round=8",
     "--set", "train.validation_size=8",
     "--set", "train.demonstrations=8",
-    "--set", "train.requeue_iterations=0",
+    "--set", "train.requeue_limit=0",
     "--set", "train.rows_per_round=8",
-    "--set", "train.grpo.batch_size=4",
-    "--set", "train.grpo.epochs=1",
+    "--set", "train.optimizer.batch_size=4",
+    "--set", "train.optimizer.epochs=1",
 ]  # fmt: skip
 ALONE = ["--set", "rewards.hre_weight=0", "--set", "rewards.pre_weight=0", "--set", "rewards.step_penalty=0"]
 
@@ -182,9 +182,9 @@ def test_it_joins_or_replaces_the_other_parts_by_its_weight(
 
 def test_a_reward_alone_needs_no_other_part() -> None:
     alone = {"hre_weight": 0, "pre_weight": 0, "use_student_model": False}
-    assert load_config(overrides=[{"rewards": {**alone, "custom": "m:f"}}]).rewards.own
+    assert grpo_config([{"rewards": {**alone, "custom": "m:f"}}]).rewards.own
     with pytest.raises(ConfigError, match="both 0"):
-        load_config(overrides=[{"rewards": {**alone, "custom": "m:f", "custom_weight": 0}}])
+        grpo_config([{"rewards": {**alone, "custom": "m:f", "custom_weight": 0}}])
 
 
 def test_tasks_without_gold_are_for_a_reward_that_needs_none() -> None:

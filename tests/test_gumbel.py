@@ -171,12 +171,12 @@ def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values() -> Non
 
 
 def token_search(seed: int, **changes: Any) -> SearchResult:
-    config = SearchConfig.model_validate({"mode": "token", "select": "gumbel", "iterations": 40, **changes})
+    config = SearchConfig.model_validate({"mode": "token", "select": "gumbel", "simulations": 40, **changes})
     return run(lambda: Search(ScriptedTokens(seed), scripted_evaluate, config).run(a_problem(), seed))
 
 
 def step_search(seed: int, **changes: Any) -> SearchResult:
-    config = SearchConfig.model_validate({"select": "gumbel", "iterations": 30, "samples": 2, **changes})
+    config = SearchConfig.model_validate({"select": "gumbel", "simulations": 30, "samples": 2, **changes})
     policy = ScriptedPolicy(seed, words=9, close=0.2)
     return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed))
 
@@ -205,7 +205,7 @@ def through_root_children(tree: Tree) -> dict[int, int]:
 
 def test_the_root_s_steps_are_drawn_first_and_then_halved() -> None:
     for seed in range(20):
-        tree = step_search(seed, candidates=6, iterations=60).tree
+        tree = step_search(seed, candidates=6, simulations=60).tree
         drawn = sum(leaf == ROOT for leaf, _, _ in tree.simulations)
         assert drawn == 3 and all(leaf == ROOT for leaf, _, _ in tree.simulations[:3])  # 6 samples, 2 at a time
         counts = sorted(through_root_children(tree).values(), reverse=True)
@@ -226,7 +226,7 @@ class HalfGood:
 
 def verified_search(seed: int, select: str | None = "gumbel", **changes: Any) -> SearchResult:
     config = SearchConfig.model_validate(
-        {"select": select, "iterations": 1000, "verify": {"accept_above": 1.0, "reject_below": 0.15}, **changes}
+        {"select": select, "simulations": 1000, "verify": {"accept_above": 1.0, "reject_below": 0.15}, **changes}
     )
     policy = ScriptedPolicy(seed, words=9, close=0.2)
     policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from support import tiny_llama
+from support import grpo_config, tiny_llama
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 import alphazero_llm_trainer
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.training.learner import Learner, Schedule, mask_of, padded
@@ -30,7 +29,7 @@ RESPONSES = ["3 + 4 = 7\n#### 7", "12\n#### 12", "3 + 5 = 8\n4 + 4 = 8\n#### 8",
 
 
 def student_of(*overrides: str) -> tuple[Student, Any]:
-    config = load_config(overrides=["student=embedded", *overrides])
+    config = grpo_config(["student=embedded", *overrides])
     return load_student(config), config
 
 
@@ -84,11 +83,10 @@ def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tol
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
 def test_the_loss_and_gradient_of_grpo_are_trls(kl: float, tmp_path: Path) -> None:
-    student, config = student_of(f"train.grpo.kl_coefficient={kl}")
-    rows, settings = rows_of(student), config.train.grpo
+    student, config = student_of(f"train.kl_coefficient={kl}")
+    rows, settings = rows_of(student), config.train
     theirs = copy.deepcopy(student.model)
-    given: Any = {"clip_low": settings.clip_low, "clip_high": settings.clip_high, "pack": "off"}
-    objective = Grpo(settings, student.model, **given)
+    objective = Grpo(settings.model_copy(update={"pack": "off"}), student.model)
     reference = [[value - 0.05 * (i % 3) for value in row.old_logprobs] for i, row in enumerate(rows)]
     plain = objective.begin
 
@@ -212,11 +210,11 @@ def test_the_value_loss_is_the_larger_of_the_free_and_the_held_one() -> None:
 
 @pytest.mark.parametrize("importance", [True, False])
 def test_a_ratio_beyond_the_clip_silences_a_right_response_unless_it_is_taken_as_1(importance: bool) -> None:
-    student, config = student_of(f"train.grpo.importance={importance}")
+    student, config = student_of(f"train.importance={importance}", "train.pack=off")
     prompt, ids = student.prompt_ids(QUESTIONS[0]), (*student.encode("#### 7"), student.engine.eos_id)
     # As if the policy that sampled it had found every token next to impossible: the ratio is far over 1 + clip_high.
     row = TrainRow(prompt, ids, (-50.0,) * len(ids), (1.0,) * len(ids))
-    objective = Grpo(config.train.grpo, student.model, clip_low=0.2, clip_high=0.28, pack="off")
+    objective = Grpo(config.train, student.model)
     found = gradients(student.model, objective, [row] * 4)
     assert any(grad.any() for name, grad in found.items() if name != "loss") != importance
 
@@ -226,7 +224,7 @@ def test_a_ratio_beyond_the_clip_silences_a_right_response_unless_it_is_taken_as
 def test_parts_and_packing_have_the_gradient_of_the_whole(method: str, pack: str) -> None:
     found = []
     for economy, packed in ((Economy(), "off"), (Economy(micro_batch=3, checkpointing=True), pack)):
-        student, config = student_of("train.grpo.kl_coefficient=0.05", "train.ppo.critic_rounds=0")
+        student, config = student_of("train.kl_coefficient=0.05", "train.ppo.critic_rounds=0")
         torch.manual_seed(0)
         rows, objective = rows_of(student), objective_of(method, student, config, packed)
         found.append(gradients(student.model, objective, rows, economy))
@@ -236,11 +234,12 @@ def test_parts_and_packing_have_the_gradient_of_the_whole(method: str, pack: str
 def objective_of(method: str, student: Student, config: Any, pack: str) -> Any:
     if method == "likelihood":
         return Likelihood(pack)
+    settings = config.train.model_copy(update={"pack": pack})
     if method == "grpo":
-        return Grpo(config.train.grpo, student.model, clip_low=0.2, clip_high=0.28, pack=pack)
-    critic = make_critic(student.model, config.train.ppo, None)
+        return Grpo(settings, student.model)
+    critic = make_critic(student.model, None)
     torch.nn.init.normal_(critic.score.weight, std=0.05)
-    return Ppo(config.train.ppo, student.model, critic, pack)
+    return Ppo(settings, student.model, critic)
 
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
@@ -334,9 +333,7 @@ def test_advantages_are_whitened_gae_and_demonstrations_keep_theirs() -> None:
 
 
 def test_the_kl_penalty_of_ppo_is_in_the_reward_alone() -> None:
-    student, config = student_of(
-        "train.ppo.critic_rounds=0", "train.ppo.kl_coefficient=0.5", "train.ppo.gae_lambda=1.0"
-    )
+    student, config = student_of("train.ppo.critic_rounds=0", "train.kl_coefficient=0.5", "train.ppo.gae_lambda=1.0")
     # As if the policy that sampled had held each token likelier than the reference does, by 0.2 nats, and less likely in turn.
     rows, objective = rows_of(student, 4, shift=0.2), objective_of("ppo", student, config, "off")
     objective.begin(learner_of(student.model, objective, batch=4), rows, 0)
@@ -368,7 +365,8 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_
         torch.manual_seed(0)
         model = make_trainable(student.model, student.spec, adapter)
         lora = student.spec.lora if adapter == "lora" else None
-        objective = Ppo(config.train.ppo, model, make_critic(student.model, config.train.ppo, lora), "off")
+        settings = config.train.model_copy(update={"pack": "off"})
+        objective = Ppo(settings, model, make_critic(student.model, lora))
         given: Any = {"batch_size": 6, "weight_decay": 0.01, "max_grad_norm": 1.0}
         return Learner(model, objective, Economy(), Schedule(1e-3, 1, 8), **given), rows_of(student, 6), objective
 

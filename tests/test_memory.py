@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from support import STEP_ENDS, VOCABULARY
+from support import STEP_ENDS, VOCABULARY, grpo_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.config.load import Config, load_config
+from alphazero_llm_trainer.config.load import Config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
@@ -53,7 +53,7 @@ def configured(*overrides: Any) -> Config:
     """A configuration with a student `tiny`, trained whole in fp32 unless overridden."""
     student = {"path": "nowhere", "adapter": "full", "dtype": "float32", "cpu": True, "shape": SHAPE.model_dump()}
     base = {"models": {"tiny": student}, "student": "tiny", "rewards": {"use_student_model": False}}
-    return load_config(overrides=[base, "engine.native=off", "engine.max_context=256", *overrides])
+    return grpo_config([base, "engine.native=off", "engine.max_context=256", *overrides])
 
 
 def forecast(config: Config, cuda: bool = False, shape: ModelShape = SHAPE, **more: Any) -> Forecast:
@@ -170,15 +170,15 @@ def test_activations_of_adapters_over_four_bits_are_those_autograd_keeps(quantis
 
 def test_less_is_forecast_for_what_saves_memory() -> None:
     def peak(*overrides: Any, cuda: bool = True) -> float:
-        config = configured("train.grpo.batch_size=64", "train.gradient_checkpointing=off", *overrides)
+        config = configured("train.optimizer.batch_size=64", "train.gradient_checkpointing=off", *overrides)
         return forecast(config, cuda).at("train")
 
     assert peak("train.micro_batch=1") < peak("train.micro_batch=8") < peak()
     assert peak("train.gradient_checkpointing=on") < peak()
-    assert peak("train.optimizer=adamw_8bit") < peak("train.optimizer=adamw")
+    assert peak("train.optimizer.name=adamw_8bit") < peak("train.optimizer.name=adamw")
     assert peak("search.max_tokens=20") < peak()
     assert peak("engine.backend=vllm-server") < peak()
-    assert peak("train.method=ppo", "train.ppo.batch_size=64") > peak()
+    assert peak("train.method=ppo", "train.optimizer.batch_size=64") > peak()
     # GRPO measures PRE where its advantages are made of it, and has the frozen student beside it then.
     measured = "rewards.use_student_model=true"
     assert peak(measured, "train.reward=combined") > peak(measured) == peak()
@@ -194,17 +194,13 @@ def test_ppo_s_critic_is_counted() -> None:
     assert part(made, "optimiser") == 2 * (critic + bytes_of(llama().parameters()))
 
 
-def test_vllm_takes_its_share_unless_it_sleeps() -> None:
-    def shares(sleep: str) -> list[float]:
-        settings = ("engine.backend=vllm", "engine.vllm.gpu_memory=0.5", f"engine.vllm.sleep={sleep}")
-        made = forecast(configured(*settings), cuda=True, memory=10 * GIB)
-        return [part(made, "vLLM", phase) for phase in PHASES]
-
-    assert shares("off") == [5 * GIB, 5 * GIB] and shares("on") == [5 * GIB, 0]
+def test_vllm_takes_its_share_while_it_is_awake() -> None:
+    made = forecast(configured("engine.backend=vllm", "engine.vllm.gpu_memory=0.5"), cuda=True, memory=10 * GIB)
+    assert [part(made, "vLLM", phase) for phase in PHASES] == [5 * GIB, 0]
 
 
 def of_hub(name: str, gib: int) -> tuple[Forecast, int]:
-    config = load_config(overrides=[f"student={name}", "problems.source=gsm8k"])
+    config = grpo_config([f"student={name}", "problems.source=gsm8k"])
     spec = config.models[name]
     assert spec.shape is not None
     return Forecast(config, spec, spec.shape, True, prompt=200, memory=gib * GIB), gib * GIB
@@ -217,7 +213,7 @@ def test_the_defaults_fit_the_3b_into_16_gib_and_advice_fits_it_into_8() -> None
     said = advice(made, free)
     assert made.peak > free and said.startswith("--set ") and said.endswith(" GiB")
     flags = said.partition(" makes it ")[0].replace("--set ", "").split()
-    config = load_config(overrides=["student=llama-3.2-3b", "problems.source=gsm8k", *flags])
+    config = grpo_config(["student=llama-3.2-3b", "problems.source=gsm8k", *flags])
     assert Forecast(config, made.spec, made.shape, True, prompt=200, memory=free).peak <= free
     assert advice(*of_hub("llama-3.1-8b", 4)) == "use a smaller student, or free memory"
 
@@ -241,7 +237,7 @@ def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
     assert found == {16: 4, 20: 4, 7: 1, 1: 1}
     assert forecast(configured("train.micro_batch=2")).rows_of_an_update() == 2
     large = SHAPE.model_copy(update={"layers": 30, "hidden": 576, "intermediate": 1536})
-    config = configured("train.grpo.batch_size=16", "search.max_tokens=256")
+    config = configured("train.optimizer.batch_size=16", "search.max_tokens=256")
     assert [forecast(config, cuda=cuda, shape=large).rows_of_an_update() for cuda in (False, True)] == [4, 16]
 
 

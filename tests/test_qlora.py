@@ -57,15 +57,10 @@ SMALL = [
     "--set", "train.keep_best=false",
     "--set", "train.rows_per_round=8",
     "--set", "train.demonstrations=20",
-    "--set", "train.grpo.batch_size=5",
-    "--set", "train.grpo.epochs=2",
-    "--set", "train.ppo.batch_size=5",
-    "--set", "train.ppo.epochs=2",
-    "--set", "train.ppo.samples=2",
-    "--set", "train.ppo.rows_per_round=8",
+    "--set", "train.optimizer.batch_size=5",
+    "--set", "train.optimizer.epochs=2",
     "--set", "train.ppo.critic_rounds=1",
-    "--set", "train.legacy.batch_size=5",
-    "--set", "train.legacy.updates_per_round=4",
+    "--set", "train.updates_per_round=4",
     "--set", "models.embedded.lora.dropout=0",
 ]  # fmt: skip
 QUESTION, ANSWER = "Ana has 3 pens. She buys 4 more pens.", "3 + 4 = 7"
@@ -113,7 +108,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def in_64_bits(student: Student, adapter: Path) -> Any:
     """The 4-bit base's own numbers with the adapter beside them, unmerged, computed in fp64."""
-    model: Any = merged(student.model, "float32", adapter="none")
+    model: Any = merged(student.model, torch.float32, adapter="none")
     adapters.load_adapter(model, adapter, adapters.POLICY)
     for layer in adapters.layers(model):
         layer._active_adapter = [adapters.POLICY]
@@ -170,7 +165,7 @@ def test_merging_is_exact_and_the_folder_is_plain(student: Student, tmp_path: Pa
     randomise(other.model, adapters.POLICY, 0)
     wrong = make_trainable(other.model, other.spec, "lora").eval()
     assert difference(logprobs(wrong, student), trained) > 0.1
-    rounded = merged(student.model, "bfloat16")
+    rounded = merged(student.model, torch.bfloat16)
     assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
 
 
@@ -394,7 +389,7 @@ def test_killed_with_sigkill_it_resumes_to_the_same_adapter(whole_run: Path, tmp
 def test_the_other_methods_train_it_too(method: str, tmp_path: Path) -> None:
     # Stories of 3 and 4 steps: some of the questions get a right response and a wrong one.
     flags = [*SMALL, "--num-examples", "8", f"--use-{method}", "--checkpoint-dir", str(tmp_path)]
-    assert train_main([*flags, "--set", "problems.levels=[2,3]", "--set", f"train.{method}.warmup_rounds=0"]) == 0
+    assert train_main([*flags, "--set", "problems.levels=[2,3]", "--set", "train.optimizer.warmup=0"]) == 0
     state = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
     assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in state.items())
     if method == "ppo":
@@ -505,8 +500,15 @@ def test_merge_refuses_what_is_wrong(
 
 def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
     out = tmp_path / "sft"
-    flags = ["--eval-size", "8", "--set", "train.demonstrations=24", "--set", "train.sft.validation_size=8"]
-    flags += ["--set", "train.sft.steps=6", "--set", "train.sft.learning_rate=5e-3", "--set", "train.micro_batch=8"]
+    flags = ["--eval-size", "8", "--set", "train.demonstrations=24", "--set", "train.validation_size=8"]
+    flags += [
+        "--set",
+        "train.sft.steps=6",
+        "--set",
+        "train.optimizer.learning_rate=5e-3",
+        "--set",
+        "train.micro_batch=8",
+    ]
     assert main(["sft", *FLAGS, "--model", str(PACKAGED), "--out", str(out), *flags]) == 0
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["adapter"] == "lora" and manifest["steps"] == 6

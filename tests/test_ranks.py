@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import grpo_config
 
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.training.learner import dealt
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = [
     *("--model", "embedded", "--eval-size", "0", "--quiet"),
     *("--set", "problems.levels=[3, 4]", "--set", "search.temperature=1.2", "--set", "search.concurrent=8"),
-    *("--set", "train.questions_per_round=8", "--set", "train.save_every=8", "--set", "train.iterations=3"),
+    *("--set", "train.questions_per_round=8", "--set", "train.save_every=8", "--set", "search.simulations=3"),
     *(
         "--set",
         "train.demonstrations=16",
@@ -41,10 +41,10 @@ SMALL = [
     ),
 ]
 METHODS = {
-    "rft": ["--set", "train.rft.updates_per_round=3", "--set", "train.rft.batch_size=4", "--set", "train.rft.warmup_rounds=0"],
+    "rft": ["--set", "train.updates_per_round=3", "--set", "train.optimizer.batch_size=4", "--set", "train.optimizer.warmup=0"],
     "grpo": [
-        *("--set", "train.grpo.batch_size=8", "--set", "train.rows_per_round=12", "--set", "train.grpo.epochs=2"),
-        *("--set", "train.demonstration_share=0.25", "--set", "train.grpo.warmup_rounds=0"),
+        *("--set", "train.optimizer.batch_size=8", "--set", "train.rows_per_round=12", "--set", "train.optimizer.epochs=2"),
+        *("--set", "train.demonstration_share=0.25", "--set", "train.optimizer.warmup=0"),
     ],
 }  # fmt: skip
 # What `accelerate launch --config_file examples/accelerate_fsdp.yaml` tells its processes.
@@ -143,7 +143,7 @@ def test_two_processes_train_an_adapter_that_a_server_samples_with(
     server = CompletionServer()
     flags = ["--num-examples", "16", *METHODS["grpo"], "--use-grpo", "--set", "train.adapter=lora"]
     flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
-    flags += ["--set", "models.embedded.lora.dropout=0.0", "--set", "train.grpo.learning_rate=0.003"]
+    flags += ["--set", "models.embedded.lora.dropout=0.0", "--set", "train.optimizer.learning_rate=0.003"]
     try:
         [(code, _, error)] = train(1, tmp_path / "one", *flags)
         assert code == 0, error
@@ -201,7 +201,7 @@ def test_two_processes_under_fsdp_end_with_the_weights_of_one(
     flags = [f"--use-{method}", "--num-examples", "16", *METHODS[method]]
     if method == "grpo":  # with an adapter, which most of the sharded weights are no part of
         flags += ["--set", "train.adapter=lora", "--set", "models.embedded.lora.dropout=0.0"]
-        flags += ["--set", "train.grpo.learning_rate=0.003"]
+        flags += ["--set", "train.optimizer.learning_rate=0.003"]
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
     assert code == 0, error
     set_fsdp(monkeypatch)
@@ -251,7 +251,7 @@ def test_processes_of_different_commands_end_with_one_sentence(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("overrides", "size", "words"),
     [
-        (["train.grpo.batch_size=20"], 3, "batch_size is 20 and 3 processes"),
+        (["train.optimizer.batch_size=20"], 3, "batch_size is 20 and 3 processes"),
         (["train.method=ppo"], 2, "trains in one process"),
         (["engine.backend=vllm"], 2, "engine.backend is vllm and 2 processes"),
         (["engine.backend=vllm-server"], 2, "set train.adapter=lora"),
@@ -259,10 +259,10 @@ def test_processes_of_different_commands_end_with_one_sentence(tmp_path: Path) -
     ],
 )
 def test_what_ranks_can_not_share_is_said(overrides: list[str], size: int, words: str) -> None:
-    config = load_config(overrides=overrides)
+    config = grpo_config(overrides)
     with pytest.raises(ConfigError, match=words):
         check_ranks(config, size)
-    check_ranks(load_config(), 2)
+    check_ranks(grpo_config(), 2)
 
 
 @pytest.mark.parametrize(
@@ -273,18 +273,18 @@ def test_what_ranks_can_not_share_is_said(overrides: list[str], size: int, words
         ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, [], "fsdp_cpu_ram_efficient_loading"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, [], "train.gradient_checkpointing=on"),
         ({}, ["models.embedded.quantization=nf4"], "models.embedded.quantization is nf4"),
-        ({}, ["train.optimizer=adamw_8bit"], "set it to adamw"),
-        ({}, ["train.grpo.pack=on"], "set it to auto"),
+        ({}, ["train.optimizer.name=adamw_8bit"], "set it to adamw"),
+        ({}, ["train.pack=on"], "set it to auto"),
     ],
 )
 def test_what_fsdp_can_not_train_is_said(
     variables: dict[str, str], overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_fsdp(monkeypatch)
-    check_ranks(load_config(overrides=["student=embedded"]), 2)
+    check_ranks(grpo_config(["student=embedded"]), 2)
     set_fsdp(monkeypatch, **variables)
     with pytest.raises(ConfigError, match=words):
-        check_ranks(load_config(overrides=["student=embedded", *overrides]), 2)
+        check_ranks(grpo_config(["student=embedded", *overrides]), 2)
 
 
 def test_fsdp_wants_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,11 +292,11 @@ def test_fsdp_wants_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="start 2 or more"):
-        open_ranks(load_config())
+        open_ranks(grpo_config())
 
 
 def test_a_checkpoint_under_fsdp_has_the_weights_twice() -> None:
-    plan = disk_plan(load_config().train, 2, trained=50, student=50, layers=3, lora=False, shards=100)
+    plan = disk_plan(grpo_config().train, 2, trained=50, student=50, layers=3, lora=False, shards=100)
     assert (plan.checkpoint, plan.total) == (400, 900)  # weights twice and two moments, as they are sharded
 
 
@@ -311,7 +311,7 @@ def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> No
     assert {name: handed_on[name] for name in FSDP} == FSDP
     for name in FSDP:
         monkeypatch.setenv(name, handed_on[name])
-    check_ranks(load_config(), 2)
+    check_ranks(grpo_config(), 2)
 
 
 def test_a_minibatchs_rows_are_dealt_evenly_in_number_and_tokens() -> None:

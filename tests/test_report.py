@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import grpo_config
 
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.eval.metrics import paired_bootstrap
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.compare import difference, differing, load_runs
@@ -66,12 +66,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two finished runs of the embedded student that differ in one key."""
     folder, found = tmp_path_factory.mktemp("checkpoints"), []
     for epochs in (1, 2):
-        config = load_config(
-            overrides=[
+        config = grpo_config(
+            [
                 {"student": "embedded", "rewards": {"use_student_model": False}},
                 {"train": {"num_examples": 16, "questions_per_round": 8, "save_every": 8, "eval_size": 12}},
                 {"train": {"validation_size": 10, "demonstrations": 20, "rows_per_round": 16}},
-                {"train": {"grpo": {"epochs": epochs}}},
+                {"train": {"optimizer": {"epochs": epochs}}},
             ]
         )
         run = Run(config)
@@ -129,8 +129,8 @@ def test_compare_pairs_the_runs_by_problem(runs: list[Path], capsys: Any) -> Non
     assert cli.main(["compare", *map(str, runs)]) == 0
     said = capsys.readouterr().out
     one, other = (run.card for run in load_runs(runs))
-    assert differing(one, other) == [("train.grpo.epochs", "1", "2")]
-    assert re.search(r"train\.grpo\.epochs +1 +2", said)
+    assert differing(one, other) == [("train.optimizer.epochs", "1", "2")]
+    assert re.search(r"train\.optimizer\.epochs +1 +2", said)
     found, paired = difference(one, other)
     assert paired
     assert found == paired_bootstrap(other["after"]["correct"], one["after"]["correct"])

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support import Source
+from support import Source, grpo_config
 
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import Judgement
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.mcts.extract import Trajectory, trajectories
@@ -32,7 +31,7 @@ OVERRIDES = [
     "rewards.use_student_model=false",
     f"train.questions_per_round={QUESTIONS}",
     "train.demonstration_share=0",
-    "train.grpo.negative_weight=1.0",
+    "train.negative_weight=1.0",
     "train.rows_per_round=400",
 ]
 
@@ -50,7 +49,7 @@ class Likely:
 
 
 def source_of(folder: Path, *overrides: str) -> Source:
-    config = load_config(overrides=[*OVERRIDES, *overrides])
+    config = grpo_config([*OVERRIDES, *overrides])
     tasks = load_tasks("embedded", "train", QUESTIONS, levels=config.problems.levels, start=1350)
     return Source.of(config, tasks, folder, Likely())
 
@@ -60,7 +59,7 @@ def by_response(rows: Sequence[TrainRow]) -> dict[tuple[tuple[int, ...], tuple[i
 
 
 def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.grpo.credit=process", "train.grpo.process_weight=0.25")
+    source = source_of(tmp_path, "train.credit=process", "train.process_weight=0.25")
     rows = by_response(source.rows())
     trees, mixed = source.trees(), 0
     for tree in trees:
@@ -86,7 +85,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
 
 
 def test_what_the_verifier_computed_is_in_the_rounds_cost(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.grpo.credit=process")
+    source = source_of(tmp_path, "train.credit=process")
     source.rows()
     assert source.stats is not None and source.builder.verifier is not None
     assert source.stats.cost.scored_tokens == source.builder.verifier.scored_tokens > 0
@@ -94,7 +93,7 @@ def test_what_the_verifier_computed_is_in_the_rounds_cost(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("credit", ["step", "group"])
 def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -> None:
-    source = source_of(tmp_path, f"train.grpo.credit={credit}")
+    source = source_of(tmp_path, f"train.credit={credit}")
     trees, _ = source.rounds.search(0)
     wrong = {(source.prompt(tree), t.token_ids) for tree in trees for t in trajectories(tree.tree) if not t.hre}
     rows = source.builder.credited(trees, RoundStats(0))
@@ -106,13 +105,13 @@ def test_credit_by_correctness_knows_nothing_else(credit: str, tmp_path: Path) -
         grown.W = [n * (0.1 + 0.8 * (node % 2)) for node, n in enumerate(grown.N)]
         grown.reward = [None if reward is None else 1.0 - reward for reward in grown.reward]
     assert source.builder.credited(trees, RoundStats(0)) == rows
-    combined = source_of(tmp_path / "combined", f"train.grpo.credit={credit}", "train.reward=combined")
+    combined = source_of(tmp_path / "combined", f"train.credit={credit}", "train.reward=combined")
     assert combined.builder.credited(trees, RoundStats(0)) != rows
 
 
 @pytest.mark.parametrize("credit", ["group", "step", "visits"])
 def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None:
-    source = source_of(tmp_path, f"train.grpo.credit={credit}")
+    source = source_of(tmp_path, f"train.credit={credit}")
     rows = source.rows()
     assert len(rows) == source.builder.size.rows_per_round == 400
     assert all(len(row.completion_ids) == len(row.old_logprobs) == len(row.advantages) for row in rows)
@@ -121,9 +120,9 @@ def test_every_credit_gives_rows_of_its_own(credit: str, tmp_path: Path) -> None
 
 
 def test_process_credit_without_a_model_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", "embedded", "--set", "train.grpo.credit=process", "--checkpoint-dir", str(tmp_path)]
+    flags = ["--use-grpo", "--model", "embedded", "--set", "train.credit=process", "--checkpoint-dir", str(tmp_path)]
     assert train_main([*flags, "--num-examples", "8", "--eval-size", "0"]) == 2
-    assert "train.grpo.prm is null" in capsys.readouterr().err
+    assert "train.prm is null" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -141,7 +140,7 @@ def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path: Path)
 
 
 def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.grpo.credit=process", "search.concurrent=3")
+    source = source_of(tmp_path, "train.credit=process", "search.concurrent=3")
     most = alive = 0
 
     class Counted(Likely):
@@ -160,7 +159,7 @@ def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_p
 
 
 def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.method=rft", "train.rft.responses=1")
+    source = source_of(tmp_path, "train.method=rft", "train.responses=1")
     rows = source.rows()
     right: dict[tuple[int, ...], list[Trajectory]] = {}
     for tree in source.trees():
@@ -180,9 +179,9 @@ def test_a_rounds_own_rows_decide_its_updates(tmp_path: Path) -> None:
         assert source.stats is not None
         return found, source.stats
 
-    once, stats = rows("once", "train.rft.epochs=1", "train.rft.updates_per_round=1000")
+    once, stats = rows("once", "train.optimizer.epochs=1", "train.updates_per_round=1000")
     assert 2 <= stats.updates == math.ceil(stats.rows / 16) and len(once) == 16 * stats.updates
-    most, capped = rows("most", "train.rft.updates_per_round=2")
+    most, capped = rows("most", "train.updates_per_round=2")
     assert capped.updates == 2 and most == once[:32]  # the same rows in the same order, however many follow
     none, silent = rows("none", "train.method=legacy", "search.temperature=0")
     assert none == [] and (silent.rows, silent.updates) == (0, 0)  # every group is flat
@@ -192,7 +191,7 @@ VERIFIED = ["train.groups=verified", "train.method=rft", "problems.levels=[2,3]"
 
 
 def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_path: Path) -> None:
-    source, stats = searched(tmp_path, *VERIFIED, "train.iterations=4", "search.verify.first_temperature=1.0")
+    source, stats = searched(tmp_path, *VERIFIED, "search.simulations=4", "search.verify.first_temperature=1.0")
     rejected, wrong = 0, 0
     for found in source.trees():
         problem, tree, rule = found.task.problem, found.tree, problems_of(found.task.problem)
@@ -211,7 +210,7 @@ def test_verified_groups_hold_what_the_rule_passed_and_are_graded_by_gold(tmp_pa
 
 def test_a_verified_tree_ends_at_its_budget_or_at_enough_right_responses(tmp_path: Path) -> None:
     source, _ = searched(
-        tmp_path, *VERIFIED, "train.iterations=1000", "search.budget_tokens=120", "search.data.enough_correct=1"
+        tmp_path, *VERIFIED, "search.simulations=4000", "search.budget_tokens=120", "search.enough_correct=1"
     )
     ended = {}
     for found in source.trees():
@@ -233,12 +232,12 @@ def searched(folder: Path, *overrides: str) -> tuple[Source, RoundStats]:
     ("override", "named"),
     [
         ("teachers.tier=embedded", "teachers.tier"),
-        ("search.mode=token", "train.groups"),
+        ("search.mode=token", "train.groups is verified and search.mode"),
     ],
 )
 def test_verified_groups_refuse_other_judges(override: str, named: str) -> None:
-    config = load_config(overrides=[*OVERRIDES, *VERIFIED, override])
-    with pytest.raises(ConfigError, match=f"^{named} is set and"):
+    config = grpo_config([*OVERRIDES, *VERIFIED, override])
+    with pytest.raises(ConfigError, match=f"^{named} is"):
         Collector(load_student(config), config, None)
 
 
@@ -249,7 +248,7 @@ def test_a_split_that_is_none_is_named() -> None:
 
 
 def test_rows_that_only_fill_a_round_are_no_data_for_a_critic(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.method=ppo", "train.groups=chain", "train.ppo.rows_per_round=1600")
+    source = source_of(tmp_path, "train.method=ppo", "train.groups=chain", "train.rows_per_round=1600")
     rows = source.rows()
     padding = [row for row in rows if row.kind == "padding"]
     assert padding and not any(any(row.advantages) or row.reward for row in padding)

@@ -199,7 +199,7 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
     sampled = sum(record["cost"]["sampled_tokens"] for record in found.values())
     assert manifest["totals"]["cost"]["sampled_tokens"] == sampled == summary.folder.cost.sampled_tokens > 0
     assert manifest["policy"]["version"] == 0 and len(manifest["policy"]["fingerprint"]) == 64
-    assert manifest["config"]["train"]["iterations"] == 2 and "concurrent" not in manifest["config"]["search"]
+    assert manifest["config"]["search"]["simulations"] == 2 and "concurrent" not in manifest["config"]["search"]
     assert {(record["policy_version"], record["split"]) for record in found.values()} == {(0, "train")}
     assert 0 < summary.folder.right <= summary.folder.responses and summary.folder.simulations >= 16 * 4
     assert run_sample(job, tmp_path / "out", resume=True).session.trees == 0  # nothing is left to do
@@ -288,7 +288,7 @@ def test_stopping_leaves_whole_trees_and_goes_on(tmp_path: Path, whole: tuple[di
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
-SMALL = ["--model", "embedded", "--set", "train.iterations=1", "--set", "train.requeue_limit=0"]
+SMALL = ["--model", "embedded", "--set", "search.simulations=1", "--set", "train.requeue_limit=0"]
 
 
 def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -302,7 +302,7 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
     said = capsys.readouterr().out
     assert "6 of 6 questions" in said and "a second" in said and "peak memory" in said
     before = sorted(Path(tmp_path).iterdir())
-    assert main(["sample", "--num", "1000", "--dry-run", "--set", "sample.dry_run_trees=2", *SMALL]) == 0
+    assert main(["sample", "--num", "1000", "--dry-run", *SMALL]) == 0
     said = capsys.readouterr().out
     assert "1,000 questions would take about" in said and sorted(Path(tmp_path).iterdir()) == before
     megabytes = float(re.search(r"their trees ([0-9.]+) MB of disk", said)[1])
@@ -326,4 +326,4 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit):
         main(["sample", "--help"])
     said = capsys.readouterr().out
-    assert all(words in said for words in ("train.iterations", "search.iterations", "teachers propose steps"))
+    assert all(words in said for words in ("search.simulations", "search.samples", "Teachers propose steps"))

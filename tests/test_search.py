@@ -72,7 +72,7 @@ class Reference:
         self.policy, self.problem, self.seed, self.config = policy, problem, seed, config
         self.root = Node(None, Step((), (), ""))
         self.made = [self.root]
-        for _ in range(config.iterations):
+        for _ in range(config.simulations):
             self.simulate(self.root, [])
 
     def simulate(self, node: Node, steps: list[Step]) -> list[float]:
@@ -150,7 +150,7 @@ def test_the_arena_equals_the_recursive_reference(select: str) -> None:
         config = SearchConfig(
             select=select,
             exploration=rng.choice([0.0, 0.5, 2**0.5, 5.0]),
-            iterations=rng.randint(1, 40),
+            simulations=rng.randint(1, 40),
             samples=rng.randint(1, 6),
             max_depth=rng.randint(1, 8),
             max_tokens=rng.choice([4, 11, 40, 160]),
@@ -246,7 +246,7 @@ def test_a_reward_outside_0_to_1_changes_nothing(reward: float) -> None:
 
 
 def test_broken_saved_trees_are_data_errors() -> None:
-    raw = search(ScriptedPolicy(1), a_problem(), iterations=3).tree.to_dict()
+    raw = search(ScriptedPolicy(1), a_problem(), simulations=3).tree.to_dict()
     for change in (
         {"format": 0},
         {"N": raw["N"][:-1]},
@@ -313,7 +313,7 @@ def golden(select: str) -> dict[str, Any]:
         a_problem("golden"),
         17,
         select=select,
-        iterations=12,
+        simulations=12,
         samples=3,
         max_depth=6,
         max_tokens=60,
@@ -379,7 +379,7 @@ def test_the_token_budget_is_never_exceeded() -> None:
             ScriptedPolicy(seed, words=4),
             a_problem(),
             seed,
-            iterations=rng.randint(1, 20),
+            simulations=rng.randint(1, 20),
             samples=rng.randint(1, 6),
             max_tokens=rng.choice([10, 60, 160]),
             budget_tokens=budget,
@@ -397,18 +397,18 @@ def test_the_seconds_budget_ends_a_search() -> None:
             await asyncio.sleep(0.02)
             return await super().continuations(*args)
 
-    result = search(Slow(1), a_problem(), iterations=100_000, budget_seconds=0.15)
+    result = search(Slow(1), a_problem(), simulations=100_000, budget_seconds=0.15)
     assert result.ended_by == "seconds" and result.choice is not None
     assert 0.15 <= result.cost.seconds < 5
-    fast = search(ScriptedPolicy(1), a_problem(), iterations=3, budget_seconds=60)
+    fast = search(ScriptedPolicy(1), a_problem(), simulations=3, budget_seconds=60)
     assert fast.ended_by == "iterations"
 
 
 def test_stop_returns_the_best_so_far() -> None:
     policy = ScriptedPolicy(5)
-    result = search(policy, a_problem(), iterations=1000, stop=lambda: policy.calls >= 4)
+    result = search(policy, a_problem(), simulations=1000, stop=lambda: policy.calls >= 4)
     assert result.ended_by == "stopped" and policy.calls == 4 and result.choice is not None
-    whole = search(ScriptedPolicy(5), a_problem(), iterations=200)
+    whole = search(ScriptedPolicy(5), a_problem(), simulations=200)
     assert whole.tree.text[: len(result.tree)] == result.tree.text and len(whole.tree) > len(result.tree)
     nothing = search(ScriptedPolicy(5), a_problem(), stop=lambda: True)
     assert nothing.choice is None and nothing.ended_by == "stopped" and len(nothing.tree) == 1
@@ -451,7 +451,7 @@ def test_teachers_steps_become_children_with_source_and_direction() -> None:
             TeacherProposal("#### 1", "teacher:good", Direction.RIGHT),
         ]
     )
-    result = search(ScriptedPolicy(1), a_problem(), iterations=30, samples=2, advisor=advisor, evaluate=evaluate)
+    result = search(ScriptedPolicy(1), a_problem(), simulations=30, samples=2, advisor=advisor, evaluate=evaluate)
     tree = result.tree
     top = {tree.text[child]: child for child in tree.children[ROOT]}
     for text, source, direction in (
@@ -477,7 +477,7 @@ def test_teachers_steps_become_children_with_source_and_direction() -> None:
 def test_a_teachers_step_equal_to_a_students_merges() -> None:
     policy = ScriptedPolicy(7, words=1, close=0.0)  # always the step "w0\n"
     advisor = ScriptedAdvisor([TeacherProposal("w0", "teacher:t", Direction.RIGHT)])
-    tree = search(policy, a_problem(), iterations=1, samples=3, max_depth=2, advisor=advisor).tree
+    tree = search(policy, a_problem(), simulations=1, samples=3, max_depth=2, advisor=advisor).tree
     [child] = tree.children[ROOT]
     assert (tree.text[child], tree.source[child], tree.direction[child]) == ("w0\n", "student", "right")
     assert tree.N[child] == 4  # three samples and the teacher's
@@ -500,8 +500,8 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
         return rule or "w1" in response
 
     policy = ScriptedPolicy(2, words=2, close=0.2)
-    tree = search(policy, a_problem(), iterations=8, max_depth=3, finished=finished).tree
-    plain = search(ScriptedPolicy(2, words=2, close=0.2), a_problem(), iterations=8, max_depth=3).tree
+    tree = search(policy, a_problem(), simulations=8, max_depth=3, finished=finished).tree
+    plain = search(ScriptedPolicy(2, words=2, close=0.2), a_problem(), simulations=8, max_depth=3).tree
     # The rule's final-answer lines are never put to it.
     assert asked and not any("####" in response for response in asked)
     checked = [leaf for leaf in tree.leaves() if tree.verdict[leaf] == "checked"]
@@ -516,17 +516,17 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
 
 def test_a_search_goes_on_with_a_tree() -> None:
     policy = ScriptedPolicy(4, words=9, close=0.1)
-    first = search(policy, a_problem(), 1, iterations=5)
+    first = search(policy, a_problem(), 1, simulations=5)
     visits, size = first.tree.N[ROOT], len(first.tree)
-    more = search(policy, a_problem(), 2, tree=first.tree, iterations=5)
+    more = search(policy, a_problem(), 2, tree=first.tree, simulations=5)
     assert more.tree is first.tree and more.tree.N[ROOT] > visits and len(more.tree) > size
     check_invariants(more.tree)
 
 
 def test_many_searches_at_once_equal_each_alone() -> None:
     problems = [(a_problem(f"p{i}"), i) for i in range(32)]
-    config = SearchConfig(iterations=8, samples=3, concurrent=5)
-    alone = [search(ScriptedPolicy(9), problem, seed, iterations=8, samples=3).tree for problem, seed in problems]
+    config = SearchConfig(simulations=8, samples=3, concurrent=5)
+    alone = [search(ScriptedPolicy(9), problem, seed, simulations=8, samples=3).tree for problem, seed in problems]
     alive = most = 0
 
     class Counting(ScriptedPolicy):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from alphazero_llm_trainer.config.load import load_config
-from alphazero_llm_trainer.config.train import SftConfig
+from alphazero_llm_trainer.config.train import TrainConfig
 from alphazero_llm_trainer.errors import DataError, TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems import embedded
@@ -31,10 +31,10 @@ from alphazero_llm_trainer.training.sft import (
 TINY = SHAPE | {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 
 
-def settings(**given: Any) -> SftConfig:
-    """Those of a student from scratch, in few updates."""
-    few = {"steps": 6, "batch_size": 4, "warmup_steps": 2, "evaluate_every": 3}
-    return settings_of(load_config()).model_copy(update=few | given)
+def settings(steps: int = 6, **given: Any) -> TrainConfig:
+    """Those of a student from scratch, in few updates; `given` are keys of the optimiser."""
+    few = {"sft": {"steps": steps}, "evaluate_every": 3, "optimizer": {"batch_size": 4, "warmup": 2} | given}
+    return settings_of(load_config(overrides=[{"train": few}], recipe="sft.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,9 @@ def test_rows_weigh_question_and_answer_tokens(student: Student) -> None:
 
 def test_a_question_weighs_nothing_for_a_student_that_goes_on() -> None:
     config = load_config()
-    assert settings_of(config).question_weight == 0.1 and settings_of(config, 100).question_weight == 0.0
+    assert settings_of(config).sft.question_weight == 0.1 and settings_of(config, 100).sft.question_weight == 0.0
     given = load_config(overrides=["train.sft.question_weight=0.3"])
-    assert settings_of(given).question_weight == settings_of(given, 100).question_weight == 0.3
+    assert settings_of(given).sft.question_weight == settings_of(given, 100).sft.question_weight == 0.3
 
 
 def test_a_row_without_a_solution_is_refused(student: Student) -> None:
@@ -117,7 +117,7 @@ def test_of_equally_good_evaluations_the_earliest_weights_are_kept(student: Stud
 
 def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Student) -> None:
     rows = sft_rows(embedded.load("train", 200), student, 0.1)
-    usual = settings(steps=60, batch_size=16, warmup_steps=50)
+    usual = settings(steps=60, batch_size=16, warmup=50)
     losses = train_student(new_student(student.tokenizer, 0), rows, usual, 0)["losses"]
     assert len(losses) == 60 and sum(losses[-5:]) < 0.6 * sum(losses[:5])
     with pytest.raises(TrainingError, match="lower the learning rate"):
@@ -127,7 +127,7 @@ def test_it_learns_and_a_loss_that_is_not_finite_is_one_sentence(student: Studen
 @pytest.mark.parametrize("scratch", [True, False])
 def test_the_command_writes_a_student_and_its_manifest(scratch: bool, tmp_path: Path) -> None:
     config = load_config(
-        overrides=["student=embedded", "train.demonstrations=20", "train.sft.steps=4", "train.sft.validation_size=8"]
+        overrides=["student=embedded", "train.demonstrations=20", "train.sft.steps=4", "train.validation_size=8"]
     )
     manifest = supervise(config, None, tmp_path, 8, scratch)
     assert manifest == json.loads((tmp_path / "manifest.json").read_text())

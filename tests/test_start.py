@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from support import grpo_config
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, TrainingError
 from alphazero_llm_trainer.training import start
 from alphazero_llm_trainer.training.loop import Run
@@ -49,7 +49,7 @@ def one_sentence(text: str) -> str:
 
 @NO_CUDA
 def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path, capsys: Any) -> None:
-    assert train_main([*HUB, "--dry-run", "--set", "teachers.tier=production"]) == 2
+    assert train_main([*HUB, "--use-grpo", "--dry-run", "--set", "teachers.tier=production"]) == 2
     said = capsys.readouterr()
     for what in (
         "rounds: 60 of 96 questions",
@@ -64,7 +64,7 @@ def test_a_dry_run_prints_everything_and_says_why_it_can_not_start(nowhere: Path
     assert "OPENROUTER_API_KEY" in one_sentence(said.err)
     assert list(nowhere.iterdir()) == []
     # The run itself ends with the same words, before it makes a folder.
-    assert train_main([*HUB, "--set", "teachers.tier=production"]) == 2
+    assert train_main([*HUB, "--use-grpo", "--set", "teachers.tier=production"]) == 2
     assert capsys.readouterr().err == said.err
     assert list(nowhere.iterdir()) == []
 
@@ -86,7 +86,7 @@ def test_a_mirror_and_a_token_open_the_gate(monkeypatch: pytest.MonkeyPatch) -> 
     for overrides, token in open_ways:
         if token is not None:
             monkeypatch.setenv("HF_TOKEN", token)
-        config = load_config(overrides=["student=llama-3.2-3b", "models.llama-3.2-3b.cpu=true", *overrides])
+        config = grpo_config(["student=llama-3.2-3b", "models.llama-3.2-3b.cpu=true", *overrides])
         start.check_start(config)
 
 
@@ -103,7 +103,7 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -
     flags = ["--model", "embedded", "--num-examples", "192", "--eval-size", "50"]
     assert train_main(["--resume", "--dry-run"]) == 2
     assert "found no run" in one_sentence(capsys.readouterr().err)
-    config = load_config(overrides=["student=embedded", "train.num_examples=192", "train.eval_size=50"])
+    config = grpo_config(["student=embedded", "train.num_examples=192", "train.eval_size=50"])
     run = nowhere / "checkpoints" / "run-001"
     run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"config": config.model_dump(mode="json")}))
@@ -130,7 +130,7 @@ def test_a_dry_run_misses_what_the_run_would_miss(
     monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
     said = []
     for flags in (["--dry-run"], []):
-        assert train_main(["--model", "embedded", "--set", key, *flags]) == 2
+        assert train_main(["--use-grpo", "--model", "embedded", "--set", key, *flags]) == 2
         said.append(one_sentence(capsys.readouterr().err))
     assert said[0] == said[1] and word in said[0]
     assert list(nowhere.iterdir()) == []
@@ -152,7 +152,7 @@ def test_a_plan_is_of_the_folder_that_is_named(nowhere: Path, capsys: Any) -> No
 
 
 def test_weights_beyond_memory_are_refused_and_less_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    config = load_config(overrides=["student=embedded"])
+    config = grpo_config(["student=embedded"])
     monkeypatch.setattr(start, "device_memory", lambda: ("cpu", 1 << 20, 1 << 20))
     with pytest.raises(ConfigError, match="weights"):
         start.check_start(config)
@@ -166,7 +166,7 @@ def test_weights_beyond_memory_are_refused_and_less_is_warned_of(monkeypatch: py
 
 
 def test_every_hub_student_has_a_shape_of_its_size() -> None:
-    config = load_config()
+    config = grpo_config()
     for name, spec in config.models.items():
         if spec.path in ("package", "scratch"):
             continue
@@ -181,7 +181,7 @@ def test_every_hub_student_has_a_shape_of_its_size() -> None:
     [
         ([], 60, 96, 40, 8),
         (["train.num_examples=100", "train.questions_per_round=30", "train.save_every=50"], 4, 25, 40, 8),
-        (["train.demonstration_share=0.5", "train.grpo.batch_size=7"], 60, 96, 70, 40),
+        (["train.demonstration_share=0.5", "train.optimizer.batch_size=7"], 60, 96, 70, 40),
         (["train.demonstrations=0", "train.rows_per_round=41"], 60, 96, 60, 12),
         (["train.method=ppo"], 60, 96, 320, 16),
         (["train.method=legacy"], 60, 96, 224, 14),
@@ -190,7 +190,7 @@ def test_every_hub_student_has_a_shape_of_its_size() -> None:
 def test_a_run_has_the_size_that_its_settings_say(
     overrides: list[str], rounds: int, questions: int, rows: int, updates: int
 ) -> None:
-    size = Run(load_config(overrides=["student=embedded", *overrides])).size
+    size = Run(grpo_config(["student=embedded", *overrides])).size
     assert (size.rounds, size.questions_per_round, size.rows_per_round) == (rounds, questions, rows)
     assert size.updates_per_round == updates
 
@@ -199,7 +199,7 @@ def test_no_more_is_sampled_than_was_said(tmp_path: Path) -> None:
     from alphazero_llm_trainer.training.run import RunFolder
 
     overrides = ["train.num_examples=8", "train.questions_per_round=4", "train.save_every=8", "train.eval_size=2"]
-    config = load_config(overrides=["student=embedded", "train.validation_size=2", *overrides])
+    config = grpo_config(["student=embedded", "train.validation_size=2", *overrides])
     size = RunSize.of(config)
     run = Run(config)
     run.load()
@@ -224,7 +224,7 @@ def rows(folder: Path, count: int, gold: str = "4") -> str:
 
 
 WITHOUT_ROWS = ["--source", "5.jsonl"]
-MISSING_REWARD = ["--source", "60.jsonl", "--reward", "nowhere.py:f"]
+MISSING_REWARD = ["--source", "60.jsonl", "--use-grpo", "--reward", "nowhere.py:f"]
 
 
 @pytest.mark.parametrize(
@@ -233,13 +233,15 @@ MISSING_REWARD = ["--source", "60.jsonl", "--reward", "nowhere.py:f"]
         (WITHOUT_ROWS, ["no test and no validation problems", "it has 5 train", "train.eval_size=0"]),
         ([*WITHOUT_ROWS, "--eval-size", "0", "--set", "train.validation_size=0", "-n", "6"], ["--num 5 or fewer"]),
         (MISSING_REWARD, ["nowhere.py is not there"]),
-        (["--source", "60.jsonl", "--reward", "reward.py:other"], ["has no other"]),
+        (["--source", "60.jsonl", "--use-grpo", "--reward", "reward.py:other"], ["has no other"]),
+        (["--source", "60.jsonl", "--reward", "reward.py:reward"], ["rewards.custom is set", "--use-grpo"]),
+        (["--set", "teachers.tier=embedded"], ["teachers.tier is set", "--use-grpo"]),
         (["--source", "60.jsonl", "--set", "teachers.tier=embedded", "--use-grpo"], ["no scripted teacher"]),
         (["--set", "train.micro_batch=3"], ["train.micro_batch is 3"]),
         (["--set", "search.rollout=none"], ["needs a value network"]),
         (["--set", "search.value=nowhere", "--use-grpo"], ["search.value nowhere is no folder"]),
-        (["--use-grpo", "--set", "train.grpo.credit=process"], ["train.grpo.prm is null"]),
-        (["--set", "search.mode=token", "--set", "train.groups=chain"], ["search.mode is token"]),
+        (["--use-grpo", "--set", "train.credit=process"], ["train.prm is null"]),
+        (["--set", "search.mode=token", "--use-rft"], ["search.mode is token"]),
         (["--push-to-hub", "here"], ["OWNER/NAME"]),
         (["--set", "train.student=nowhere"], ["nowhere has no config.json"]),
     ],
@@ -266,7 +268,7 @@ def test_checks_need_no_torch(nowhere: Path) -> None:
     (nowhere / "reward.py").write_text("def reward(problem, response, task):\n    return 1.0\n")
     code = (
         "import sys; from alphazero_llm_trainer.training.start import check_run, load_run\n"
-        "config = load_run(overrides=['problems.source=60.jsonl', 'rewards.custom=reward.py:reward'])\n"
+        "config = load_run(overrides=['problems.source=60.jsonl', 'train.method=grpo', 'rewards.custom=reward.py:reward'])\n"
         "data = check_run(config)\n"
         "assert config.train.num_examples == len(data.questions) < 60\n"
         "assert not {'torch', 'transformers', 'trl'} & sys.modules.keys()"
@@ -292,18 +294,18 @@ def test_a_run_takes_the_questions_there_are_unless_told(nowhere: Path, capsys: 
 @pytest.mark.parametrize(
     ("overrides", "right", "responses"),
     [
-        (["train.groups=verified", "search.data.enough_correct=1"], 0.5, 2.0),
-        (["train.groups=verified", "search.data.enough_correct=1"], 0.0, 24.0),
-        (["train.groups=verified", "search.data.enough_correct=2"], 1.0, 2.0),
+        (["train.method=expert_iteration"], 0.5, 2.0),
+        (["train.method=expert_iteration"], 0.0, 24.0),
+        (["train.method=expert_iteration", "search.enough_correct=2"], 1.0, 2.0),
         (["train.groups=tree"], 1.0, 24.0),
-        (["train.groups=tree", "train.extend=mixed"], 1.0, 12.0),
-        (["train.groups=chain", "train.extend=none"], 0.3, 8.0),
-        (["train.groups=chain"], 0.5, 8 + 8 * 2 * 0.5**8),
+        (["train.groups=tree", "train.requeue_limit=0"], 1.0, 12.0),
+        (["train.method=rft"], 0.3, 8.0),
+        (["train.groups=chain", "search.samples=8"], 0.5, 8 + 8 * 2 * 0.5**8),
         (["train.method=ppo"], 0.5, 8.0),
     ],
 )
 def test_expected_responses_by_hand(overrides: list[str], right: float, responses: float) -> None:
-    config = load_config(overrides=["student=embedded", *overrides])
+    config = grpo_config(["student=embedded", *overrides])
     assert expected_responses(config, right) == pytest.approx(responses, rel=1e-4)
 
 
@@ -341,7 +343,7 @@ def test_a_preflight_changes_nothing_of_the_run(tmp_path: Path, capsys: Any) -> 
     ],
 )
 def test_a_preflight_stops_what_would_learn_nothing(found: Preflight, words: list[str]) -> None:
-    config = load_config()
+    config = grpo_config()
     if not words:
         found.check(config)
         return
@@ -349,13 +351,11 @@ def test_a_preflight_stops_what_would_learn_nothing(found: Preflight, words: lis
         found.check(config)
     assert all(word in str(error.value) for word in words)
     if found.responses:
-        found.check(load_config(overrides=["rewards.custom=reward.py:f"]))
+        found.check(grpo_config(["rewards.custom=reward.py:f"]))
 
 
 def test_a_preflight_says_what_a_run_will_take() -> None:
-    config = load_config(
-        overrides=["train.groups=chain", "train.extend=none", "train.num_examples=100", "train.eval_size=10"]
-    )
+    config = grpo_config(["train.method=rft", "train.num_examples=100", "train.eval_size=10"])
     size = RunSize.of(config)
     found = Preflight([4, 2], 8, 1, 0, 800, 2.0)
     # 100 questions x 8 responses x 100 tokens; (2 x 10 test + 2 x 300 validation) answers x 100 tokens; 400 a second.

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 from faults import a_job, forked, trees_in, wait_for, what_counts
+from support import grpo_config
 
 from alphazero_llm_trainer import files
 from alphazero_llm_trainer.cli.base import Parser, run_command
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
 from alphazero_llm_trainer.files import FolderLock, check_space
 from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed
@@ -32,8 +32,8 @@ from alphazero_llm_trainer.training.run import RunFolder, find_run
 TRAIN = (
     "-q", "train", "--use-grpo", "--num-examples", "8", "--save-every", "4", "--eval-size", "4", "--model", "embedded",
     "--set", "train.questions_per_round=4", "--set", "train.validation_size=4", "--set", "train.rows_per_round=4",
-    "--set", "train.demonstrations=8", "--set", "train.iterations=1", "--set", "train.requeue_limit=0",
-    "--set", "train.grpo.batch_size=4", "--set", "train.grpo.epochs=1", "--out",
+    "--set", "train.demonstrations=8", "--set", "search.simulations=1", "--set", "train.requeue_limit=0",
+    "--set", "train.optimizer.batch_size=4", "--set", "train.optimizer.epochs=1", "--out",
 )  # fmt: skip
 SMALL_FILES = """
 import resource, sys
@@ -143,7 +143,7 @@ def test_sample_writes_its_folder_alone(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.chdir(here)
-    small = ["--model", "embedded", "-n", "3", "--set", "train.iterations=1", "--set", "train.requeue_limit=0"]
+    small = ["--model", "embedded", "-n", "3", "--set", "search.simulations=1", "--set", "train.requeue_limit=0"]
     assert main(["-q", "sample", *small, "--out", str(out)]) == 0
     assert len(trees_in(out)) == 3
     assert [path for place in (home, temporary, here) for path in place.rglob("*")] == []
@@ -173,7 +173,7 @@ def test_every_command_that_writes_a_folder_asks_for_it(
     """And is refused before anything is loaded."""
     words = ["-n", "10", "--out", str(tmp_path)]
     if command == "train":
-        RunFolder(tmp_path).write_card({"config": load_config().model_dump(mode="json"), "method": "grpo"})
+        RunFolder(tmp_path).write_card({"config": grpo_config().model_dump(mode="json"), "method": "grpo"})
         words = ["--resume", str(tmp_path)]
     with FolderLock(tmp_path):
         assert main(["-q", command, *words]) == 2

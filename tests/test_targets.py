@@ -98,7 +98,7 @@ def test_every_token_has_the_mean_outcome_of_the_responses_that_begin_so() -> No
 
 def test_targets_of_a_searched_tree_agree_with_counting_its_endings() -> None:
     policy = ScriptedPolicy(3)
-    search = Search(policy, scripted_evaluate, SearchConfig(iterations=25, samples=4, max_depth=6))
+    search = Search(policy, scripted_evaluate, SearchConfig(simulations=25, samples=4, max_depth=6))
     tree = run(lambda: search.run(a_problem(), 5)).tree
     assert len(tree) > 20
     paths = prefixes(tree)

@@ -299,9 +299,10 @@ RUN = [
     "--set", "train.validation_size=8",
     "--set", "train.keep_best=false",
     "--set", "train.rows_per_round=16",
+    "--set", "search.samples=8",
     "--set", "train.demonstrations=0",  # a taskset has no worked solutions to replay
-    "--set", "train.grpo.batch_size=8",
-    "--set", "train.grpo.epochs=2",
+    "--set", "train.optimizer.batch_size=8",
+    "--set", "train.optimizer.epochs=2",
 ]  # fmt: skip
 
 
@@ -319,7 +320,7 @@ def test_our_own_taskset_trains_to_the_same_weights_as_the_native_source(groups:
 
 
 def test_a_taskset_is_searched_sampled_and_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--set", "search.iterations=4", "--set", "train.iterations=4"]
+    small = ["--set", "search.simulations=4"]
     assert main(["search", "--source", OWN, "--model", "embedded", *small]) == 0
     assert "####" in capsys.readouterr().out
     sample = ["sample", "--source", OWN, "--model", "embedded", "-n", "2", "--out", str(tmp_path / "trees"), *small]

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from fault_server import FaultServer
-from support import ScriptedPolicy, Source, a_problem, run, scripted_evaluate
+from support import ScriptedPolicy, Source, a_problem, grpo_config, run, scripted_evaluate
 
 from alphazero_llm_trainer.cli.base import EXIT_STOPPED
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import RequestError
@@ -54,7 +53,7 @@ class Listening:
 
 
 def searched(advisor, evaluate=scripted_evaluate, **settings):
-    settings = SearchConfig(**{"iterations": 6, "samples": 4, "max_depth": 4, **settings})
+    settings = SearchConfig(**{"simulations": 6, "samples": 4, "max_depth": 4, **settings})
     return run(lambda: Search(ScriptedPolicy(1), evaluate, settings, advisor).run(a_problem(), 3))
 
 
@@ -64,7 +63,7 @@ def test_the_teachers_are_told_what_their_steps_earned_beside_the_students():
         return RewardParts(0.9 if taught else 0.25)
 
     advisor = Listening()
-    result = searched(advisor, evaluate, iterations=1)
+    result = searched(advisor, evaluate, simulations=1)
     assert [(p.direction, value, student) for p, value, student in advisor.told] == [
         (Direction.RIGHT, 0.9, 0.25),
         (Direction.WRONG, 0.9, 0.25),
@@ -79,7 +78,7 @@ def test_a_line_too_long_for_the_context_costs_itself_alone():
                 raise RequestError("the context is 8 tokens")
             return await super().adopt(problem, steps, text, source, direction)
 
-    settings, advisor = SearchConfig(iterations=6, samples=4, max_depth=4), Listening()
+    settings, advisor = SearchConfig(simulations=6, samples=4, max_depth=4), Listening()
     tree = run(lambda: Search(Narrow(1), scripted_evaluate, settings, advisor).run(a_problem(), 3)).tree
     assert {proposal.text for proposal, _, _ in advisor.told} == {"#### 5"}
     assert set(tree.source) == {STUDENT, "teacher:t"}
@@ -98,7 +97,7 @@ def test_they_are_asked_only_where_they_want_to_be():
 
 def test_agreement_is_the_share_of_the_commonest_answer_and_best_the_best_grade():
     """Against a count by hand of the student's own first continuations."""
-    policy, limits = ScriptedPolicy(1), SearchConfig(iterations=1, samples=8, max_depth=4)
+    policy, limits = ScriptedPolicy(1), SearchConfig(simulations=1, samples=8, max_depth=4)
     advisor = Listening()
 
     async def graded(problem, steps, directions, verdict):
@@ -121,16 +120,16 @@ def test_agreement_is_the_share_of_the_commonest_answer_and_best_the_best_grade(
 
 
 def source_with_teachers(folder: Path, *overrides: str) -> Source:
-    config = load_config(
-        overrides=[
+    config = grpo_config(
+        [
             "student=embedded",
             "teachers.tier=embedded",
             "rewards.use_student_model=false",
             f"train.questions_per_round={QUESTIONS}",
             "train.demonstration_share=0",
-            "train.grpo.negative_weight=1.0",
+            "train.negative_weight=1.0",
             "train.rows_per_round=400",
-            "train.ppo.rows_per_round=400",
+            "train.rows_per_round=400",
             *overrides,
         ]
     )
@@ -140,7 +139,7 @@ def source_with_teachers(folder: Path, *overrides: str) -> Source:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path, keep):
-    source = source_with_teachers(tmp_path, f"train.grpo.teacher_rows={keep}")
+    source = source_with_teachers(tmp_path, f"train.teacher_rows={keep}")
     rows = {(row.prompt_ids, row.completion_ids): row for row in source.rows() if any(row.advantages)}
     trees = source.trees()
     expected, taught = {}, 0
@@ -168,7 +167,7 @@ def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path, keep):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_same_switch_holds_for_ppo(tmp_path, keep):
-    source = source_with_teachers(tmp_path, f"train.grpo.teacher_rows={keep}", "train.method=ppo", "train.groups=chain")
+    source = source_with_teachers(tmp_path, f"train.teacher_rows={keep}", "train.method=ppo", "train.groups=chain")
     sources = {row.source for row in source.rows()}
     assert sources == ({STUDENT, "teacher:scripted"} if keep else {STUDENT})
 
@@ -182,7 +181,7 @@ def test_legacy_training_and_exports_take_them(tmp_path):
 
 @pytest.mark.parametrize("credit", ["visits", "step", "process"])
 def test_every_credit_is_of_the_students_own_responses_alone(tmp_path, credit):
-    source = source_with_teachers(tmp_path, f"train.grpo.credit={credit}")
+    source = source_with_teachers(tmp_path, f"train.credit={credit}")
     source.builder.verifier = Calculator()
     rows = [row for row in source.rows() if any(row.advantages)]
     assert rows and {row.source for row in rows} == {STUDENT}
@@ -190,7 +189,7 @@ def test_every_credit_is_of_the_students_own_responses_alone(tmp_path, credit):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_what_is_flat_goes_by_the_responses_that_are_learned_from(tmp_path, keep):
-    source = source_with_teachers(tmp_path, f"train.grpo.teacher_rows={keep}", "train.requeue_iterations=0")
+    source = source_with_teachers(tmp_path, f"train.teacher_rows={keep}", "train.requeue_limit=0")
     trees, stats = source.rounds.search(0)
     counted = {tree.key: [t for t in trajectories(tree.tree) if keep or t.student] for tree in trees}
     flat = [key for key, found in counted.items() if len({t.hre for t in found}) < 2]
@@ -200,7 +199,7 @@ def test_what_is_flat_goes_by_the_responses_that_are_learned_from(tmp_path, keep
 
 
 def test_a_line_that_spells_an_end_token_ends_nothing():
-    student = load_student(load_config(overrides=["student=embedded"]))
+    student = load_student(grpo_config(["student=embedded"]))
     policy, end = EngineSteps(student, 1.0), student.tokenizer.eos_token
 
     def adopted(text):
@@ -236,10 +235,10 @@ def settings_at(url: str) -> list[str]:
         "train.keep_best=false",
         "train.rows_per_round=4",
         "train.demonstrations=8",
-        "train.iterations=1",
-        "train.requeue_iterations=0",
-        "train.grpo.batch_size=5",
-        "train.grpo.epochs=1",
+        "search.simulations=1",
+        "train.requeue_limit=0",
+        "train.optimizer.batch_size=5",
+        "train.optimizer.epochs=1",
         "rewards.use_student_model=false",
     ]
 
@@ -254,7 +253,7 @@ def test_a_stopped_run_says_what_its_teachers_took_and_a_resumed_one_goes_on_wit
     )
     with server.running() as url:
         seen = []
-        config = load_config(overrides=settings_at(url))
+        config = grpo_config(settings_at(url))
         folder = new_run(tmp_path)
         training = Run(config, stop=lambda: len(seen) >= 3)
         training.load()

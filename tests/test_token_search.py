@@ -61,7 +61,7 @@ class Reference:
         self.policy, self.config, self.seed, self.value, self.prompt = policy, config, seed, value, prompt
         self.made: list[dict[str, Any]] = []
         self.root = self.node((), 1.0)
-        for _ in range(config.iterations):
+        for _ in range(config.simulations):
             self.simulate(self.root)
 
     def node(self, ids: tuple[int, ...], prior: float) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_token_search_equals_the_recursive_reference(rollout: str, weight: float
         config = SearchConfig(
             mode="token",
             exploration=rng.choice([0.5, 2.0, 5.0]),
-            iterations=rng.randint(1, 60),
+            simulations=rng.randint(1, 60),
             top_k=rng.randint(1, 7),
             max_tokens=rng.choice([3, 8, 20]),
             rollout=rollout,
@@ -144,8 +144,8 @@ def test_token_search_equals_the_recursive_reference(rollout: str, weight: float
 
 def test_a_greedy_rollout_expands_its_own_path_for_free() -> None:
     greedy, sampled = ScriptedTokens(3), ScriptedTokens(3)
-    tree = token_search(greedy, iterations=60, rollout="greedy").tree
-    token_search(sampled, iterations=60, rollout="sample")
+    tree = token_search(greedy, simulations=60, rollout="greedy").tree
+    token_search(sampled, simulations=60, rollout="sample")
     expanded = sum(tree.expanded[n] and tree.verdict[n] is None for n in range(len(tree)))
     assert greedy.calls["rollout"] < expanded < 60  # nodes on a known rollout's path asked for nothing
     assert greedy.calls["topk"] == sampled.calls["topk"] == 0  # every rollout brings the top-k of each step
@@ -156,7 +156,7 @@ def test_the_golden_token_tree() -> None:
 
 
 def golden() -> dict[str, Any]:
-    tree = token_search(ScriptedTokens(2024), a_problem("golden"), 17, iterations=20, top_k=3, exploration=2.0).tree
+    tree = token_search(ScriptedTokens(2024), a_problem("golden"), 17, simulations=20, top_k=3, exploration=2.0).tree
     return {**tree.to_dict(), "W": [round(w, 9) for w in tree.W]}
 
 
@@ -167,10 +167,10 @@ def golden() -> dict[str, Any]:
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 3), st.sampled_from(["token", "step"]))
 def test_virtual_loss_is_gone_when_the_search_is_over(seed: int, width: int, loss: int, mode: str) -> None:
     if mode == "token":
-        result = token_search(ScriptedTokens(seed), seed=seed, iterations=30, width=width, virtual_loss=loss)
+        result = token_search(ScriptedTokens(seed), seed=seed, simulations=30, width=width, virtual_loss=loss)
         assert result.tree.N[ROOT] == 30
     else:
-        config = SearchConfig(iterations=12, samples=2, width=width, virtual_loss=loss)
+        config = SearchConfig(simulations=12, samples=2, width=width, virtual_loss=loss)
         result = run(lambda: Search(ScriptedPolicy(seed), scripted_evaluate, config).run(a_problem(), seed))
     tree = result.tree
     assert not any(tree.virtual)
@@ -215,7 +215,7 @@ def test_virtual_loss_by_hand() -> None:
 
 def test_without_rollouts_the_value_network_alone_decides_and_one_rollout_ends_it() -> None:
     policy = ScriptedTokens(8, close=0.1)
-    result = token_search(policy, iterations=30, rollout="none", value=hashed_value, exploration=1.0)
+    result = token_search(policy, simulations=30, rollout="none", value=hashed_value, exploration=1.0)
     tree = result.tree
     assert policy.calls["rollout"] == 1 and tree.N[ROOT] == 30
     assert all(tree.V[node] is not None for node in range(len(tree)) if tree.expanded[node] and not tree.verdict[node])
@@ -233,7 +233,7 @@ def test_step_search_with_values_alone_proposes_single_steps_and_ends_in_a_whole
 
     found = set()
     for seed in range(6):
-        config = SearchConfig(select="puct", rollout="none", iterations=8, samples=3)
+        config = SearchConfig(select="puct", rollout="none", simulations=8, samples=3)
         one = Search(Valued(seed, close=0.2), scripted_evaluate, config, value=hashed_value)
         result = run(lambda one=one, seed=seed: one.run(a_problem(), seed))
         tree = result.tree
@@ -263,7 +263,7 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
     for seed in range(60):
         policy = ScriptedTokens(seed, close=0.02)
         data = {"prefix_probability": 0.5, "prefix_tokens": 4}
-        result = token_search(policy, seed=seed, iterations=8, evaluate=graded, generating=True, data=data)
+        result = token_search(policy, seed=seed, simulations=8, evaluate=graded, generating=True, **data)
         tree = result.tree
         prefix = tree.token_ids[1] if len(tree.children[ROOT]) == 1 else ()
         moved += bool(prefix)
@@ -280,12 +280,12 @@ def test_a_random_prefix_of_the_first_rollout_moves_the_root_deeper() -> None:
         assert (ROOT in [target.node for target in policy_targets(tree)]) == (not prefix)
     assert 12 <= moved <= 40 and set(lengths) == {0, 1, 2, 3, 4}
     # Without `generating` the same settings change nothing.
-    assert len(token_search(ScriptedTokens(1), iterations=8, data=data).tree.children[ROOT]) == 5
+    assert len(token_search(ScriptedTokens(1), simulations=8, **data).tree.children[ROOT]) == 5
 
 
 def test_a_tree_ends_after_enough_right_rollouts() -> None:
     data = {"enough_correct": 3, "prefix_probability": 0.0}
-    result = token_search(ScriptedTokens(2), iterations=100, evaluate=graded, generating=True, data=data)
+    result = token_search(ScriptedTokens(2), simulations=100, evaluate=graded, generating=True, **data)
     right = sum(r.count for r in result.tree.rollouts if r.hre == 1.0)
     assert result.ended_by == "enough" and right >= 3 and result.saved == 100 - result.tree.N[ROOT] > 50
 
@@ -294,10 +294,10 @@ def test_a_tree_ends_after_enough_right_rollouts() -> None:
 
 
 def test_a_rollout_read_again_is_a_visit_and_no_new_sample() -> None:
-    tree = token_search(ScriptedTokens(3), iterations=40, rollout="greedy").tree
+    tree = token_search(ScriptedTokens(3), simulations=40, rollout="greedy").tree
     visits, samples = sum(r.count for r in tree.rollouts), sum(r.samples for r in tree.rollouts)
     policy = ScriptedTokens(3)
-    token_search(policy, iterations=40, rollout="greedy")
+    token_search(policy, simulations=40, rollout="greedy")
     assert samples == policy.calls["rollout"] < visits
     assert sum(t.samples for t in trajectories(tree)) < visits
 
@@ -309,8 +309,8 @@ def test_a_token_budget_is_never_overspent(rollout: str, budget: int) -> None:
         data = {"prefix_probability": 1.0, "prefix_tokens": 3}
         policy = ScriptedTokens(seed, close=0.02)
         result = token_search(
-            policy, seed=seed, iterations=50, rollout=rollout, value=hashed_value, rollout_weight=0.5,
-            budget_tokens=budget, generating=True, evaluate=graded, data=data,
+            policy, seed=seed, simulations=50, rollout=rollout, value=hashed_value, rollout_weight=0.5,
+            budget_tokens=budget, generating=True, evaluate=graded, **data,
         )  # fmt: skip
         assert 0 < result.cost.sampled_tokens <= budget and not any(result.tree.virtual)
 
@@ -319,7 +319,7 @@ def test_a_response_never_outgrows_the_context() -> None:
     problem = a_problem("p" * 20)
     for rollout in ("greedy", "sample", "beam"):
         policy = engine_tokens(max_context=32)
-        result = token_search(policy, problem, iterations=30, top_k=3, rollout=rollout, max_tokens=200)
+        result = token_search(policy, problem, simulations=30, top_k=3, rollout=rollout, max_tokens=200)
         prompt = len(policy.prompt_ids(problem))
         assert result.tree.N[ROOT] == 30 and prompt < 32
         lengths = {prompt + len(t.token_ids) for t in trajectories(result.tree)}
@@ -375,7 +375,7 @@ def engine_tokens(**more: Any) -> EngineTokens:
 @pytest.mark.parametrize("rollout", ["greedy", "sample", "beam"])
 def test_the_same_tree_alone_in_32_and_concurrent(rollout: str) -> None:
     problems = [a_problem(f"p{i}") for i in range(32)]
-    config = SearchConfig(mode="token", iterations=10, top_k=4, max_tokens=12, rollout=rollout)
+    config = SearchConfig(mode="token", simulations=10, top_k=4, max_tokens=12, rollout=rollout)
 
     async def all_at_once(policy: EngineTokens) -> list[SearchResult]:
         one = Search(policy, scripted_evaluate, config)
@@ -398,7 +398,7 @@ def test_the_same_tree_alone_in_32_and_concurrent(rollout: str) -> None:
 def test_priors_and_logprobs_are_the_librarys() -> None:
     model = tiny_llama()
     policy = EngineTokens(TinyStudent(tiny_engine(model)), 1.0, 3)  # type: ignore[arg-type]
-    tree = token_search(policy, iterations=12, top_k=4, rollout="greedy").tree
+    tree = token_search(policy, simulations=12, top_k=4, rollout="greedy").tree
     prompt = policy.prompt_ids(a_problem())
     for node in range(len(tree)):
         if not tree.children[node]:

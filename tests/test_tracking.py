@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import grpo_config
 
-from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.training import tracking
 from alphazero_llm_trainer.training.loop import Run
@@ -42,8 +42,8 @@ def strays(home: Path) -> list[Path]:
 
 def tracked(kind: str, path: Path) -> RunFolder:
     """Two rounds of a few questions under the tracker `kind`."""
-    config = load_config(
-        overrides=[
+    config = grpo_config(
+        [
             {"student": "embedded", "rewards": {"use_student_model": False}},
             {"train": {"num_examples": 16, "questions_per_round": 8, "save_every": 8, "eval_size": 10}},
             {"train": {"validation_size": 10, "demonstrations": 20, "rows_per_round": 16, "track": kind}},
@@ -70,7 +70,7 @@ def test_mlflow_has_the_run(tmp_path: Path, home: Path) -> None:
     [experiment] = [one for one in client.search_experiments() if one.name == tracking.PROJECT]
     [found] = client.search_runs([experiment.experiment_id])
     assert found.info.run_name == "run-001"
-    assert found.data.params["train.grpo.clip_high"] == "0.28"
+    assert found.data.params["train.clip_high"] == "0.28"
     assert found.data.params["search.budget_tokens"] == "None"
     assert not any(name.startswith("teacher_tiers") for name in found.data.params)
     for name in ("mean_reward", "simulations", "nodes_per_tree", "cost.sampled_tokens"):
@@ -115,4 +115,4 @@ def test_trackio_has_the_run(tmp_path: Path, home: Path) -> None:
 def test_a_missing_library_is_named_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"train\.track is mlflow, which is not installed"):
-        Run(load_config(overrides=[{"student": "embedded", "train": {"track": "mlflow"}}])).load()
+        Run(grpo_config([{"student": "embedded", "train": {"track": "mlflow"}}])).load()

@@ -51,7 +51,7 @@ def step(text: str, probability: float = 0.5) -> Step:
 
 
 def search(verifier: Rule, seed: int = 0, policy_seed: int = 0, **changes: object) -> SearchResult:
-    settings_ = SearchConfig.model_validate({"iterations": 60, **changes})
+    settings_ = SearchConfig.model_validate({"simulations": 60, **changes})
 
     async def unasked(*given: object) -> RewardParts:
         raise AssertionError("a verifier's search asks no other judge")
@@ -128,7 +128,7 @@ def test_what_the_tree_merges_is_known_to_have_been_drawn_all_the_same() -> None
 
     policy = Spelling()
     policy.prompt_ids = lambda problem: (1, 2, 3)  # type: ignore[attr-defined]
-    settings_ = SearchConfig.model_validate({"iterations": 4})
+    settings_ = SearchConfig.model_validate({"simulations": 4})
     found = asyncio.run(Search(policy, unasked, settings_, verifier=Rule(lambda text: 0.0)).run(PROBLEM, 0))
     assert len(found.tree) == 2, "one node below the root"
     drawn = [(100 + turn, 10) for turn in range(1, 5)]
@@ -171,7 +171,7 @@ def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on
 def test_what_the_last_simulation_accepts_is_the_answer_too() -> None:
     doubtful = Rule(lambda text: 0.6 if text.startswith("w1") else 0.95)
     # The seventh simulation is the first that accepts, and a vote would name another response.
-    last = search(doubtful, 50, 50, verify={"accept_above": 0.9}, iterations=7)
+    last = search(doubtful, 50, 50, verify={"accept_above": 0.9}, simulations=7)
     assert last.ended_by == "accepted" and last.choice is not None and last.choice.value >= 0.9
     voted = choose(last.tree, "mass")
     assert voted is not None and voted.value < 0.9
@@ -181,7 +181,7 @@ def test_where_nothing_passes_one_unjudged_chain_still_answers() -> None:
     never = Rule(lambda text: 0.0)
     answered = 0
     for seed in range(20):
-        result = search(never, seed, iterations=5)
+        result = search(never, seed, simulations=5)
         ends = [node for node in result.tree.leaves() if result.tree.verdict[node] != REJECTED]
         answered += result.choice is not None and result.choice.answer is not None
         assert all(result.tree.reward[node] == 0.0 for node in ends)
@@ -242,7 +242,7 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
     """And the first response that is learnt from is one that the rule could judge."""
     task = Task(Problem("gsm8k/train/0", "What is 5 * 5?", "gsm8k"), "25")
     graded = make_evaluate(load_config().rewards, None, {task.problem.id: task})
-    settings_ = SearchConfig.model_validate({"iterations": 12, "data": {"enough_correct": 1}})
+    settings_ = SearchConfig.model_validate({"simulations": 12, "enough_correct": 1})
 
     def grown(*responses: tuple[str, ...]) -> SearchResult:
         made = Search(Lines(*responses), graded, settings_, verifier=Calculator(), generating=True)

@@ -48,7 +48,7 @@ def taught(seed: int = 3, iterations: int = 40) -> SearchResult:
     """A graded step tree with a teacher's right and wrong steps."""
     steps = [("w0\n", Direction.RIGHT), ("w9 is wrong\n", Direction.WRONG)]
     advisor = ScriptedAdvisor([TeacherProposal(text.strip(), "teacher:t", asked) for text, asked in steps])
-    return search(ScriptedPolicy(seed), seed, graded, advisor=advisor, iterations=iterations, samples=3)
+    return search(ScriptedPolicy(seed), seed, graded, advisor=advisor, simulations=iterations, samples=3)
 
 
 def record_of(result: SearchResult, key: str = "k1", **more: Any) -> dict[str, Any]:
@@ -117,9 +117,9 @@ def replay(tree: Tree, simulations: int | None = None) -> tuple[list[int], list[
 @pytest.mark.parametrize("kind", ["ucb1", "puct", "token"])
 def test_a_trees_history_replays_to_its_visits_and_values_exactly(kind: str, width: int) -> None:
     if kind == "token":
-        tree = search(ScriptedTokens(4), mode="token", iterations=50, width=width).tree
+        tree = search(ScriptedTokens(4), mode="token", simulations=50, width=width).tree
     else:
-        tree = search(ScriptedPolicy(4), select=kind, iterations=50, samples=3, width=width).tree
+        tree = search(ScriptedPolicy(4), select=kind, simulations=50, samples=3, width=width).tree
     assert replay(tree) == (tree.N, tree.W)
     assert len(tree.simulations) == 50 and tree.simulations[-1][1:] == (len(tree), len(tree.backups))
     assert [nodes for _, nodes, _ in tree.simulations] == sorted(nodes for _, nodes, _ in tree.simulations)
@@ -194,7 +194,7 @@ def test_a_row_says_what_came_of_a_question() -> None:
             counts[answer] = counts.get(answer, 0) + tree.samples[leaf]
     assert counts[one.answer] == max(counts.values())  # type: ignore[index]
     assert one.answer_right is (one.answer == "1")
-    assert row(record_of(search(ScriptedPolicy(4), iterations=5))).outcome == "ungraded"
+    assert row(record_of(search(ScriptedPolicy(4), simulations=5))).outcome == "ungraded"
     assert row({"key": "f", "ended_by": "failed: too long", "tree": Tree().to_dict()}).outcome == "failed"
     assert row({"key": "n", "tree": Tree().to_dict()}).outcome == "none"
 
@@ -243,7 +243,7 @@ def test_a_record_without_a_tree_is_a_sentence(broken: dict[str, Any]) -> None:
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real sample folder: the embedded student and its scripted teacher, harder problems, and a half-written line."""
     folder = tmp_path_factory.mktemp("view") / "sample"
-    settings = ("problems.levels=[3,4]", "train.iterations=12", "search.temperature=1.3", "teachers.tier=embedded")
+    settings = ("problems.levels=[3,4]", "search.simulations=12", "search.temperature=1.3", "teachers.tier=embedded")
     more = [part for setting in settings for part in ("--set", setting)]
     assert main(["sample", "--model", "embedded", "--out", str(folder), "--num", "6", *more]) == 0
     with (folder / "shard-00000.jsonl").open("ab") as file:
@@ -445,7 +445,7 @@ def test_hostile_text_stays_text(browser: Any, tmp_path: Path) -> None:
 def test_a_token_tree_reads_as_phrases_and_shows_rollouts_and_what_was_not_visited(
     browser: Any, tmp_path: Path
 ) -> None:
-    result = search(ScriptedTokens(4), mode="token", iterations=60)
+    result = search(ScriptedTokens(4), mode="token", simulations=60)
     tree = result.tree
     screen = Screen(browser, tmp_path / "token.html", tree_page(record_of(result), title="tokens"))
     screen.one("#unfold").click()

@@ -390,7 +390,7 @@ def test_the_train_command(where: str, adapter: str, tmp_path: Path, request: py
     # Without dropout the trainer's own recomputation is exact, and with two minibatches a round it makes one.
     overrides += [
         "models.embedded.lora.dropout=0.0",
-        "train.grpo.epochs=1",
+        "train.optimizer.epochs=1",
         "train.keep_best=false",
         "rewards.use_student_model=false",
     ]

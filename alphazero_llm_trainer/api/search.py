@@ -54,7 +54,7 @@ def search(
     Args:
         question: its text, or a problem of a source.
         model: see `load`; a loaded student is used as it is.
-        simulations: expansions of the tree (`search.iterations`).
+        simulations: expansions of the tree (`search.simulations`).
         mode: what a node is: a step or a token.
         value: a folder of the command `value`; the search asks it.
         seed: of everything random.
@@ -67,7 +67,7 @@ def search(
     Raises:
         AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.
     """
-    arguments: dict[str, Any] = {"search.iterations": simulations, "search.mode": mode, "seed": seed}
+    arguments: dict[str, Any] = {"search.simulations": simulations, "search.mode": mode, "seed": seed}
     if value is not None:
         arguments |= {"search.value": str(value), "search.rollout": "none", "search.select": "puct"}
     arguments |= {f"search.{name}": setting for name, setting in settings.items()}

@@ -38,7 +38,7 @@ def configured(
 
     Args:
         model: a name of models.yaml, a folder, a hub id, or a loaded student.
-        config: keys of training.yaml, nested or dotted (`{"train.grpo.credit": "step"}`).
+        config: keys of training.yaml, nested or dotted (`{"train.credit": "step"}`).
         arguments: keys that the call's own arguments set; they win over `config`, and None sets nothing.
         load: what resolves them.
         key: the key that such a folder goes to as well.

@@ -78,7 +78,7 @@ def train(
     reward: Reward = None,
     *,
     model: str | Path = "auto",
-    method: Literal["grpo", "rft", "ppo", "legacy"] | None = None,
+    method: Literal["expert_iteration", "rft", "grpo", "ppo", "legacy"] | None = None,
     num_examples: int | None = None,
     eval_size: int | None = None,
     out: str | Path | None = None,
@@ -94,14 +94,14 @@ def train(
         reward: your own, `fn(problem, response, task) -> float` in [0, 1], sync or async, or its address, `file.py:NAME`;
             `rewards.custom_weight` weighs it beside correctness (`rewards.hre_weight`) and perplexity.
         model: the student to start from; see `load`.
-        method: the trainer; None takes expert iteration (config/expert_iteration.yaml), and GRPO where that doesn't fit:
-            with a reward of your own, teachers, a value network or search over tokens.
+        method: the method, whose recipe is config/METHOD.yaml; None takes expert iteration. With a reward of your own,
+            teachers, a value network or search over tokens take "grpo".
         num_examples: training questions.
         eval_size: held-out test problems before and after.
         out: the run's folder; None takes the next `run-NNN` in `train.checkpoint_dir`.
         resume: go on with `out`, or with the newest run, as it was configured.
         seed: of everything random.
-        config: keys of training.yaml, nested or dotted, such as `{"train.grpo.credit": "step"}`.
+        config: keys of training.yaml, nested or dotted, such as `{"train.credit": "step"}`.
         progress: a live line, nothing, or a function that gets each line.
 
     Raises:

@@ -159,13 +159,18 @@ def given(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def resolve(
-    args: argparse.Namespace, extra: dict[str, Any] | None = None, load: Callable[..., Config] = load_config
+    args: argparse.Namespace,
+    extra: dict[str, Any] | None = None,
+    load: Callable[..., Config] = load_config,
+    recipe: str | None = None,
 ) -> Config:
-    """The configuration of parsed arguments, as `load` reads it; flags win over `--set`, `--set` over `--config`.
+    """The configuration of parsed arguments, as `load` reads it, over a shipped `recipe`; flags win over `--set`, and
+    `--set` over `--config`.
 
     `--model` is resolved on the way: a name goes into the configuration, a folder into `args.path`.
     """
-    overrides, read = [*args.overrides, *given(args), extra or {}], partial(load, args.config)
+    overrides = [*args.overrides, *given(args), extra or {}]
+    read = partial(load, args.config) if recipe is None else partial(load, args.config, recipe=recipe)
     if "path_key" not in args or args.model is None:
         return read(overrides)
     config, args.path = with_model(args.model, overrides, read, args.path_key)

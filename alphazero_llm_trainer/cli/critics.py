@@ -73,7 +73,7 @@ def add_critic(commands: Any, kind: Kind, help: str, data: str) -> None:
     parser.add_argument("--out", type=Path, default=Path("checkpoints") / kind, metavar="DIR", help="where it goes")
     add_json(parser)
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_critic(args, resolve(args), kind))
+    parser.set_defaults(run=lambda args: run_critic(args, resolve(args, recipe="critic.yaml"), kind))
 
 
 def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:

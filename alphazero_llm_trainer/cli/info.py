@@ -13,7 +13,7 @@ from typing import Any
 
 from huggingface_hub import constants
 
-from ..config.load import AUTO_LARGE, AUTO_SMALL, Config
+from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, load_training
 from ..engine.kernel_build import kernel_status
 from ..engine.precision import kernel_threads, product_unit, unit_name
 from ..problems.load import opening
@@ -37,7 +37,7 @@ def add_info(commands: Any) -> None:
 def run_info(args: argparse.Namespace) -> int:
     """Print the facts, as YAML or as JSON. Keys are reported as set or not set, never shown."""
     whole, args.config = args.config is not None, None if args.config is True else args.config
-    config = resolve(args)
+    config = resolve(args, load=load_training)
     facts = gather(config)
     if whole:
         facts["configuration"] = config.model_dump(mode="json", exclude={"models", "teacher_tiers"})

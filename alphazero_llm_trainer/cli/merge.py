@@ -60,7 +60,7 @@ def fold(args: argparse.Namespace, config: Config) -> int:
         raise CheckpointError(
             f"--adapter {adapter} changes no layer of student {student.name}: name its own base with --model"
         )
-    plain = merged(student.model, config.train.merge_dtype)
+    plain = merged(student.model)
     plain.save_pretrained(str(args.out))
     student.tokenizer.save_pretrained(args.out)
     write_facts(args.out, student.name, config.models[student.name])

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.load import Config, read_yaml
+from ..config.load import Config
 from ..errors import ConfigError
 from ..live import Progress, Stop
 from .base import (
@@ -33,12 +33,14 @@ processes that do the same, on this machine or on the cluster at --address; GPUs
 same for the same seed.
 
 DIR gets manifest.json, shard-00000.jsonl, ... (one finished tree a line, exactly one a question), set_aside.jsonl
-(questions that failed sample.attempts times while they ran alone) and attempts.jsonl. Whatever dies, --resume goes on.
-The searches are those of training. In step mode train.iterations and train.samples set a tree's size (train.chain_samples
-with train.groups=chain), in token mode search.iterations does; teachers propose steps, so token mode doesn't ask them.
+(questions that failed three times while they ran alone) and attempts.jsonl. Whatever dies, --resume goes on.
+The searches are those of GRPO (config/sample.yaml): search.simulations and search.samples set a tree's size; in token mode
+give more simulations, such as 60. Teachers propose steps, so token mode doesn't ask them.
 A tree names its split; export and value refuse the trees of every split but train.
 The reward is correctness, with --reward that too; --set rewards.use_student_model=true adds PRE and costs a frozen copy
 of the student."""
+
+DRY_RUN_TREES = 16  # that --dry-run searches
 
 
 def add_sample(commands: Any) -> None:
@@ -61,11 +63,7 @@ def add_sample(commands: Any) -> None:
     add_config_arguments(parser)
 
     def run(args: argparse.Namespace) -> int:
-        rewards = {} if args.config is None else read_yaml(args.config).get("rewards", {})
-        # Anything but a mapping is left to `resolve`, which explains what is wrong with it.
-        if isinstance(rewards, dict) and "use_student_model" not in rewards:
-            args.overrides = ["rewards.use_student_model=false", *args.overrides]
-        return run_sample_command(args, resolve(args))
+        return run_sample_command(args, resolve(args, recipe="sample.yaml"))
 
     parser.set_defaults(run=run)
 
@@ -80,7 +78,7 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
     from ..problems.load import tasks_of  # none of this needs torch
     from ..scale.sample import SampleJob
 
-    count = min(args.num, config.sample.dry_run_trees) if args.dry_run else args.num
+    count = min(args.num, DRY_RUN_TREES) if args.dry_run else args.num
     tasks = tasks_of(config, args.split, count, args.start)
     job = SampleJob(config, tasks, args.split, args.start, args.path, args.workers, args.address)
     with Progress(args.quiet) as progress:

@@ -31,7 +31,7 @@ def add_search(commands: Any) -> None:
     parser.add_argument("--index", type=int, default=0, metavar="N", help="number of the test problem")
     add_source(parser)
     add_model(parser)
-    parser.option("--simulations", type=int, metavar="N", key="search.iterations", help="expansions of the tree")
+    parser.option("--simulations", type=int, metavar="N", key="search.simulations", help="expansions of the tree")
     parser.option("--mode", choices=("step", "token"), key="search.mode", help="what a node of the tree is")
     parser.option(
         "--value",

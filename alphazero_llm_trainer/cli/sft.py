@@ -36,7 +36,7 @@ def add_sft(commands: Any) -> None:
     parser.add_argument("--eval-size", type=int, default=1000, metavar="N", help="test problems, measured at the end")
     add_json(parser)
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_sft_command(args, resolve(args)))
+    parser.set_defaults(run=lambda args: run_sft_command(args, resolve(args, recipe="sft.yaml")))
 
 
 def run_sft_command(args: argparse.Namespace, config: Config) -> int:

@@ -34,7 +34,7 @@ METHODS = {
 ABOUT = "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
 EPILOG = """\
 With nothing named it trains the embedded student on embedded word problems (minutes on 2 cores), by expert iteration: on
-the first right response of each tree whose steps a calculator checks (config/expert_iteration.yaml).
+the first right response of each tree whose steps a calculator checks. Each method's recipe is a file, config/METHOD.yaml.
 Real rows: --source gsm8k, with ALPHAZERO_DATA_DIR or the hub. Every key: config/training.yaml."""
 
 
@@ -113,8 +113,8 @@ def run_train(args: argparse.Namespace) -> int:
     if resume:
         folder = find_run(directory, None if args.resume is True else Path(args.resume))
         stored = folder.config()
-        if stored.train.method != config.train.method:
-            config = resolve(args)  # it was begun with --use-grpo, or before expert iteration was the default
+        if args.method is None and stored.train.method != config.train.method:
+            config = resolve(args, {"train": {"method": stored.train.method}}, load_run)  # none is named: the run's own
         check_same(args, config, stored, folder.card)
         config = stored
     from ..api.train import execute

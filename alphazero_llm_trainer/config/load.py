@@ -20,7 +20,6 @@ from ..errors import ConfigError
 from .sections import (
     DatasetConfig,
     EngineConfig,
-    EvalConfig,
     ProblemsConfig,
     RewardConfig,
     SampleConfig,
@@ -50,7 +49,6 @@ class Config(Section):
     teachers: TeachersConfig
     train: TrainConfig
     sample: SampleConfig
-    eval: EvalConfig
     serve: ServeConfig
     models: dict[str, StudentModel]
     teacher_tiers: dict[str, TeacherTier]
@@ -80,10 +78,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`train.grpo.epochs=2` as a nested mapping; the value is read as YAML."""
+    """`train.optimizer.epochs=2` as a nested mapping; the value is read as YAML."""
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set got {shown(text)}: write KEY=VALUE, for example --set train.grpo.epochs=2")
+        raise ConfigError(f"--set got {shown(text)}: write KEY=VALUE, for example --set train.optimizer.epochs=2")
     try:
         value: Any = parse_yaml(raw)
     except (yaml.YAMLError, ValueError) as error:
@@ -133,20 +131,10 @@ def given_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str,
 
 
 def load_training(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
-    """`load_config` for `train`, over the recipe of expert iteration where nothing that is given speaks against it.
-
-    What does: `train.method` or `train.groups`, a key of another method (`train.grpo.credit`), teachers, a value network,
-    search over tokens, a reward of the user's own, and correctness left out of the reward.
-    """
+    """`load_config` over the recipe of the method that is given as `train.method`; where none is, of expert iteration."""
     layers = given_layers(path, overrides)
-    config = load_config(None, layers)
-    others = {"method", "groups", "chain_samples", "grpo", "ppo", "legacy"}
-    named = any(others & layer.get("train", {}).keys() for layer in layers)
-    taught = config.teachers.tier != "none" or config.teachers.terminal_checker
-    graded = config.rewards.hre_weight > 0 and not config.rewards.own
-    if named or taught or not graded or config.search.value is not None or config.search.mode == "token":
-        return config
-    return load_config(None, layers, "expert_iteration.yaml")
+    # Validated without a recipe first, so that a method there isn't gets the ordinary sentence.
+    return load_config(None, layers, f"{load_config(None, layers).train.method}.yaml")
 
 
 def validate(raw: Mapping[str, Any]) -> Config:
@@ -242,15 +230,21 @@ def explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown configuration key {field}: {nearest(first['loc'])}"
+        return f"unknown configuration key {field}: {nearest(first['loc'], first['input'])}"
     if first["type"] == "missing":
         return f"configuration key {field} is missing: add it"
     reason = first["msg"][0].lower() + first["msg"][1:]
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
 
 
-def nearest(place: Sequence[str | int]) -> str:
-    """What to write in place of an unknown key: the known one beside it that is spelt most like it."""
+def nearest(place: Sequence[str | int], given: Any) -> str:
+    """What to write in place of an unknown key: the one of its name elsewhere, else the one beside it that is spelt alike."""
+    while isinstance(given, Mapping) and len(given) == 1:  # a section there isn't, with one key
+        (name, given), *_ = given.items()
+        place = [*place, str(name)]
+    there = [key for key, _ in flat(shipped_section("")) if key.rpartition(".")[2] == place[-1]]
+    if len(there) == 1:
+        return f"did you mean {there[0]}?"
     section: Any = shipped_section("")
     for part in place[:-1]:
         section = section.get(part, {}) if isinstance(section, Mapping) else {}

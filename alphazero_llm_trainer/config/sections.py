@@ -102,14 +102,8 @@ class DatasetConfig(Section):
 class VllmConfig(Section):
     place = "engine.vllm"
     gpu_memory: Annotated[float, Field(gt=0, le=1)]
-    eager: bool
-    # YAML reads `on` and `off` as true and false.
-    sleep: Annotated[Literal["auto", "on", "off"], BeforeValidator(on_or_off)]
     base_url: str
     model: str | None
-    key_variable: str | None
-    timeout_seconds: PositiveFloat
-    max_concurrent: Positive
     adapter_dir: str | None
     gap_mean: PositiveFloat
     gap_max: PositiveFloat
@@ -148,21 +142,15 @@ class EngineConfig(Section):
         return min(max(self.cache(memory) // row_bytes, LEAST_ROWS), MOST_ROWS)
 
 
-class DataConfig(Section):
-    place = "search.data"
-    prefix_probability: Share
-    prefix_tokens: NonNegative
-    enough_correct: NonNegative
-
-
 class VerifyConfig(Section):
     place = "search.verify"
     reject_below: Share
     patience: Positive
     accept_above: Share
     first_temperature: Temperature
-    repeat: bool
     reserve: NonNegative
+    beam_width: Positive
+    repeat: bool
 
 
 class SearchConfig(Section):
@@ -171,7 +159,7 @@ class SearchConfig(Section):
     select: Literal["ucb1", "puct", "gumbel"] | None
     exploration: NonNegativeFloat | None
     candidates: Positive
-    iterations: Positive
+    simulations: Positive
     samples: Positive
     top_k: Positive
     rollout: Literal["sample", "greedy", "beam", "none"]
@@ -189,7 +177,9 @@ class SearchConfig(Section):
     budget_seconds: PositiveFloat | None
     concurrent: Positive
     verify: VerifyConfig
-    data: DataConfig
+    prefix_probability: Share
+    prefix_tokens: NonNegative
+    enough_correct: NonNegative
 
     @property
     def rule(self) -> str:
@@ -207,7 +197,6 @@ class RewardConfig(Section):
     use_student_model: bool
     custom: str | None
     custom_weight: Share
-    custom_concurrent: Positive
     custom_timeout_seconds: PositiveFloat
 
     @property
@@ -239,7 +228,6 @@ class TeachersConfig(Section):
     right: NonNegative
     wrong: NonNegative
     ask: Literal["always", "uncertain", "failing"]
-    embedded_error_rate: Share
     max_tokens: Positive
     timeout_seconds: PositiveFloat
     max_retries: NonNegative
@@ -248,28 +236,19 @@ class TeachersConfig(Section):
     terminal_checker: bool
 
 
-class EvalConfig(Section):
-    place = "eval"
-    beam_width: Positive
-
-
 class SampleConfig(Section):
     place = "sample"
     shard_trees: Positive
     attempts: Positive
     timeout_seconds: PositiveFloat
-    dry_run_trees: Positive
 
 
 class ServeConfig(Section):
     place = "serve"
     concurrent: Positive
     queue: NonNegative
-    connections: Annotated[int, Field(ge=8)]
     budget_tokens: Positive
     max_budget_tokens: Positive
-    deadline_seconds: PositiveFloat | None
-    max_body_bytes: Positive
     grace_seconds: PositiveFloat
     traces: NonNegative
 

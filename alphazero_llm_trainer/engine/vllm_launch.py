@@ -51,7 +51,6 @@ class Launch:
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
-            "enforce_eager": self.settings.vllm.eager,
         }
         if self.lora:
             given |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": self.lora}
@@ -79,8 +78,6 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
             "engine.backend is vllm and the student is 4-bit: vLLM loads bitsandbytes weights on CUDA alone; set"
             " engine.backend=inprocess, or the model's quantization to none"
         )
-    if settings.vllm.sleep == "on" and not cuda:
-        raise ConfigError("engine.vllm.sleep is on and there is no CUDA device: set it to auto or off")
     if adapter == "lora" and spec.lora.rank > RANKS[-1]:
         raise ConfigError(f"lora.rank is {spec.lora.rank}: vLLM serves adapters up to rank {RANKS[-1]}")
     shape = model.config
@@ -95,7 +92,7 @@ def launch_for(model: Any, source: str, spec: StudentModel, adapter: str, settin
         context,
         next(rank for rank in RANKS if rank >= spec.lora.rank) if adapter == "lora" else 0,
         spec.lora.targets,
-        cuda and settings.vllm.sleep != "off",
+        cuda,
         settings,
         min(settings.cache(device_memory()[2]), max(settings.cache_tokens, 4 * context) * token_bytes),
     )

@@ -34,6 +34,9 @@ NO_WEIGHTS = "a vLLM server takes adapters alone: set train.adapter=lora or engi
 LEAVE_SECONDS = 10.0  # for the server to unload the adapter, at the end
 TOKEN = "token_id:"  # noqa: S105 - how the server writes a token where it is asked for ids
 
+TIMEOUT_SECONDS = 600.0  # of one request
+MAX_CONCURRENT = 256  # requests under way at once
+
 
 class ServerEngine(CompletionEngine):
     """`engine.protocol.Engine` over a `vllm serve`.
@@ -64,12 +67,12 @@ class ServerEngine(CompletionEngine):
     ) -> None:
         vllm = settings.vllm
         self.settings, self.adapter, self.url = vllm, adapter, vllm.base_url.rstrip("/")
-        headers, self.versions = authorisation(vllm), adapter_folders(vllm)
+        headers, self.versions = authorisation(), adapter_folders(vllm)
         self.thread = LoopThread("vllm-server")
         self.client = httpx.AsyncClient(
             headers=headers,
-            timeout=httpx.Timeout(vllm.timeout_seconds, connect=10.0, pool=None),
-            limits=httpx.Limits(max_connections=vllm.max_concurrent),
+            timeout=httpx.Timeout(TIMEOUT_SECONDS, connect=10.0, pool=None),
+            limits=httpx.Limits(max_connections=MAX_CONCURRENT),
         )
         self._changing = asyncio.Lock()  # adapters are loaded one at a time
         self._end = weakref.finalize(self, shut, self.client, self.thread, self.versions, self.url)
@@ -165,7 +168,7 @@ class ServerEngine(CompletionEngine):
                 if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
                     raise EngineError(
                         f"the vLLM server at {self.url} can't be reached ({type(error).__name__}): start it, or correct"
-                        " engine.vllm.base_url or engine.vllm.timeout_seconds"
+                        " engine.vllm.base_url"
                     ) from error
                 await asyncio.sleep(0.2 * attempt)
         raise AssertionError
@@ -239,16 +242,10 @@ def reason(response: httpx.Response) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error).splitlines()[0][:200]
 
 
-def authorisation(vllm: VllmConfig) -> dict[str, str]:
-    """The header with the server's key, where it wants one."""
-    if vllm.key_variable is None:
-        return {}
-    key = os.environ.get(vllm.key_variable)
-    if not key:
-        raise ConfigError(
-            f"engine.vllm.key_variable names {vllm.key_variable}, which is not set: set it to the server's key"
-        )
-    return {"Authorization": f"Bearer {key}"}
+def authorisation() -> dict[str, str]:
+    """The header with the server's key, where VLLM_API_KEY holds one, as for the server itself."""
+    key = os.environ.get("VLLM_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def adapter_folders(vllm: VllmConfig) -> Versions:

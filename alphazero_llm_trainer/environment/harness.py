@@ -34,7 +34,7 @@ class AlphaZeroHarnessConfig(vf.HarnessConfig):
     search: Literal["none", "mcts"] = "none"
     """none: one call a question. mcts: tree search over reasoning steps, one call a sampled step."""
     simulations: Annotated[int, Field(ge=1)] | None = None
-    """Expansions a question (unset: search.iterations of training.yaml, 60)."""
+    """Expansions a question (unset: search.simulations of training.yaml, 60)."""
     samples: Annotated[int, Field(ge=1)] | None = None
     """Sampled continuations an expansion (unset: search.samples of training.yaml, 4)."""
     temperature: Annotated[float, Field(ge=0)] | None = None
@@ -47,7 +47,7 @@ class AlphaZeroHarnessConfig(vf.HarnessConfig):
 
     def resolve(self) -> Config:
         """training.yaml with this harness's own settings on top. Likely-wrong proposals have no place in an answer."""
-        own = {"iterations": self.simulations, "samples": self.samples, "temperature": self.temperature}
+        own = {"simulations": self.simulations, "samples": self.samples, "temperature": self.temperature}
         search = {name: value for name, value in own.items() if value is not None}
         return load_config(self.config_file, [{"search": search, "teachers": {"tier": self.tier, "wrong": 0}}])
 

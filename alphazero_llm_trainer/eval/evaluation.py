@@ -124,7 +124,6 @@ class Evaluation:
             **({} if config.rewards.custom is None else {"rewards.custom": config.rewards.custom}),
             "engine.max_context": config.engine.max_context,
             "search": search,
-            "eval": config.eval.model_dump(mode="json"),
             "prm": digest(self.prm),
             "value": digest(self.value),
         }

@@ -169,7 +169,7 @@ async def step_rejection(attempt: Attempt) -> tuple[str | None, str]:
 
 
 async def beam(attempt: Attempt) -> tuple[str | None, str]:
-    """Step-level beam search (AlphaMath, Chen et al. 2024): the best `eval.beam_width` of the proposed steps go on.
+    """Step-level beam search (AlphaMath, Chen et al. 2024): the best `search.verify.beam_width` of the proposed steps go on.
 
     There are as many proposals a depth as the budget has chains (of `search.verify.reserve` tokens, and as many again where
     a model reads them). A finished response keeps its place in the beam by its total. A beam that the budget ends is
@@ -177,7 +177,7 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
     """
     chain = max(attempt.verify.reserve, 1) * (2 if attempt.sampler.verifier.computes else 1)
     proposals = max(1, attempt.budget // chain)
-    width = min(attempt.sampler.config.eval.beam_width, proposals)
+    width = min(attempt.verify.beam_width, proposals)
     beams = [Chain()]
     while live := [one for one in beams if not one.whole]:
         found = {ids_of(one.steps): one for one in beams if one.whole}
@@ -200,7 +200,8 @@ async def beam(attempt: Attempt) -> tuple[str | None, str]:
 
 async def dvts(attempt: Attempt) -> tuple[str | None, str]:
     """Diverse verifier tree search (Beeching et al. 2024, "Scaling test-time compute with open models"): independent
-    chains, each of which goes on with the best of `eval.beam_width` proposed steps; the best finished chain by its total.
+    chains, each of which goes on with the best of `search.verify.beam_width` proposed steps; the best finished chain by
+    its total.
 
     There are as many chains as the budget pays for, one after the other, each with another first step. Where all proposals
     are rejected a chain is given up; the first chain's first proposals are greedy ones, so that a small budget is worth a
@@ -213,7 +214,7 @@ async def dvts(attempt: Attempt) -> tuple[str | None, str]:
         best: Chain | None = Chain()
         while best is not None and not best.whole and attempt.room(best.steps, attempt.kept) > 0:
             proposed: list[Chain] = []
-            for turn in range(attempt.sampler.config.eval.beam_width):
+            for turn in range(attempt.verify.beam_width):
                 if attempt.room(best.steps, attempt.kept) <= 0:
                     break
                 longer = await attempt.draw(best.steps, greedy=first and not turn, line=True, kept=attempt.kept)
@@ -248,11 +249,11 @@ async def tree_search(attempt: Attempt) -> SearchResult:
     """The search of `mcts`, with its tree."""
     sampler = attempt.sampler
     changes: dict[str, Any] = {"budget_tokens": attempt.budget, "budget_seconds": None, "max_tokens": attempt.longest}
-    simulations = attempt.settings.iterations
+    simulations = attempt.settings.simulations
     if sampler.judged:
         simulations = MOST_SIMULATIONS
         changes |= {"mode": "step", "rollout": "sample", "rollout_weight": None}
-    changes["iterations"] = simulations if attempt.simulations is None else attempt.simulations
+    changes["simulations"] = simulations if attempt.simulations is None else attempt.simulations
     config = sampler.config.model_copy(update={"search": attempt.settings.model_copy(update=changes)})
     policy = sampler.policy if config.search.mode == "step" else None
     verifier = sampler.verifier if sampler.judged else None

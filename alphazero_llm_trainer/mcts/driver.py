@@ -71,12 +71,12 @@ class Search:
     Args:
         policy: the student, as a `StepPolicy` or a `TokenPolicy`.
         evaluate: grades terminal responses, rewards in [0, 1]; None: `value` does (V of the whole response).
-        settings: iterations, widths, depth and budgets.
+        settings: simulations, widths, depth and budgets.
         advisor: teachers, or None (steps alone).
         finished: a terminal checker beside the rule, or None (steps alone).
         stop: asked before each simulation; True ends every tree with the best so far.
         value: the value network, or None.
-        generating: `search.data` applies (training searches).
+        generating: `search.enough_correct` applies (training searches).
         grading: what `evaluate` computes, where a model has a part in it.
         verifier: checks each step as it is drawn (`search.verify`, steps alone); `evaluate` is asked in training
             searches alone then.
@@ -207,7 +207,7 @@ class Search:
             tree,
             RULES[rule],
             exploration,
-            settings.iterations,
+            settings.simulations,
             virtual_loss=settings.virtual_loss,
             patience=None if self.verifier is None else settings.verify.patience,
             open_select=OPEN_RULES[settings.select or "puct"],
@@ -245,7 +245,7 @@ class Search:
             return "accepted"
         if left == 0:
             return None
-        enough = settings.data.enough_correct
+        enough = settings.enough_correct
         if self.generating and enough and right_responses(tree, self.verifier is not None) >= enough:
             return "enough"
         return None

@@ -65,7 +65,7 @@ class TokenExpansion(Expansion):
     Every rollout brings the top-k of each of its steps. A greedy rollout is the greedy rollout of every node along it,
     so that those nodes expand and are valued with no call at all.
 
-    `generating`: `search.data` applies, and the root may be moved.
+    `generating`: the root may be moved.
     """
 
     generating: bool = False
@@ -87,13 +87,12 @@ class TokenExpansion(Expansion):
     async def open(self, left: int | None) -> None:
         """For data generation: a random prefix of a first rollout moves the root deeper, so that states of the middle are
         searched as well."""
-        data = self.settings.data
-        if not self.generating or len(self.tree) > 1 or not data.prefix_probability:
+        if not self.generating or len(self.tree) > 1 or not self.settings.prefix_probability:
             return
         limit = max(min(self.longest, self._affordable(self.longest, left, 0)), 1)
         rolled = await self._roll((), (), limit, derive_seed(self.seed, "first"))
         rng = Random(derive_seed(self.seed, "prefix"))
-        moves, length = rng.random() < data.prefix_probability, rng.randint(0, data.prefix_tokens)
+        moves, length = rng.random() < self.settings.prefix_probability, rng.randint(0, self.settings.prefix_tokens)
         length = min(length, len(rolled.generated.token_ids) - 1)
         node = ROOT
         if moves and length > 0:

@@ -51,7 +51,7 @@ def read_file(file: Path) -> list[Row]:
             found = parse_json(file.read_text(encoding="utf-8-sig"))
         else:
             return [json_row(line, f"{file} line {number}") for number, line in lines_of(file)]
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors and OSErrors
+    except (OSError, ValueError, csv.Error) as error:  # pyarrow's errors are ValueErrors and OSErrors
         raise unreadable(file, error) from error
     if not isinstance(found, list):
         raise DataError(f"{file} holds no list: write a list of objects, or one object a line in a .jsonl file")
@@ -127,7 +127,7 @@ def as_task(row: Row, names: Columns, source: str) -> Task:
             gold = LETTERS[labels.index(gold)]
         elif isinstance(columns[names.answer], str) and gold in choices:
             gold = LETTERS[choices.index(gold)]
-        elif gold.isdigit() and int(gold) < len(choices):
+        elif gold.isdecimal() and int(gold) < len(choices):
             gold = LETTERS[int(gold)]
     row_id = columns.get("id", columns.get("unique_id"))
     if not isinstance(row_id, str | int):

@@ -33,7 +33,7 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
     rejection-sampling fine-tuning a right response."""
     rounds = rounds_of(metrics)
     groups = sum(line["questions"] for line in rounds)
-    if card["method"] == "rft":
+    if card["method"] in ("rft", "expert_iteration"):
         if not groups or any(line["solved"] for line in rounds):
             return None
         return (
@@ -170,7 +170,7 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
     # Rejection-sampling fine-tuning learns from right responses, a policy gradient from better and worse ones.
     taught = (
         chart("Questions with a right response", (0.0, 1.0), True, right="solved")
-        if card["method"] == "rft"
+        if card["method"] in ("rft", "expert_iteration")
         else chart(
             "Groups of zero variance: nothing to learn from",
             (0.0, 1.0),

@@ -30,6 +30,8 @@ Function = Callable[[Problem, str, Task], float | Awaitable[float]]
 
 _in_memory: dict[str, Function] = {}
 
+CONCURRENT = 8  # calls under way at once
+
 
 class CustomReward:
     """The user's function with its checks.
@@ -160,7 +162,7 @@ def open_reward(rewards: RewardConfig) -> CustomReward | None:
     if address is None:
         return None
     function = _in_memory[address] if address in _in_memory else loaded(address)
-    return CustomReward(function, address, rewards.custom_concurrent, rewards.custom_timeout_seconds)
+    return CustomReward(function, address, CONCURRENT, rewards.custom_timeout_seconds)
 
 
 @lru_cache(maxsize=16)

@@ -68,16 +68,7 @@ def identity(job: SampleJob) -> dict[str, Any]:
 
 
 # The keys of `train` that the collector reads.
-TREE_KEYS = (
-    "groups",
-    "iterations",
-    "samples",
-    "requeue_iterations",
-    "requeue_limit",
-    "extend",
-    "chain_samples",
-    "reward",
-)
+TREE_KEYS = ("groups", "requeue_limit", "reward")
 
 
 def open_pool(job: SampleJob, folder: SampleFolder, progress: Progress) -> Pool:
@@ -141,8 +132,8 @@ def _sample(
     on_record: Callable[[dict[str, Any]], None],
     began: float,
 ) -> Summary:
-    settings, session = job.config.sample, Totals()
-    schedule = folder.schedule(list(tasks), settings.attempts)
+    session = Totals()
+    schedule = folder.schedule(list(tasks), job.config.sample.attempts)
     if folder.shards.dropped_bytes:
         progress.say(f"dropped {folder.shards.dropped_bytes:,} bytes of a half-written tree: it is searched again")
     progress.start(len(tasks), len(tasks) - len(schedule), "tree")

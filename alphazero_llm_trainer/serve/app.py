@@ -22,6 +22,7 @@ from .traces import Trace
 from .wire import event
 
 GONE = 499  # what nobody reads
+MAX_BODY_BYTES = 1 << 20  # of one request
 BODY_SECONDS = 60.0  # to read a request's body
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -77,7 +78,7 @@ def make_app(service: Service, keys: Sequence[str] = (), loopback: bool = True) 
             Route("/v1/traces/{name}", trace),
             Route("/traces/{name}", trace_page),
         ],
-        middleware=[Middleware(Door, keys=keys, loopback=loopback, most=service.settings.max_body_bytes)],
+        middleware=[Middleware(Door, keys=keys, loopback=loopback, most=MAX_BODY_BYTES)],
         exception_handlers={ApiError: refused, HTTPException: no_route, Exception: broken},
     )
 

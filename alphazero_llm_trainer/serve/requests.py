@@ -142,7 +142,7 @@ def chat_request(raw: bytes, chat: Chat, context: int, models: Models, limits: S
     method = models.of(body.model, body.method)
     check(body, method, limits)
     prompt, question = prompt_of([message.wire() for message in body.messages], chat, context)
-    seconds = limits.deadline_seconds if body.deadline_ms is None else body.deadline_ms / 1000
+    seconds = None if body.deadline_ms is None else body.deadline_ms / 1000
     return Wanted(body, method, prompt, question, body.seed % (1 << SEED_BITS), seconds)
 
 

@@ -28,6 +28,8 @@ LEAST = 8
 IDLE_SECONDS = 75  # that a connection may wait for its next request
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+MOST_CONNECTIONS = 2048  # fewer where ulimit -n is small; a new one takes the place of the longest idle one
+
 
 class Connection(H11Protocol):
     """uvicorn's connection. Where all of `most` places are taken, a newcomer takes that of the connection which has had no
@@ -109,7 +111,7 @@ async def start(app: Any, bound: socket.socket, settings: ServeConfig) -> tuple[
 
     Raises ConfigError where hardly any files may be opened.
     """
-    most = budget(settings.connections)
+    most = budget(MOST_CONNECTIONS)
     config = uvicorn.Config(
         app,
         http=cast(Any, partial(Connection, crowd={}, most=most)),

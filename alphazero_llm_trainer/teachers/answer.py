@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AliasPath, BaseModel, Field, ValidationError
+from pydantic import AliasPath, BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from ..errors import TeacherError
 
@@ -54,7 +54,19 @@ class CallError(TeacherError):
         self.kind, self.charged, self.sent = kind, charged, sent
 
 
+def or_none(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """What can be read, else None: one odd field of a provider's costs nobody the answer."""
+    try:
+        return read(given)
+    except ValidationError:
+        return None
+
+
 Tokens = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
+Price = Annotated[float, Field(ge=0, lt=MOST_TOKENS)]
+Lenient = WrapValidator(or_none)
+CACHED = AliasPath("prompt_tokens_details", "cached_tokens")
+Text = Annotated[str | None, Lenient]
 
 
 class Usage(BaseModel):
@@ -62,15 +74,17 @@ class Usage(BaseModel):
 
     prompt: Tokens = Field(alias="prompt_tokens")
     sampled: Tokens = Field(alias="completion_tokens")
-    cached: Tokens | None = Field(None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))
-    dollars: Annotated[float, Field(ge=0, lt=MOST_TOKENS)] | None = Field(None, alias="cost")  # OpenRouter's
+    cached: Annotated[Tokens | None, Lenient] = Field(
+        None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens")
+    )
+    dollars: Annotated[Price | None, Lenient] = Field(None, alias="cost")  # OpenRouter's
 
 
 class Message(BaseModel):
-    content: str | None = None
-    reasoning_content: str | None = None  # DeepSeek's and vLLM's thinking
-    reasoning: str | None = None  # OpenRouter's
-    refusal: str | None = None
+    content: Text = None
+    reasoning_content: Text = None  # DeepSeek's and vLLM's thinking
+    reasoning: Text = None  # OpenRouter's
+    refusal: Text = None
 
 
 class Choice(BaseModel):

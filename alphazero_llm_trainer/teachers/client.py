@@ -140,7 +140,7 @@ class ChatClient:
         """The model's answer to `messages`, without its thinking.
 
         Raises:
-            CallError: why there is none, after the retries of `teachers.max_retries`.
+            CallError: why there is none, after the retries.
         """
         request: dict[str, Any] = {
             "model": self.model.model,

@@ -40,12 +40,6 @@ from .models import (
 from .packing import ancestor_mask
 from .rows import ValueRow
 
-WARMUP, WEIGHT_DECAY, MAX_GRAD_NORM = (
-    50,
-    0.01,
-    1.0,
-)  # updates, AdamW's decay, the norm that gradients are scaled down to
-
 Line = dict[str, float]
 
 
@@ -147,7 +141,7 @@ def forward_size(config: Config, model: Any, longest: int, squares: int = 0) -> 
 
     `longest` is tokens of the longest row, `squares` the bytes of each pair of them.
     """
-    batch, shape = config.train.critic.batch_size, model.config
+    batch, shape = config.train.optimizer.batch_size, model.config
     if config.train.micro_batch is not None:
         return math.gcd(config.train.micro_batch, batch)
     inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
@@ -200,7 +194,7 @@ def arguments(
     config: Config, network: Any, adapter: bool, rows: int, size: int, out: Path, bfloat16: bool
 ) -> dict[str, Any]:
     """The training arguments of transformers for a critic: `rows` an epoch, of which `size` make a forward."""
-    settings = config.train.critic
+    settings = config.train.optimizer
     updates = settings.epochs * math.ceil(rows / settings.batch_size)
     parameters = sum(p.numel() for p in network.parameters())
     return quiet_arguments() | {
@@ -208,16 +202,16 @@ def arguments(
         "num_train_epochs": settings.epochs,
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": settings.batch_size // size,
-        "learning_rate": settings.rate(parameters, "lora" if adapter else "full"),
+        "learning_rate": settings.rate("critic", parameters, "lora" if adapter else "full"),
         "lr_scheduler_type": "cosine",
-        "warmup_steps": min(WARMUP, updates // 4),
+        "warmup_steps": min(settings.warmup, updates // 4),
         "bf16": bfloat16,
         "use_cpu": not torch.cuda.is_available(),  # transformers refuses bf16 without a GPU that isn't declined
-        "weight_decay": WEIGHT_DECAY,
-        "max_grad_norm": MAX_GRAD_NORM,
+        "weight_decay": settings.weight_decay,
+        "max_grad_norm": settings.max_grad_norm,
         "seed": config.library_seed,
         "save_strategy": "no",
-        "logging_steps": settings.evaluate_every,
+        "logging_steps": config.train.evaluate_every,
         "gradient_checkpointing": False,  # `new_network` has seen to it
     }
 
@@ -256,7 +250,9 @@ class HeldOut(TrainerCallback):
         line = {"step": float(state.global_step), "loss": float(logs["loss"]), **self.measure()}
         for name in ("loss", "held_out_loss"):
             if not math.isfinite(line[name]):
-                raise TrainingError(f"the {name.replace('_', ' ')} is {line[name]}: lower train.critic.learning_rate")
+                raise TrainingError(
+                    f"the {name.replace('_', ' ')} is {line[name]}: lower train.optimizer.learning_rate"
+                )
         self.watch(line)
         if not self.best or line["held_out_loss"] < self.best["held_out_loss"]:
             self.best, self.worse, self.kept = line, 0, trained_state(self.network)

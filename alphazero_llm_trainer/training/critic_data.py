@@ -166,13 +166,9 @@ def collect_trees(
 
     Trees are graded by correctness, and by the user's own reward where there is one.
     """
-    critic = config.train.critic
-    groups = {"groups": "tree", "iterations": critic.iterations, "samples": critic.samples, "requeue_iterations": 0}
     settings = config.model_copy(
         update={
-            "search": config.search.model_copy(update={"temperature": critic.temperature}),
             "teachers": config.teachers.model_copy(update={"tier": "none", "terminal_checker": False}),
-            "train": config.train.model_copy(update=groups),
         }
     )
     journal, policy = Journal(path), fingerprint(student.model)

@@ -134,7 +134,7 @@ def train_critic(
         "questions": dict(zip(PARTS, map(len, parts), strict=True)),
         "pairs": {name: sum(len(one.pairs) for one in part) for name, part in named},
         "training_seconds": seconds,
-        "settings": config.train.critic.model_dump(mode="json"),
+        "settings": config.train.critic.model_dump(mode="json") | config.train.optimizer.model_dump(mode="json"),
     }
     return TrainedCritic(kind, network, adapter, card)
 

@@ -136,8 +136,8 @@ class Measured:
         card["search_cost"] = total.as_dict()
         card["ends"] = dict(self.ends)
         # The card that says "finished" is written after it.
-        source, dtype = open_source(self.config).name, self.config.train.merge_dtype
-        save_student(self.student, self.adapter, source, dtype, self.folder.student, self.folder.adapter)
+        source = open_source(self.config).name
+        save_student(self.student, self.adapter, source, self.folder.student, self.folder.adapter)
         base = self.config.train.student or self.student.spec.path
         for place in (self.folder.student, self.folder.adapter):
             if place.is_dir():

@@ -56,11 +56,11 @@ def check_fsdp(config: Config, size: int) -> None:
             " train.gradient_checkpointing=on"
         )
     check_unpacked(config, config.models[resolve_name(config)])
-    if config.train.optimizer == "adamw_8bit":
-        raise ConfigError("train.optimizer is adamw_8bit, which knows no sharded weights: set it to adamw")
-    if config.train.method == "grpo" and config.train.grpo.pack == "on":
+    if config.train.optimizer.name == "adamw_8bit":
+        raise ConfigError("train.optimizer.name is adamw_8bit, which knows no sharded weights: set it to adamw")
+    if config.train.method == "grpo" and config.train.pack == "on":
         # Ranks pack their rows into different numbers of forwards, and under FSDP each forward is one of all ranks.
-        raise ConfigError("train.grpo.pack is on and FSDP wants equally many forwards of all processes: set it to auto")
+        raise ConfigError("train.pack is on and FSDP wants equally many forwards of all processes: set it to auto")
 
 
 def check_unpacked(config: Config, spec: StudentModel) -> None:

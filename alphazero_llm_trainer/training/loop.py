@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import set_seed
 
 from ..config.load import Config, resolve_name
@@ -74,7 +73,7 @@ class Run(Measured):
         progress: Progress | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.ranks, self.stop = on_chains(config) if config.train.method == "ppo" else config, ranks, stop
+        self.config, self.ranks, self.stop = config, ranks, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
         self.size = RunSize.of(self.config)
         self.train_seconds = 0.0
@@ -100,7 +99,7 @@ class Run(Measured):
     def learn(self, learner: Learner, minibatches: Minibatches, number: int) -> dict[str, float]:
         """A round's updates. Returns the means of their figures."""
         config = self.config.train
-        epochs = 1 if config.supervised else config.settings.epochs
+        epochs = 1 if config.supervised else config.optimizer.epochs
         updates = UpdateProgress(self.progress, number, self.size.rounds, epochs * len(minibatches))
         mine = [row for rows in minibatches for row in learner.dealt(rows)]
         figures = learner.objective.begin(learner, mine, number)
@@ -183,8 +182,8 @@ class Run(Measured):
         config = self.config
         if config.train.push_to_hub is not None:
             check_hub(config.train.push_to_hub)
-        economy, rows = Economy.of(config, config.models[resolve_name(config)]), config.train.settings.batch_size
-        economy.split(rows // self.ranks.size, f"train.{config.train.method}.batch_size")
+        economy, rows = Economy.of(config, config.models[resolve_name(config)]), config.train.optimizer.batch_size
+        economy.split(rows // self.ranks.size, "train.optimizer.batch_size")
         start = config.train.student
         self.student = load_student(config, path=None if start is None else Path(start), opening=opening(config))
         self.adapter = config.train.adapter or self.student.spec.adapter
@@ -203,17 +202,15 @@ class Run(Measured):
             self.perplexity = Perplexity(frozen, config.search.max_tokens)
 
     def load_verifier(self) -> Verifier | None:
-        """The process reward model that `train.grpo.credit: process` scores steps with."""
+        """The process reward model that `train.credit: process` scores steps with."""
         train = self.config.train
-        if train.method != "grpo" or train.grpo.credit != "process":
+        if not train.process:
             return None
-        if train.grpo.prm is None:
-            raise ConfigError(
-                "train.grpo.credit is process and train.grpo.prm is null: name a process reward model's folder"
-            )
+        if train.prm is None:
+            raise ConfigError("train.credit is process and train.prm is null: name a process reward model's folder")
         from ..policy.critic import load_prm
 
-        return load_prm(Path(train.grpo.prm), self.student, self.config)
+        return load_prm(Path(train.prm), self.student, self.config)
 
     def new_card(self) -> dict[str, Any]:
         config = self.config
@@ -224,9 +221,9 @@ class Run(Measured):
             "system_prompt": self.student.opening.system_prompt,
             "shots": self.student.opening.shots,
             "adapter": self.adapter,
-            "learning_rate": learning_rate(config.train.settings, self.trainable),
+            "learning_rate": learning_rate(config.train, self.trainable),
             "method": config.train.method,
-            "positives_only": config.train.method == "grpo" and config.train.grpo.negative_weight == 0,
+            "positives_only": config.train.method == "grpo" and config.train.negative_weight == 0,
             "seed": config.seed,
             "rounds": self.size.rounds,
             "questions": len(self.tasks),
@@ -237,26 +234,23 @@ class Run(Measured):
     def make_learner(self) -> Learner:
         """What the method trains, minimises and how fast."""
         train, model, size = self.config.train, self.trainable, self.size
-        settings: Any = train.settings
         objective: Likelihood | Grpo
         if train.method == "grpo":
-            objective = Grpo(
-                settings, model, clip_low=settings.clip_low, clip_high=settings.clip_high, pack=settings.pack
-            )
+            objective = Grpo(train, model)
         elif train.method == "ppo":
             lora = self.student.spec.lora if self.adapter == "lora" else None
-            objective = Ppo(settings, model, make_critic(self.student.model, settings, lora), train.grpo.pack)
+            objective = Ppo(train, model, make_critic(self.student.model, lora))
         else:
             objective = Likelihood()
-        warmup = min(settings.warmup_rounds * size.updates_per_round, size.updates // 4)
+        warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
         return Learner(
             model,
             objective,
             Economy.of(self.config, self.student.spec, self.student.model),
-            Schedule(learning_rate(settings, model), warmup, size.updates),
-            batch_size=settings.batch_size,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.max_grad_norm,
+            Schedule(learning_rate(train, model), warmup, size.updates),
+            batch_size=train.optimizer.batch_size,
+            weight_decay=train.optimizer.weight_decay,
+            max_grad_norm=train.optimizer.max_grad_norm,
             ranks=self.ranks,
         )
 
@@ -270,9 +264,9 @@ class Run(Measured):
         """What is about to run, in a few lines."""
         config, train = self.config, self.config.train
         method: str = train.method
-        if method == "grpo" and train.grpo.negative_weight == 0:
+        if method == "grpo" and train.negative_weight == 0:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
-            if train.grpo.weighted_sft:
+            if train.weighted_sft:
                 method = "weighted SFT on responses above their group's average (grpo without ratio and negatives)"
         replay = f"{len(self.demonstrations):,} demonstrations replayed"
         if train.demonstrations and not self.demonstrations:
@@ -401,8 +395,7 @@ class Run(Measured):
     def disk(self, checkpoints: int = 1) -> DiskPlan:
         """What the run writes with so many checkpoints."""
         model: Any = self.student.model
-        dtype = self.config.train.merge_dtype
-        saved = model.get_input_embeddings().weight.dtype if dtype == "auto" else getattr(torch, dtype)
+        saved = model.get_input_embeddings().weight.dtype
         parameters = [p for p in self.trainable.parameters() if p.requires_grad]
         trained, shards = sum(p.numel() * p.element_size() for p in parameters), None
         if uses_fsdp():
@@ -444,14 +437,6 @@ def means(found: Sequence[dict[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for one in found for name in one)
     values = {name: [one[name] for one in found if name in one] for name in names}
     return {name: sum(some) / len(some) for name, some in values.items()}
-
-
-def on_chains(config: Config) -> Config:
-    """PPO's questions: `train.ppo.samples` responses each, drawn from the root and never searched further."""
-    train = config.train.model_copy(
-        update={"groups": "chain", "chain_samples": config.train.ppo.samples, "requeue_limit": 0}
-    )
-    return config.model_copy(update={"train": train})
 
 
 def quiet_libraries() -> None:

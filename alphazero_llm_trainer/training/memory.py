@@ -156,7 +156,7 @@ class Forecast:
             found.append("the frozen student")
         if config.search.value is not None:
             found.append("a value network")
-        if self.stage == "train" and config.train.method == "grpo" and config.train.grpo.credit == "process":
+        if self.stage == "train" and config.train.process:
             found.append("a PRM")
         return found
 
@@ -166,8 +166,7 @@ class Forecast:
         count = self.counts.adapters if self.lora else self.counts.whole
         if not self.ppo:
             return count, 0
-        given = self.config.train.ppo.extra_layers
-        extra = given if given is not None else 0 if self.lora else 1
+        extra = 0 if self.lora else 1
         return count, count + extra * (self.counts.linear // self.shape.layers + 2 * self.shape.hidden)
 
     def optimiser(self) -> list[Part]:
@@ -189,9 +188,10 @@ class Forecast:
         shape, engine, others = self.shape, self.config.engine, len(self.others())
         own, parts = int(engine.backend == "inprocess"), []
         if engine.backend == "vllm" and self.cuda:
-            phases = PHASES if engine.vllm.sleep == "off" else ("search",)
             share = engine.vllm.gpu_memory
-            parts.append(Part("vLLM", f"engine.vllm.gpu_memory {share:g} of the device", share * self.memory, phases))
+            parts.append(
+                Part("vLLM", f"engine.vllm.gpu_memory {share:g} of the device", share * self.memory, ("search",))
+            )
         token = 2 * shape.layers * shape.kv_heads * shape.head_dim * self.width  # bytes of its keys and values
         capacity = max(min(engine.cache_tokens, engine.cache(self.memory) // token), 4 * engine.max_context)
         tokens, kept = f"{capacity:,} tokens x {token:,} B", capacity * token
@@ -213,10 +213,8 @@ class Forecast:
 
     def rows(self, token: int) -> int:
         """Rows that the engine has live at once, at most; a token's keys and values take so many bytes."""
-        config, train = self.config, self.config.train
-        samples = train.chain_samples if train.groups == "chain" else train.samples
-        samples = train.ppo.samples if train.method == "ppo" else samples
-        wanted = max(config.search.concurrent * max(samples, config.search.samples), train.validation_size)
+        config, search = self.config, self.config.search
+        wanted = max(search.concurrent * search.samples, config.train.validation_size)
         return min(config.engine.rows(token * config.engine.max_context, self.memory), wanted)
 
     # -- an update ---------------------------------------------------------------------------------------------------
@@ -224,7 +222,7 @@ class Forecast:
     def rows_of_an_update(self) -> int:
         """Rows of one forward."""
         train, shape = self.config.train, self.shape
-        size = train.sft.batch_size if self.stage == "sft" else train.settings.batch_size
+        size = train.optimizer.batch_size
         if train.micro_batch is not None:
             return min(train.micro_batch, size)
         if self.cuda:

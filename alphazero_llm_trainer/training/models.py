@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig as PeftLora
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..config.load import Config
 from ..config.sections import LoraConfig, StudentModel
-from ..config.train import LARGE, RateConfig
+from ..config.train import LARGE, TrainConfig
 from ..errors import ConfigError
 from ..files import sync_all, write_json
 from ..policy.adapters import (
@@ -120,11 +120,10 @@ def quiet_arguments() -> dict[str, Any]:
     }
 
 
-def learning_rate(settings: RateConfig, model: torch.nn.Module) -> float:
-    """A method's learning rate for a model made trainable (`make_trainable`)."""
-    return settings.rate(
-        sum(p.numel() for p in model.parameters()), "lora" if hasattr(model, "peft_config") else "full"
-    )
+def learning_rate(settings: TrainConfig, model: torch.nn.Module) -> float:
+    """The method's learning rate for a model made trainable (`make_trainable`)."""
+    adapter = "lora" if hasattr(model, "peft_config") else "full"
+    return settings.optimizer.rate(settings.method, sum(p.numel() for p in model.parameters()), adapter)
 
 
 def make_trainable(
@@ -280,7 +279,6 @@ def save_student(
     student: Student,
     adapter: str,
     source: str,
-    dtype: Literal["auto", "float32", "bfloat16"],
     folder: Path,
     adapter_folder: Path,
 ) -> None:
@@ -293,7 +291,7 @@ def save_student(
         save_adapter(model, student.spec.lora, adapter_folder)
         write_facts(adapter_folder, student.name, facts, adapter=True)
         sync_all(adapter_folder)
-        model = merged(model, dtype)
+        model = merged(model)
     model.save_pretrained(str(folder))
     student.tokenizer.save_pretrained(folder)
     write_facts(folder, student.name, facts)
@@ -322,19 +320,17 @@ def load_trained_state(model: Any, state: dict[str, torch.Tensor]) -> None:
 
 
 @torch.no_grad()
-def merged(
-    model: PreTrainedModel, dtype: Literal["auto", "float32", "bfloat16"] = "auto", adapter: str = POLICY
-) -> PreTrainedModel:
+def merged(model: PreTrainedModel, dtype: torch.dtype | None = None, adapter: str = POLICY) -> PreTrainedModel:
     """A plain model (on the CPU) of the base's weights with one adapter added; `model` stays as it is.
 
-    4-bit weights are taken as the numbers that the forward computes with, and the sum is rounded once, to `dtype`: the
-    unquantised base, or a sum in 4 bits, would be another model. `auto` is the precision of the unquantised weights.
+    4-bit weights are taken as the numbers that the forward computes with, and the sum is rounded once, to `dtype`
+    (None: the precision of the unquantised weights): the unquantised base, or a sum in 4 bits, would be another model.
     """
     bare: Any = model
     config = copy.deepcopy(bare.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    chosen = bare.get_input_embeddings().weight.dtype if dtype == "auto" else getattr(torch, dtype)
+    chosen = bare.get_input_embeddings().weight.dtype if dtype is None else dtype
     adapted = set(layers(bare))
     added = {f"{name}.weight": layer for name, layer in bare.named_modules() if layer in adapted}
     state = {}

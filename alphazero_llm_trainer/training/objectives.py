@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..config.train import GrpoConfig, PpoConfig
+from ..config.train import TrainConfig
 from .credit import gae
 from .learner import Learner, mask_of, padded
 from .losses import grpo_loss, value_loss, weighted_likelihood
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .ppo_critic import Critic
 
 Numbers = dict[int, Sequence[float]]  # of a row's tokens, by the row's identity in its round
+
+VALUE_CLIP = 0.5  # how far a value may move from its estimate at sampling before the loss stops pulling
+VALUE_COEFFICIENT = 0.5  # of the value loss beside the policy's
 
 
 class Likelihood:
@@ -54,12 +57,11 @@ class Likelihood:
 class Grpo:
     """GRPO over rows that bring their advantages and the log-probabilities that they were sampled with."""
 
-    def __init__(
-        self, settings: GrpoConfig | PpoConfig, model: Any, *, clip_low: float, clip_high: float, pack: str
-    ) -> None:
-        self.settings, self.model, self.pack = settings, model, pack
-        self.clips = {"clip_low": clip_low, "clip_high": clip_high}
-        self.importance = getattr(settings, "importance", True)
+    def __init__(self, settings: TrainConfig, model: Any) -> None:
+        self.settings, self.model = settings, model
+        self.pack: str = settings.pack
+        self.clips = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
+        self.importance = settings.importance
         # The reference policy is what the run started from: a copy of what is trained, put in for a moment.
         self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
         self.reference: Numbers = {}
@@ -114,9 +116,9 @@ class Ppo(Grpo):
     """PPO (Schulman et al. 2017): GAE from a critic's values, whitened; the KL penalty is in the reward (Ouyang et al. 2022,
     equation 2). Replayed demonstrations keep their constant advantage and are no data for the critic."""
 
-    def __init__(self, settings: PpoConfig, model: Any, critic: Critic, pack: str) -> None:
-        super().__init__(settings, model, clip_low=settings.clip, clip_high=settings.clip, pack=pack)
-        self.critic, self.ppo = critic, settings
+    def __init__(self, settings: TrainConfig, model: Any, critic: Critic) -> None:
+        super().__init__(settings, model)
+        self.critic, self.importance = critic, True
         self.estimates: dict[int, tuple[Sequence[float], Sequence[float], Sequence[float]]] = {}
 
     def total(self, rows: Sequence[TrainRow]) -> float:
@@ -140,9 +142,9 @@ class Ppo(Grpo):
             earned: list[float] = [0.0] * len(row.completion_ids)
             if self.reference:
                 gaps = zip(row.old_logprobs, self.reference[id(row)], strict=True)
-                earned = [-self.ppo.kl_coefficient * (old - reference) for old, reference in gaps]
+                earned = [-self.settings.kl_coefficient * (old - reference) for old, reference in gaps]
             earned[-1] += row.reward  # the outcome is earned at the last token
-            a, back = gae(earned, values[id(row)], gamma=self.ppo.gamma, lam=self.ppo.gae_lambda)
+            a, back = gae(earned, values[id(row)], gamma=1.0, lam=self.settings.ppo.gae_lambda)
             advantages[id(row)] = a
             self.estimates[id(row)] = a, back, values[id(row)]
         repeated = [row for row in rows if row.kind == "policy"]
@@ -151,7 +153,7 @@ class Ppo(Grpo):
             return {}
         mean, std = found.mean().item(), found.std(correction=0).item()
         # First the critic learns what to expect: its first rounds train it alone, and replay demonstrations.
-        waits = number < self.ppo.critic_rounds
+        waits = number < self.settings.ppo.critic_rounds
         for key, (raw, returns, old) in self.estimates.items():
             white = [0.0 if waits else (one - mean) / (std + 1e-8) for one in raw]
             self.estimates[key] = white, returns, old
@@ -184,8 +186,8 @@ class Ppo(Grpo):
             return loss, figures
         known = [self.estimates.get(id(row), ((), (), ())) for row in rows]
         returns, old = (padded([one[i] for one in known], scores.logprobs) for i in (1, 2))
-        of_critic, more = value_loss(self.critic(rows), old, returns, mask, self.policy_tokens, self.ppo.value_clip)
-        return loss + self.ppo.value_coefficient * of_critic, figures | more | {"critic_loss": of_critic}
+        of_critic, more = value_loss(self.critic(rows), old, returns, mask, self.policy_tokens, VALUE_CLIP)
+        return loss + VALUE_COEFFICIENT * of_critic, figures | more | {"critic_loss": of_critic}
 
 
 def on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ..config.sections import LoraConfig
-from ..config.train import PpoConfig
 from ..errors import ConfigError
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
@@ -71,9 +70,6 @@ class Critic(torch.nn.Module):
         return spread(found, made.where)
 
 
-def make_critic(policy: PreTrainedModel, settings: PpoConfig, lora: LoraConfig | None) -> Critic:
+def make_critic(policy: PreTrainedModel, lora: LoraConfig | None) -> Critic:
     """The critic of a policy; where adapters are trained (`lora`), it is one too."""
-    extra = settings.extra_layers
-    if extra is None:
-        extra = EXTRA_LAYERS if lora is None else 0
-    return Critic(policy, extra, lora)
+    return Critic(policy, EXTRA_LAYERS if lora is None else 0, lora)

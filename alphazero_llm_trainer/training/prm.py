@@ -31,6 +31,8 @@ from .critic_data import Example, Ids, State, read_questions, tree_example
 
 RATINGS = {1: 1.0, 0: 0.5, -1: 0.0}  # PRM800K: good, neutral, bad
 
+MOST_PAIRS = 16  # of a question that are learnt from; the widest margins
+
 
 def read_examples(paths: Iterable[Path], student: Student, settings: CriticConfig) -> list[Example]:
     """The questions of journals, of folders that hold some, and of files with step pairs or human step labels."""
@@ -209,7 +211,7 @@ def prm_trainer(
     bfloat16: bool = False,
 ) -> RewardTrainer:
     """TRL's reward trainer over `network`'s own layers."""
-    rows = [row for one in examples for row in pair_rows(one, config.train.critic.pairs)]
+    rows = [row for one in examples for row in pair_rows(one, MOST_PAIRS)]
     # A pair is two sequences.
     size = forward_size(config, network, max(len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in rows))
     given = arguments(config, network, adapter, len(rows), size, out, bfloat16)

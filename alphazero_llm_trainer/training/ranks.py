@@ -108,10 +108,10 @@ ALONE = Ranks()
 
 def check_ranks(config: Config, size: int) -> None:
     """Raise ConfigError where a run of this configuration can't be shared by `size` processes."""
-    train, batch = config.train, config.train.settings.batch_size
+    train, batch = config.train, config.train.optimizer.batch_size
     if batch % size:
         raise ConfigError(
-            f"train.{train.method}.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start"
+            f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start"
             " a number of processes that divides it"
         )
     if train.method == "ppo":
@@ -131,9 +131,9 @@ def check_ranks(config: Config, size: int) -> None:
         )
     if uses_fsdp():
         check_fsdp(config, size)
-        if config.engine.backend == "vllm-server" and train.method == "grpo" and train.grpo.kl_coefficient:
+        if config.engine.backend == "vllm-server" and train.method == "grpo" and train.kl_coefficient:
             raise ConfigError(
-                "train.grpo.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole reference policy:"
+                "train.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole reference policy:"
                 " set it to 0, or launch with DDP"
             )
 

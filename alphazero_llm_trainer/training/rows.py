@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..config.load import Config
 from ..engine.protocol import Verifier
@@ -67,7 +67,7 @@ class RowBuilder:
         student: the policy under training; it scores what it did not sample itself.
         collector: says what a response earned.
         demonstrations: worked solutions that are replayed, may be empty.
-        verifier: scores steps for `train.grpo.credit: process`; else None.
+        verifier: scores steps for `train.credit: process`; else None.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class RowBuilder:
     ) -> None:
         self.student, self.config, self.collector = student, config, collector
         self.demonstrations, self.size, self.verifier = demonstrations, size, verifier
-        self._own: list[TrainRow] = []  # good responses of all rounds so far, which rft and legacy draw from
+        self._own: list[TrainRow] = []  # good responses of all rounds so far, which supervised methods draw from
 
     def remember(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
-        """The good responses of a round's trees, which later rounds draw from too (`rft`, `legacy`)."""
+        """The good responses of a round's trees, which later rounds draw from too (all but `grpo` and `ppo`)."""
         found = self.good(trees)
         self._own += found
         return found
@@ -97,7 +97,7 @@ class RowBuilder:
         rows = self.filled(number, trees, rows, stats)
         # In random order, but a question's rows together, so that packing them pays.
         Random(derive_seed(self.config.seed, "order", number)).shuffle(rows)
-        size = self.config.train.settings.batch_size
+        size = self.config.train.optimizer.batch_size
         groups: dict[tuple[int, ...], int] = {}
         order = together([groups.setdefault(row.prompt_ids, len(groups)) for row in rows], len(rows) // size)
         return [[rows[i] for i in order[start : start + size]] for start in range(0, len(rows), size)]
@@ -113,19 +113,19 @@ class RowBuilder:
         rows += self.replayed(number, replay + (stats.rows_filled if self.demonstrations else 0))
         return rows + [self.silent(trees)] * (self.size.rows_per_round - len(rows))
 
-    # -- rft and legacy ----------------------------------------------------------------------------------------------
+    # -- expert iteration, rft and legacy ----------------------------------------------------------------------------------
 
     def supervised(self, number: int, trees: list[GradedTree], stats: RoundStats) -> Minibatches:
         """Replayed rows and own good ones of all rounds so far, `batch_size` an update.
 
         The round's own good ones say how many updates: `epochs` passes over them, and `updates_per_round` at most.
         """
-        settings: Any = self.config.train.settings
+        settings, optimizer = self.config.train, self.config.train.optimizer
         fresh = self.remember(trees)
         rng = Random(derive_seed(self.config.seed, self.config.train.method, number))
-        replay = round(settings.batch_size * self.size.share) if self.demonstrations else 0
-        own = settings.batch_size - replay
-        stats.updates = min(settings.updates_per_round, math.ceil(settings.epochs * len(fresh) / max(own, 1)))
+        replay = round(optimizer.batch_size * self.size.share) if self.demonstrations else 0
+        own = optimizer.batch_size - replay
+        stats.updates = min(settings.updates_per_round, math.ceil(optimizer.epochs * len(fresh) / max(own, 1)))
         stats.rows, stats.rows_unused = len(fresh), 0
         made: Minibatches = []
         for _ in range(stats.updates):
@@ -135,9 +135,9 @@ class RowBuilder:
         return made
 
     def good(self, trees: Sequence[GradedTree]) -> list[TrainRow]:
-        """The method's rows: `rft` takes each question's right responses, those sampled most often first; `legacy` the best
-        response of each question that has both better and worse ones, weighted by its reward."""
-        if self.config.train.method == "rft":
+        """The method's rows: each question's right responses, those sampled most often first; of `legacy` the best response
+        of each question that has both better and worse ones, weighted by its reward."""
+        if self.config.train.method != "legacy":
             return [self.row(tree, found, 1.0) for tree in trees for found in self.right(tree)]
         rows = []
         for tree in trees:
@@ -150,14 +150,14 @@ class RowBuilder:
         return rows
 
     def right(self, tree: GradedTree) -> list[Trajectory]:
-        """A question's right responses that `rft` learns from, all different. Under a rule those that it could judge come
+        """A question's right responses that are learnt from, all different. Under a rule those that it could judge come
         first."""
 
         def order(one: Trajectory) -> tuple[bool, int]:
             return not tree.tree.checked(node for node in one.nodes if node != OUTSIDE), -one.samples
 
         found = sorted((t for t in self.collector.counted(tree.tree) if t.right), key=order)
-        return found[: self.config.train.rft.responses]
+        return found[: self.config.train.responses]
 
     # -- PPO ---------------------------------------------------------------------------------------------------------
 
@@ -178,16 +178,16 @@ class RowBuilder:
 
     def credited(self, trees: list[GradedTree], stats: RoundStats) -> list[TrainRow]:
         """Rows with a non-zero advantage: each group's strongest first, groups taking turns."""
-        grpo = self.config.train.grpo
-        # A teacher's tokens are off-policy: without `train.grpo.teacher_rows` they are neither rows nor in a baseline.
+        train = self.config.train
+        # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor in a baseline.
         groups = [(tree, self.collector.counted(tree.tree)) for tree in trees]
         groups = [(tree, found) for tree, found in groups if not is_flat([self.collector.reward(t) for t in found])]
-        scale = self.step_scale(groups) if grpo.credit == "step" else 1.0
-        processes = self.processes(groups, stats) if grpo.credit == "process" else [[] for _ in groups]
+        scale = self.step_scale(groups) if train.credit == "step" else 1.0
+        processes = self.processes(groups, stats) if train.credit == "process" else [[] for _ in groups]
         queues = []
         for (tree, found), process in zip(groups, processes, strict=True):
             rows = [
-                self.row(tree, t, asymmetric(a, grpo.negative_weight))
+                self.row(tree, t, asymmetric(a, train.negative_weight))
                 for t, a in zip(found, self.advantages(tree.tree, found, scale, process), strict=True)
             ]
             rows = [row for row in rows if any(row.advantages)]
@@ -199,22 +199,22 @@ class RowBuilder:
     def advantages(
         self, tree: Tree, found: list[Trajectory], scale: float, process: list[list[float]]
     ) -> list[list[float]]:
-        """One number a token of each of a tree's responses, by `train.grpo.credit`."""
-        grpo = self.config.train.grpo
-        if grpo.credit == "step":
+        """One number a token of each of a tree's responses, by `train.credit`."""
+        train = self.config.train
+        if train.credit == "step":
             return [
                 step_advantages(values, t.lengths, scale=scale)
                 for t, values in zip(found, self.step_values(tree, found), strict=True)
             ]
-        if grpo.credit == "visits":
+        if train.credit == "visits":
             return [self.distilled(tree, t) for t in found]
         rewards, counts = [self.collector.reward(t) for t in found], [t.samples for t in found]
         group = group_advantages(rewards, counts)
-        if grpo.credit == "group":
+        if train.credit == "group":
             return [[count * a] * len(t.token_ids) for a, count, t in zip(group, counts, found, strict=True)]
         # The sum of both is clipped, and repeats weigh it afterwards.
         return [
-            [count * clamp(a + grpo.process_weight * step, ADVANTAGE_CLIP) for step in steps]
+            [count * clamp(a + train.process_weight * step, ADVANTAGE_CLIP) for step in steps]
             for count, a, steps in zip(counts, group, process, strict=True)
         ]
 
@@ -233,7 +233,7 @@ class RowBuilder:
 
     def distilled(self, tree: Tree, found: Trajectory) -> list[float]:
         """Visit credit of one response; tokens of a rollout have no siblings and get 0."""
-        grpo, parent = self.config.train.grpo, ROOT
+        train, parent = self.config.train, ROOT
         choices, chosen, lengths, outside = [], [], [], 0
         for node, length in zip(found.nodes, found.lengths, strict=True):
             if node == OUTSIDE:
@@ -242,7 +242,7 @@ class RowBuilder:
             siblings = [
                 child
                 for child in tree.children[parent]
-                if (tree.N[child] or child == node) and (grpo.teacher_rows or tree.source[child] == STUDENT)
+                if (tree.N[child] or child == node) and (train.teacher_rows or tree.source[child] == STUDENT)
             ]
             policy = visit_distillation([tree.N[n] for n in siblings])
             own = [math.fsum(tree.logprobs[n]) for n in siblings]

@@ -22,7 +22,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
 from ..config.load import Config
-from ..config.train import SftConfig
+from ..config.train import TrainConfig
 from ..errors import DataError
 from ..eval.greedy import answer as answer_all
 from ..eval.metrics import paired_bootstrap, pass_at_k, wilson
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..policy.student import Student
 
 SAMPLES = 8
-# Where train.sft leaves them open: updates from scratch, passes for a student that goes on, and both learning rates.
+# Where the configuration leaves them open: updates from scratch, passes for a student that goes on, and both learning rates.
 STEPS, PASSES, RATE, GENTLE_RATE = 6000, 3, 3e-3, 2e-4
 QUESTION_WEIGHT = 0.1  # from scratch alone: a student that goes on knows how questions are written
 FINAL_RATE = 0.02  # of the learning rate, where its cosine ends
@@ -56,13 +56,16 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def settings_of(config: Config, rows: int | None = None) -> SftConfig:
-    """`train.sft` with what it leaves open: from scratch, or for a student that goes on with `rows` demonstrations."""
-    sft = config.train.sft
-    steps, rate = (STEPS, RATE) if rows is None else (math.ceil(PASSES * rows / sft.batch_size), GENTLE_RATE)
+def settings_of(config: Config, rows: int | None = None) -> TrainConfig:
+    """`train` with what it leaves open: from scratch, or for a student that goes on with `rows` demonstrations."""
+    sft, optimizer = config.train.sft, config.train.optimizer
+    steps, rate = (STEPS, RATE) if rows is None else (math.ceil(PASSES * rows / optimizer.batch_size), GENTLE_RATE)
     weight = QUESTION_WEIGHT if rows is None else 0.0
-    chosen = {"steps": steps, "learning_rate": rate, "question_weight": weight}
-    return sft.model_copy(update={name: value for name, value in chosen.items() if getattr(sft, name) is None})
+    chosen = {"steps": steps, "question_weight": weight}
+    sft = sft.model_copy(update={name: value for name, value in chosen.items() if getattr(sft, name) is None})
+    if optimizer.learning_rate is None:
+        optimizer = optimizer.model_copy(update={"learning_rate": rate})
+    return config.train.model_copy(update={"sft": sft, "optimizer": optimizer})
 
 
 def supervise(
@@ -78,7 +81,7 @@ def supervise(
     source = open_source(config)
     tokenizer = build_tokenizer(source) if scratch else None
     demonstrations = worked_solutions(config, source)
-    validation = tasks_of(config, "validation", config.train.sft.validation_size)
+    validation = tasks_of(config, "validation", config.train.validation_size)
     test = tasks_of(config, "test", eval_size)
     facts: dict[str, Any] = {"demonstrations": f"{source.name} train 0..{len(demonstrations) - 1}"}
 
@@ -124,14 +127,20 @@ def supervise(
             "adapter": adapter,
             "test_before": {"problems": len(test), **asdict(wilson(sum(before), len(before)))},
         }
-    rows = sft_rows(demonstrations, student, settings.question_weight or 0.0)
+    rows = sft_rows(demonstrations, student, settings.sft.question_weight or 0.0)
     economy = Economy.of(config, student.spec, student.model)
     trained = train_student(
-        trainable, rows, settings, config.library_seed, economy, evaluate=accuracy, progress=progress
+        trainable,
+        rows,
+        settings,
+        config.library_seed,
+        economy,
+        evaluate=accuracy if validation else None,
+        progress=progress,
     )
     progress.wait("measuring")
     manifest = {"seed": config.library_seed, **manifest_of(settings, rows, trainable, trained)} | facts | measure()
-    save_student(student, adapter, source.name, config.train.merge_dtype, out, out / "adapter")
+    save_student(student, adapter, source.name, out, out / "adapter")
     write_json(out / "manifest.json", manifest)
     return manifest
 
@@ -202,7 +211,7 @@ def minibatches(rows: Sequence[TrainRow], size: int, seed: int) -> Iterator[list
 def train_student(
     model: Any,
     rows: Sequence[TrainRow],
-    settings: SftConfig,
+    settings: TrainConfig,
     seed: int,
     economy: Economy = Economy(),  # noqa: B008
     *,
@@ -215,29 +224,30 @@ def train_student(
     """
     if not rows:
         raise DataError("the list of demonstrations is empty; give at least one row.")
-    assert settings.steps is not None and settings.learning_rate is not None  # `settings_of`
+    steps, optimizer = settings.sft.steps, settings.optimizer
+    assert steps is not None and optimizer.learning_rate is not None  # `settings_of`
     shown = progress if progress is not None else Progress(quiet=True)
     learner = Learner(
         model,
         Likelihood(),
         economy,
-        Schedule(settings.learning_rate, settings.warmup_steps, settings.steps, FINAL_RATE),
-        batch_size=settings.batch_size,
-        weight_decay=settings.weight_decay,
-        max_grad_norm=settings.max_grad_norm,
+        Schedule(optimizer.learning_rate, optimizer.warmup, steps, FINAL_RATE),
+        batch_size=optimizer.batch_size,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
     )
     losses: list[float] = []
     evaluations: list[dict[str, float]] = []
     best: tuple[float, dict[str, torch.Tensor]] | None = None
     seconds = 0.0
-    shown.start(settings.steps, unit="step", doing="training")
-    for step, batch in zip(range(1, settings.steps + 1), minibatches(rows, settings.batch_size, seed), strict=False):
+    shown.start(steps, unit="step", doing="training")
+    for step, batch in zip(range(1, steps + 1), minibatches(rows, optimizer.batch_size, seed), strict=False):
         began = time.perf_counter()
         losses.append(learner.update(batch)["loss"])
         seconds += time.perf_counter() - began
         shown.at(step)
         shown.now(f"loss {losses[-1]:.4f}")
-        if evaluate is not None and (step % settings.evaluate_every == 0 or step == settings.steps):
+        if evaluate is not None and (step % settings.evaluate_every == 0 or step == steps):
             accuracy = evaluate()
             evaluations.append({"step": step, "seconds": round(seconds, 1), "accuracy": accuracy})
             if best is None or accuracy > best[0]:
@@ -249,14 +259,14 @@ def train_student(
 
 
 def manifest_of(
-    settings: SftConfig, rows: Sequence[TrainRow], model: torch.nn.Module, trained: Mapping[str, Any]
+    settings: TrainConfig, rows: Sequence[TrainRow], model: torch.nn.Module, trained: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What a student was trained by, for its manifest.json."""
     evaluations, losses = trained["evaluations"], trained["losses"]
     data = json.dumps([[*row.prompt_ids, *row.completion_ids] for row in rows])
     return {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "settings": settings.model_dump(),
+        "settings": settings.optimizer.model_dump() | settings.sft.model_dump(),
         "rows": len(rows),
         "data_sha256": hashlib.sha256(data.encode()).hexdigest(),
         "parameters": sum(p.numel() for p in model.parameters()),

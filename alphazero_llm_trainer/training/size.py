@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..config.load import Config
 from ..config.sections import StudentModel
-from ..config.train import ExpertConfig, TrainConfig
+from ..config.train import TrainConfig
 from ..problems.source import open_source
 from ..types import Task
 
@@ -50,15 +50,14 @@ class RunSize:
         parts = math.ceil(train.save_every / train.questions_per_round)
         size = min(math.ceil(train.save_every / parts), train.num_examples)
         rounds = math.ceil(train.num_examples / size)
-        share, batch = replayed(config), train.settings.batch_size
-        settings = train.settings
-        if isinstance(settings, ExpertConfig):
-            updates = settings.updates_per_round
+        share, batch = replayed(config), train.optimizer.batch_size
+        if train.supervised:
+            updates = train.updates_per_round
             rows = own = updates * batch
         else:
-            own = train.ppo.rows_per_round if train.method == "ppo" else train.rows_per_round
+            own = train.rows_per_round
             rows = max(batch, math.ceil(round(own / (1 - share), 6) / batch) * batch)
-            updates = settings.epochs * rows // batch
+            updates = train.optimizer.epochs * rows // batch
         expansions, responses = searched(config)
         tokens = responses * search.max_tokens
         if search.budget_tokens is not None:
@@ -133,16 +132,15 @@ def used_questions(config: Config) -> int:
 def searched(config: Config) -> tuple[int, int]:
     """Expansions and responses of a training tree, at most."""
     train, search = config.train, config.search
-    if train.method == "ppo":
-        return 1, train.ppo.samples
     if search.mode == "token":
         # A simulation rolls out once; a beam once for each of its paths.
-        return search.iterations, search.iterations * (search.beam if search.rollout == "beam" else 1)
-    again = train.requeue_limit if train.requeue_iterations and train.extend != "none" else 0
+        return search.simulations, search.simulations * (search.beam if search.rollout == "beam" else 1)
+    times = 1 + train.requeue_limit
     if train.groups == "chain":
-        return 1 + again, (1 + again) * train.chain_samples
-    expansions = train.iterations + again * train.requeue_iterations
-    return expansions, expansions * train.samples
+        return times, times * search.samples
+    # A simulation under a verifier is one chain.
+    expansions = times * search.simulations
+    return expansions, expansions * (1 if train.groups == "verified" else search.samples)
 
 
 def expected_responses(config: Config, right: float) -> float:
@@ -151,17 +149,17 @@ def expected_responses(config: Config, right: float) -> float:
     Steps in common and repaired chains are cheaper than that, and the student improves: a run samples rather less.
     """
     train, most = config.train, searched(config)[1]
-    if train.method == "ppo" or config.search.mode == "token":
+    if config.search.mode == "token":
         return most
-    enough = config.search.data.enough_correct
+    enough = config.search.enough_correct
     if train.groups == "verified" and enough:
         # Draws until the first right one, `most` at most: sum of (1-p)^i for i < most. As many again for each further one.
         first = (1 - (1 - right) ** most) / right if right else most
         return min(enough * first, most)
-    group = train.chain_samples if train.groups == "chain" else train.iterations * train.samples
-    # A group is searched further where all its responses came out the same, or where they did not (`train.extend`).
+    group = most // (1 + train.requeue_limit)
+    # A group is searched further where all its responses came out the same.
     flat = right**group + (1 - right) ** group
-    return group + (most - group) * (1 - flat if train.extend == "mixed" else flat)
+    return group + (most - group) * flat
 
 
 def rounded(count: float) -> str:
@@ -225,7 +223,7 @@ def disk_plan(
     """
     critic = 0.0
     if train.method == "ppo":
-        extra = (0 if lora else 1) if train.ppo.extra_layers is None else train.ppo.extra_layers
+        extra = 0 if lora else 1
         critic = trained * (layers + extra) / layers
     checkpoint = 3 * (trained + critic) if shards is None else 4 * shards
     return DiskPlan(checkpoints, checkpoint, trained, student + (trained if lora else 0))

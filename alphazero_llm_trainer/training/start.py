@@ -101,16 +101,14 @@ def check_run(config: Config) -> RunData:
         scripted_teacher(config)
     if config.teachers.terminal_checker:
         checker_model(config)
-    if train.method == "grpo" and train.grpo.credit == "process" and train.grpo.prm is None:
-        raise ConfigError(
-            "train.grpo.credit is process and train.grpo.prm is null: name a process reward model's folder"
-        )
-    rows = max(train.settings.batch_size // rank_and_size()[1], 1)
+    if train.process and train.prm is None:
+        raise ConfigError("train.credit is process and train.prm is null: name a process reward model's folder")
+    rows = max(train.optimizer.batch_size // rank_and_size()[1], 1)
     if train.micro_batch is not None and rows % min(train.micro_batch, rows):
         raise ConfigError(
-            f"train.micro_batch is {train.micro_batch} and train.{train.method}.batch_size {rows}: give a divisor of {rows}"
+            f"train.micro_batch is {train.micro_batch} and train.optimizer.batch_size {rows}: give a divisor of {rows}"
         )
-    critics = (("train.grpo.prm", "prm", train.grpo.prm), ("search.value", "value", config.search.value))
+    critics = (("train.prm", "prm", train.prm), ("search.value", "value", config.search.value))
     for key, kind, folder in critics:
         if folder is not None:
             check_critic(Path(folder), kind, f"{key} {folder}")
@@ -219,7 +217,7 @@ def advice(forecast: Forecast, free: int) -> str:
         "train.gradient_checkpointing=on",
         f"engine.cache_bytes={GIB // 2}",
         "engine.max_batch=8",
-        "train.optimizer=adamw_8bit",
+        "train.optimizer.name=adamw_8bit",
         "rewards.use_student_model=false",
         *([] if forecast.lora else ["train.adapter=lora"]),
         f"search.max_tokens={max(forecast.config.search.max_tokens // 2, 1)}",
@@ -272,12 +270,11 @@ def space(config: Config, folder: Path | None) -> tuple[DiskPlan, Path] | None:
         return None
     there = 0 if folder is None else len(sealed(folder))
     forecast = Forecast(config, spec, shape, cuda=False)
-    saved = {"auto": forecast.width, "float32": 4, "bfloat16": 2}[train.merge_dtype]
     plan = disk_plan(
         train,
         max(RunSize.of(config).checkpoints_from(0) - there, 0),
         trained=forecast.trained[0] * forecast.trained_width,
-        student=forecast.counts.whole * (saved if forecast.lora else forecast.width),
+        student=forecast.counts.whole * forecast.width,
         layers=shape.layers,
         lora=forecast.lora,
     )
