@@ -50,7 +50,7 @@ WEIGHTED = Arm(
     " train.optimizer.learning_rate=1e-3 train.optimizer.warmup=1",
 )
 CRITIC = ("train.critic.questions=1000", "search.simulations=3", "train.critic.spoiled=2", "train.optimizer.epochs=3")
-CRITIC += ("train.groups=tree", "train.evaluate_every=100")
+CRITIC += ("train.evaluate_every=100",)
 PRIMARY = ("GRPO", "RFT")
 
 

@@ -25,14 +25,12 @@ from alphazero_llm_trainer.config.sections import StudentModel
 from alphazero_llm_trainer.config.train import LARGE, CriticConfig
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, DataError, TrainingError
 from alphazero_llm_trainer.eval import critic_figures as metrics
-from alphazero_llm_trainer.eval.metrics import Interval
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.adapters import fingerprint
 from alphazero_llm_trainer.policy.critic import load_critic, load_prm, load_value
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
-from alphazero_llm_trainer.training import prm
 from alphazero_llm_trainer.training.critic import (
     HeldOut,
     Score,
@@ -54,6 +52,7 @@ from alphazero_llm_trainer.training.critic_data import (
     read_questions,
     split_by_question,
     tree_example,
+    with_step_labels,
 )
 from alphazero_llm_trainer.training.critic_run import save_critic, train_critic
 from alphazero_llm_trainer.training.rows import ValueRow, pack_values
@@ -93,7 +92,7 @@ def small(critic: dict[str, Any]) -> dict[str, Any]:
     return {
         "optimizer": SMALL | own,
         "evaluate_every": critic.pop("evaluate_every", 10),
-        "critic": {"least_outcomes": 2} | critic,
+        "critic": {"least_outcomes": 2, "spoiled": 0} | critic,
     }
 
 
@@ -206,66 +205,60 @@ def test_platt_finds_the_scale_and_shift_that_made_the_outcomes() -> None:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def states_of(entries: list[tuple[int, float, int]]) -> metrics.States:
-    """States from (question, target, count)."""
-    question, target, count = (np.asarray(column) for column in zip(*entries, strict=True))
-    size, outcomes = len(entries), target.astype(float)
-    return metrics.States(question, outcomes, count, outcomes, np.zeros(size), np.zeros(size, bool))
+def states_of(entries: list[tuple[float, int]]) -> metrics.States:
+    """States before the end from (share of right outcomes, count)."""
+    target, count = (np.asarray(column) for column in zip(*entries, strict=True))
+    return metrics.States(target, count, target, np.zeros(len(entries)), np.zeros(len(entries), bool))
 
 
 def random_states(seed: int) -> tuple[np.ndarray, metrics.States]:
     rng = Random(seed)
-    entries = []
-    for _ in range(40):
-        count = rng.randrange(1, 5)
-        entries.append((rng.randrange(8), rng.randrange(count + 1) / count, count))
-    return np.asarray([rng.randrange(6) / 6 + 0.05 for _ in entries]), states_of(entries)
+    counts = [rng.randrange(1, 5) for _ in range(40)]
+    states = states_of([(rng.randrange(count + 1) / count, count) for count in counts])
+    return np.asarray([rng.randrange(6) / 6 + 0.05 for _ in counts]), states
 
 
 def outcomes_of(states: metrics.States) -> list[tuple[int, float]]:
     """(state, outcome) of every single response."""
     found = []
-    for i, (target, count) in enumerate(zip(states.target, states.count, strict=True)):
+    for i, (target, count) in enumerate(zip(states.target, states.weight, strict=True)):
         right = round(target * count)
         found += [(i, 1.0)] * right + [(i, 0.0)] * (count - right)
     return found
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_brier_auc_and_calibration_agree_with_enumeration(seed: int) -> None:
+def test_calibration_agrees_with_enumeration(seed: int) -> None:
     value, states = random_states(seed)
     single = outcomes_of(states)
-    assert metrics.brier(value, states).value == pytest.approx(np.mean([(value[i] - o) ** 2 for i, o in single]))
-    pairs = [(value[i], value[j]) for i, o in single for j, p in single if o > p]
-    area = np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs])
-    assert metrics.auc(value, states).value == pytest.approx(area)
     gaps: dict[int, float] = {}
     for i, o in single:
         gaps[int(value[i] * 10)] = gaps.get(int(value[i] * 10), 0.0) + value[i] - o
-    error = sum(abs(gap) for gap in gaps.values()) / len(single)
-    assert metrics.calibration_error(value, states).value == pytest.approx(error)
     points = metrics.reliability(value, states)
     assert sum(share for _, _, share in points) == pytest.approx(1.0)
-    assert sum(abs(v - o) * share for v, o, share in points) == pytest.approx(error)
+    assert metrics.calibration_error(points) == pytest.approx(sum(map(abs, gaps.values())) / len(single))
 
 
 def test_pairs_are_ranked_one_by_one_against_the_log_probability() -> None:
-    states = states_of([(0, 1.0, 4), (0, 0.5, 4), (0, 0.0, 1), (1, 1.0, 3), (1, 0.0, 3)])
+    states = states_of([(1.0, 4), (0.5, 4), (0.0, 1), (1.0, 3), (0.0, 3)])
     pairs = metrics.Pairs(np.array([0, 0, 1, 3]), np.array([1, 2, 2, 4]), np.array([0, 0, 0, 1]))
     states.logprob[:] = [-1.0, -2.0, -0.5, -3.0, -3.0]
-    found = metrics.measure(np.array([0.9, 0.2, 0.2, 0.1, 0.4]), states, pairs, 0.5)
+    found = metrics.pair_accuracy(np.array([0.9, 0.2, 0.2, 0.1, 0.4]), states, pairs)
     assert found["pair accuracy"].value == pytest.approx((1 + 1 + 0.5 + 0) / 4)
     assert found["pair accuracy, log-probability"].value == pytest.approx((1 + 0 + 0 + 0.5) / 4)
     assert found["pair accuracy over log-probability"].value == pytest.approx((0 + 1 + 0.5 - 0.5) / 4)
     states.logprob[4] = math.nan  # a pair that nobody sampled
-    assert "pair accuracy, log-probability" not in metrics.measure(np.zeros(5), states, pairs, 0.5)
+    assert list(metrics.pair_accuracy(np.zeros(5), states, pairs)) == ["pair accuracy"]
 
 
-def test_intervals_come_from_questions_not_from_states() -> None:
-    # 4 questions of 500 equal states: the interval must be that of 4 coin flips, not of 2,000.
-    states = states_of([(i // 500, float(i // 500 % 2), 1) for i in range(2000)])
-    interval = metrics.brier(np.zeros(2000), states)
-    assert interval.value == 0.5 and interval.low <= 0.01 and interval.high >= 0.99
+def test_intervals_come_from_questions_not_from_pairs() -> None:
+    # 4 questions of 500 equal pairs: the interval must be that of 4 coin flips, not of 2,000.
+    question, states = np.arange(2000) // 500, states_of([(0.0, 1), (1.0, 1)])
+    interval = metrics.pair_accuracy(
+        np.array([0.0, 1.0]), states, metrics.Pairs(question % 2, 1 - question % 2, question)
+    )
+    assert interval["pair accuracy"].value == 0.5
+    assert interval["pair accuracy"].low <= 0.01 and interval["pair accuracy"].high >= 0.99
 
 
 def test_the_blend_minimises_the_error_against_another_outcome() -> None:
@@ -284,26 +277,14 @@ def test_the_blend_minimises_the_error_against_another_outcome() -> None:
     best = metrics.blend(value, states)
     grid = [error(weight) for weight in np.linspace(0, 1, 101)]
     assert 0 < best < 1 and error(best) <= min(grid) + 1e-9
-    truth = states_of([(i, float(i % 2), 5) for i in range(20)])
+    truth = states_of([(float(i % 2), 5) for i in range(20)])
     assert metrics.blend(truth.target, truth) == 0.0  # V is the outcome: a rollout adds nothing
     assert metrics.blend(np.full(20, 0.5), truth) == 1.0  # V knows nothing, one rollout everything
-    assert math.isnan(metrics.blend(np.zeros(1), states_of([(0, 1.0, 1)])))
-
-
-def test_the_blend_knows_the_variance_of_graded_outcomes() -> None:
-    """Outcomes that are equal at each state: a rollout predicts the next one perfectly, so it gets all the weight."""
-    target = np.array([0.2, 0.6, 0.9])
-    states = metrics.States(np.arange(3), target, np.array([4, 4, 4]), target**2, np.zeros(3), np.zeros(3, bool))
-    assert metrics.blend(np.full(3, 0.5), states) == pytest.approx(1.0)
-    assert metrics.brier(target, states).value == pytest.approx(0.0)
-
-
-def test_a_critic_has_to_beat_chance_in_both_figures() -> None:
-    good, level = Interval(0.7, 0.6, 0.8), Interval(0.55, 0.5, 0.6)
-    nothing = Interval(math.nan, math.nan, math.nan)
-    assert metrics.verdict({"pair accuracy": good, "AUC": good})[0]
-    for pairs, auc in ((level, good), (good, level), (nothing, good)):
-        assert not metrics.verdict({"pair accuracy": pairs, "AUC": auc})[0]
+    assert math.isnan(metrics.blend(np.zeros(1), states_of([(1.0, 1)])))
+    # Graded outcomes that are equal at each state: a rollout predicts the next one perfectly.
+    target, count = np.array([0.2, 0.6, 0.9]), np.array([4, 4, 4])
+    graded = metrics.States(target, count, target**2, np.zeros(3), np.zeros(3, bool))
+    assert metrics.blend(np.full(3, 0.5), graded) == pytest.approx(1.0)
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -338,7 +319,7 @@ def test_the_split_goes_by_question_and_never_moves() -> None:
     assert not {q.text for q in train} & {q.text for q in [*validation, *test]}
     fewer = split_by_question(questions[:200])[1]
     assert [q.text for q in fewer] == [q.text for q in validation if q in questions[:200]]
-    with pytest.raises(DataError, match="none is left"):
+    with pytest.raises(DataError, match="1, 0, 0 are left for training"):
         split_by_question(questions[:1])
 
 
@@ -371,7 +352,7 @@ def test_a_tree_gives_states_in_its_rows_order_and_pairs_of_siblings(tmp_path: P
         states.target.tolist() == [row.targets[i] for row in rows for i in row.states] and len(states.target) == 3 * 13
     )
     assert np.isnan(states.logprob[0]) and states.logprob[1:3].tolist() == pytest.approx([-1.0, -0.6])
-    assert states.final[:3].tolist() == [False, False, True] and states.count[0] == 8
+    assert states.final[:3].tolist() == [False, False, True] and states.weight[0] == 8
     assert (states.target[pairs.better] - states.target[pairs.worse] == 1.0).all() and len(pairs.question) > 3
     tokens = value_rows(read_questions([tmp_path / "j.jsonl"], VOCABULARY), student)
     assert [len(row.states) for row in tokens] == [21] * 3  # every token, and the prompt's last
@@ -394,55 +375,10 @@ def test_a_step_is_right_where_any_response_after_it_was() -> None:
     for ids, target, weight in (((), 0.5, 9.0), ((1,), 0.2, 5.0), ((2,), 0.0, 3.0), ((3,), 0.0, 1.0)):
         example.add(ids, State(target, weight, target))
     example.add((4,), State(0.3, 2.0, 0.1))  # outcomes between wrong and right
-    found = prm.with_step_labels(example, 3).states
+    found = with_step_labels(example, 3).states
     assert {ids: (state.target, state.weight) for ids, state in found.items()} == {
         (1,): (1.0, 1.0), (2,): (0.0, 1.0), (3,): (0.0, 0.0), (4,): (0.3, 1.0)
     }  # fmt: skip
-
-
-def test_pair_files_hold_text_or_token_ids(embedded: Student, tmp_path: Path) -> None:
-    text = {"prompt": "Ana has 4 apples.", "prefix": "4 + 3 = 7\n", "chosen": "7 * 2 = 14", "rejected": "#### 7"}
-    prompt, before = list(embedded.prompt_ids(text["prompt"])), embedded.encode("4 + 3 = 7\n")
-    ids = {"prompt": prompt, "prefix": before, "chosen": [4, 5], "rejected": [4]}
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("\n".join(json.dumps(line) for line in (text, text, ids)), encoding="utf-8")
-    one, two = prm.read_examples([path], embedded, CriticConfig())
-    assert one.prompt_ids == two.prompt_ids == tuple(prompt)
-    [(better, worse)] = one.pairs
-    assert [state.target for state in one.states.values()] == [1.0, 0.0]
-    assert worse == (*before, *embedded.encode("#### 7"), embedded.engine.eos_id)
-    assert list(two.pairs) == [((*before, 4, 5), (*before, 4))]
-    [row] = prm.pair_rows(one, 9)
-    assert row == {"chosen_ids": [*prompt, *better], "rejected_ids": [*prompt, *worse]}
-    path.write_text(json.dumps({"prompt": "q", "chosen": "a", "rejected": "a"}), encoding="utf-8")
-    with pytest.raises(DataError, match="line 1 is no step pair"):
-        prm.read_examples([path], embedded, CriticConfig())
-
-
-def test_human_step_labels_are_read_along_the_chosen_completions(embedded: Student, tmp_path: Path) -> None:
-    def completion(text: str, rating: int | None) -> dict[str, Any]:
-        return {"text": text, "rating": rating, "flagged": None}
-
-    record = {
-        "question": {"problem": "Ana has 4 apples.", "ground_truth_answer": "14"},
-        "label": {
-            "steps": [
-                {"completions": [completion("4 + 3 = 7", 1), completion("4 + 3 = 8", -1)], "chosen_completion": 0},
-                {"completions": [completion("7 * 2 = 14", 1), completion("7 + 0 = 7", 0), completion("7", None)],
-                 "chosen_completion": None, "human_completion": completion("7 * 2 = 14", None)},
-                {"completions": [completion("#### 14", 1)], "human_completion": None, "chosen_completion": None},
-            ],
-            "finish_reason": "solution",
-        },
-    }  # fmt: skip
-    path = tmp_path / "phase2_train.jsonl"
-    path.write_text(json.dumps(record), encoding="utf-8")
-    [made] = prm.read_examples([path], embedded, CriticConfig())
-    assert [(embedded.decode(ids).splitlines()[-1], state.target) for ids, state in made.states.items()] == [
-        ("4 + 3 = 7", 1.0), ("4 + 3 = 8", 0.0), ("7 * 2 = 14", 1.0), ("7 + 0 = 7", 0.5), ("#### 14", 1.0)
-    ]  # fmt: skip
-    assert list(made.pairs.values()) == [2.0 / 2, 0.5]
-    assert embedded.decode(list(made.states)[-1]).startswith("4 + 3 = 7\n7 * 2 = 14\n#### 14")
 
 
 def test_trees_of_other_splits_are_not_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -465,11 +401,8 @@ def test_a_journal_of_another_policy_is_not_gone_on_with(tmp_path: Path) -> None
 # -- training and folders ----------------------------------------------------------------------------------------------
 
 
-def parts_of(kind: str, student: Student, config: Config, folder: Path, count: int = 200) -> Any:
-    path = write_journal(folder / "trees.jsonl", count)
-    if kind == "prm":
-        return split_by_question(prm.read_examples([path], student, config.train.critic))
-    return split_by_question(read_questions([path], VOCABULARY))
+def parts_of(folder: Path, count: int = 200) -> Any:
+    return split_by_question(read_questions([write_journal(folder / "trees.jsonl", count)], VOCABULARY))
 
 
 @pytest.mark.parametrize("kind", ["value", "prm"])
@@ -478,17 +411,17 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
     kind: Any, adapter: str, quantization: str, tmp_path: Path
 ) -> None:
     student, config = a_student(adapter=adapter, quantization=quantization), settings()
-    before, parts, out = fingerprint(student.model), parts_of(kind, student, config, tmp_path), tmp_path / "out"
+    before, parts, out = fingerprint(student.model), parts_of(tmp_path), tmp_path / "out"
     lines: list[dict[str, float]] = []
     trained = train_critic(kind, student, config, parts, out, watch=lines.append)
     assert fingerprint(student.model) == before  # the policy itself is left alone
     assert min(line["held_out_loss"] for line in lines) == trained.card["best"]["held_out_loss"]
-    assert trained.card["test"]["pair accuracy"][0] > 0.8 and trained.card["test"]["AUC"][0] > 0.6
+    assert trained.card["test"]["pair accuracy"][0] > 0.8
     assert trained.card["earned"] and not list(out.glob("*"))  # no stray checkpoints
     save_critic(out, trained, student, config, {"command": "test"})
     critic = load_critic(out, student, config, kind)
     assert critic.rollout_weight == trained.card["rollout_weight"]
-    example = parts[2][0] if kind == "prm" else tree_example(parts[2][0], student, config.train.critic)
+    example = tree_example(parts[2][0], student, config.train.critic)
     expected = torch.cat(state_logits(trained.network, [example.row()], 1)).sigmoid().tolist()
 
     async def ask() -> None:
@@ -514,7 +447,7 @@ def test_in_bfloat16_the_products_are_rounded_and_the_weights_are_not(
     student.model.model.layers[0].mlp.gate_proj.register_forward_hook(  # type: ignore[union-attr]
         lambda module, given, found: dtypes.add(found.dtype)
     )
-    trained = train_critic("value", student, config, parts_of("value", student, config, tmp_path, 60), tmp_path / "out")
+    trained = train_critic("value", student, config, parts_of(tmp_path, 60), tmp_path / "out")
     assert dtypes == {torch.bfloat16}  # of updates and of measurements
     assert {p.dtype for p in trained.network.parameters()} == {torch.float32}
 
@@ -524,7 +457,7 @@ def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path: Path) -> N
         student, config = a_student(), settings(epochs=1, learning_rate=1e-4, evaluate_every=1000)
         train = config.train.model_copy(update={"micro_batch": micro_batch})
         config = config.model_copy(update={"train": train})
-        parts = parts_of(kind, student, config, tmp_path, 70)
+        parts = parts_of(tmp_path, 70)
         return train_critic(kind, student, config, parts, tmp_path / "out").network.state_dict()
 
     for kind in ("value", "prm"):
@@ -579,7 +512,7 @@ def test_a_prm_judges_steps_by_the_least_and_a_value_by_the_last(tmp_path: Path)
     steps = [Step((20, 21), (-1.0, -1.0), "a\n"), Step((22, EOS), (-1.0, -1.0), "b")]
     for kind in ("value", "prm"):
         out = tmp_path / kind
-        trained = train_critic(kind, student, config, parts_of(kind, student, config, tmp_path, 60), out)  # type: ignore[arg-type]
+        trained = train_critic(kind, student, config, parts_of(tmp_path, 60), out)  # type: ignore[arg-type]
         save_critic(out, trained, student, config, {})
     prm_verifier = load_prm(tmp_path / "prm", student, config)
     judged = run(lambda: prm_verifier(Problem("p", "q", "s"), PROMPT, steps))
@@ -613,7 +546,7 @@ def test_a_broken_folder_is_refused(embedded: Student, tmp_path: Path) -> None:
 def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:
     student, config = a_student(), settings(least_outcomes=50)
     with pytest.raises(DataError, match=r"no training question has a pair of steps.*train.critic.margin"):
-        train_critic("prm", student, config, parts_of("prm", student, config, tmp_path, 60), tmp_path)
+        train_critic("prm", student, config, parts_of(tmp_path, 60), tmp_path)
 
 
 # -- the commands ------------------------------------------------------------------------------------------------------
@@ -630,9 +563,9 @@ def test_the_command_searches_trains_and_reports(kind: str, tmp_path: Path, caps
     assert main([kind, "--out", str(out), *QUICK]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith(("Not better than chance: don't use it", "Better than log-probability"))
-    for name in ("pair accuracy", "AUC", "calibration error", "Brier score"):
-        assert name in printed.out
-    assert ("lambda" in printed.out) == (kind == "value")
+    assert "pair accuracy" in printed.out
+    for name in ("lambda", "calibration error"):
+        assert (name in printed.out) == (kind == "value")
     assert "searching: 60/60 questions" in printed.err and "held out " in printed.err
     assert {file.name for file in out.iterdir()} >= {
         "journal.jsonl", "metrics.jsonl", "report.html", "trees.html", "critic.json", "critic.safetensors",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError
 from ..files import FolderLock
 from ..live import Progress, Stop
 from .base import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ..policy.student import Student
     from ..types import Task
 
-SMALLEST = 10  # questions
 EPILOG = """\
 DIR gets journal.jsonl (the trees that the command searched; with --data there are none), metrics.jsonl, the network,
 critic.json (figures on held-out questions) and report.html. Ctrl-C ends the command at the next safe place; the same
@@ -38,26 +37,15 @@ command goes on with the trees that are there."""
 
 
 def add_value(commands: Any) -> None:
-    add_critic(
-        commands,
-        "value",
-        "train a value network: how likely does this end right?",
-        "journals, or folders of runs and samples, to learn from",
-    )
+    add_critic(commands, "value", "train a value network: how likely does this end right?")
 
 
 def add_prm(commands: Any) -> None:
-    add_critic(
-        commands,
-        "prm",
-        "train a process reward model: is this step right?",
-        "journals or folders of runs and samples; JSONL files of step pairs (prompt, prefix, chosen, rejected) or of"
-        " PRM800K's records",
-    )
+    add_critic(commands, "prm", "train a process reward model: is this step right?")
 
 
-def add_critic(commands: Any, kind: Kind, help: str, data: str) -> None:
-    """The command `kind`; `data` is the help of --data."""
+def add_critic(commands: Any, kind: Kind, help: str) -> None:
+    """The command `kind`."""
     parser = commands.add_parser(kind, help=help, epilog=EPILOG)
     add_model(parser, "the policy")
     add_source(parser)
@@ -69,6 +57,7 @@ def add_critic(commands: Any, kind: Kind, help: str, data: str) -> None:
         key="train.critic.questions",
         help="without --data: search so many questions first",
     )
+    data = "journals, or folders of runs and samples, to learn from"
     parser.add_argument("--data", type=Path, nargs="+", metavar="PATH", help=data)
     parser.add_argument("--out", type=Path, default=Path("checkpoints") / kind, metavar="DIR", help="where it goes")
     add_json(parser)
@@ -100,7 +89,7 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
                 progress.say("stopped while searching; the same command goes on from here")
                 return EXIT_STOPPED
         try:
-            card, text = train(args, config, kind, student, progress, stop)
+            card = train(args, config, kind, student, progress, stop)
         except KeyboardInterrupt:
             if not stop():
                 raise
@@ -109,7 +98,9 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
     if args.json:
         print_json(card)
     else:
-        print(f"{text}\ncritic.json, metrics.jsonl and report.html are in {args.out}")
+        from ..report.critics import critic_text
+
+        print(f"{critic_text(card)}\ncritic.json, metrics.jsonl and report.html are in {args.out}")
     return 0
 
 
@@ -122,11 +113,7 @@ def fresh(config: Config) -> list[Task]:
     from ..training.size import used_questions
 
     wanted, used = config.train.critic.questions, used_questions(config)
-    tasks_of(config, "train", 1)  # what is wrong with the rows shows here
-    try:
-        tasks = tasks_of(config, "train", wanted, used)
-    except DataError:
-        tasks = []
+    tasks = tasks_of(config, "train", wanted, used)
     if len(tasks) < wanted:
         raise ConfigError(
             f"--num is {wanted:,} and {config.problems.source} has {len(tasks):,} training questions beyond the {used:,}"
@@ -138,32 +125,20 @@ def fresh(config: Config) -> list[Task]:
 
 def train(
     args: argparse.Namespace, config: Config, kind: Kind, student: Student, progress: Progress, stop: Stop
-) -> tuple[dict[str, Any], str]:
-    """Train on the trees or files, and write the folder; its card, and what it says of itself."""
-    from ..eval.results import read_json
-    from ..policy.critic import CARD
-    from ..report.critics import critic_text
+) -> dict[str, Any]:
+    """Train on the trees, and write the folder; its card."""
+    from ..mcts.journal import read
     from ..report.folder import write_report
     from ..training.critic_data import read_questions, split_by_question
     from ..training.critic_run import save_critic, train_critic
-    from ..training.prm import read_examples, spoiled_examples
 
-    paths: list[Path] = args.data or [args.out]
-    if kind == "value":
-        questions: list[Any] = read_questions(paths, student.model.config.vocab_size)
-    else:
-        questions = read_examples(paths, student, config.train.critic)
-    if len(questions) < SMALLEST:
-        raise ConfigError(f"--data holds {len(questions)} questions to learn from: give at least {SMALLEST}")
-    parts = split_by_question(questions)
-    if kind == "prm":
-        parts[0].extend(spoiled_examples(student, config, {one.text for one in questions}))
+    parts = split_by_question(read_questions(args.data or [args.out], student.model.config.vocab_size))
     training, validation, test = map(len, parts)
     progress.say(
         f"{kind} over student {student.title}: {training:,} questions to train on, {validation:,} to stop and calibrate on,"
         f" {test:,} to report on"
     )
-    metrics = args.out / "metrics.jsonl"
+    metrics, journal = args.out / "metrics.jsonl", args.out / "journal.jsonl"
     metrics.unlink(missing_ok=True)
     progress.wait("rows for training")
 
@@ -177,20 +152,12 @@ def train(
 
     began = time.perf_counter()
     trained = train_critic(kind, student, config, parts, args.out, watch=watch, progress=progress, stop=stop)
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     facts = {
-        "command": command,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seconds": round(time.perf_counter() - began, 1),
-        "sampled_tokens": sampled_tokens(args.out / "journal.jsonl"),
+        # Of the command's own search; none where the trees came from elsewhere.
+        "sampled_tokens": 0 if args.data else sum(record["cost"]["sampled_tokens"] for record in read(journal)),
     }
-    save_critic(args.out, trained, student, config, facts)
+    card = save_critic(args.out, trained, student, config, facts)
     write_report(args.out)
-    card = read_json(args.out / CARD)
-    return card, critic_text(card)
-
-
-def sampled_tokens(journal: Path) -> int:
-    """What the trees of the command's own journal took; 0 where the data came from elsewhere."""
-    from ..mcts.journal import read
-
-    return sum(record["cost"]["sampled_tokens"] for record in read(journal)) if journal.is_file() else 0
+    return card

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ..config.load import Config
@@ -28,7 +26,6 @@ from ..errors import CheckpointError
 from ..files import read_object
 from ..types import Problem, Step
 from .adapters import AdapterView, fingerprint, load_adapter
-from .fetch import from_hub
 from .public_prm import load_public
 from .student import Student, engine_over
 
@@ -96,25 +93,15 @@ def load_prm(folder: Path, student: Student, config: Config) -> Verifier:
     Raises CheckpointError as `load_value` does.
     """
     if config.train.critic.format is not None and not (folder / CARD).is_file():
-        return load_public(folder if folder.is_dir() else downloaded(folder), config.train.critic.format, config)
+        return load_public(folder, config.train.critic.format, config)
     return CriticVerifier(load_critic(folder, student, config, "prm"), "prm")
-
-
-def downloaded(repository: Path) -> Path:
-    """The folder of a hub repository. Raises CheckpointError where the hub doesn't give it."""
-    try:
-        return Path(from_hub(str(repository)))
-    except (OSError, ValueError, httpx.HTTPError) as error:
-        raise CheckpointError(
-            f"PRM {repository} is no folder and can't be fetched from the hub ({type(error).__name__}): connect, or name a"
-            " folder"
-        ) from error
 
 
 def load_critic(folder: Path, student: Student, config: Config, kind: Kind) -> Critic:
     """The critic in `folder`. Raises CheckpointError as `load_value` does."""
     card = read_card(folder, kind)
-    weight, bias = last_layer(folder)
+    tensors = load_file(folder / NUMBERS)
+    weight, bias = tensors["weight"].float(), float(tensors["bias"])
     width, words = student.model.config.hidden_size, student.model.config.vocab_size
     if weight.shape != (width,) or card["vocabulary"] != words:
         raise CheckpointError(
@@ -134,8 +121,8 @@ def read_card(folder: Path, kind: Kind) -> dict[str, Any]:
     except OSError as error:
         public = ", or set train.critic.format for a public PRM" if kind == "prm" else ""
         raise CheckpointError(f"{name} has no {CARD}: name a folder that `{kind}` finished{public}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{name} has a broken {CARD}: train it again") from error
+    except ValueError:
+        card = {}
     if not {"kind", "base", "rollout_weight", "vocabulary", "files"} <= card.keys():
         raise CheckpointError(f"{name} has a broken {CARD}: train it again")
     if card["kind"] != kind:
@@ -156,15 +143,6 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def last_layer(folder: Path) -> tuple[torch.Tensor, float]:
-    """Weight `[D]` and bias of `p = sigmoid(weight . h + bias)`."""
-    try:
-        tensors = load_file(folder / NUMBERS)
-        return tensors["weight"].float(), float(tensors["bias"])
-    except (OSError, SafetensorError, KeyError) as error:
-        raise CheckpointError(f"critic {folder} has no readable {NUMBERS}: train it again") from error
-
-
 def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
     """The network as an engine takes it: a causal model of its backbone, or the student's layers under its adapter."""
     if (folder / ADAPTER).is_dir():
@@ -179,10 +157,7 @@ def read_network(folder: Path, student: Student, card: dict[str, Any]) -> Any:
         return AdapterView(student.model, name)
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-    try:
-        network: Any = AutoModelForTokenClassification.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"critic {folder} has no readable model: train it again") from error
+    network: Any = AutoModelForTokenClassification.from_pretrained(folder, dtype=getattr(torch, student.spec.dtype))
     weight: Any = student.model.get_input_embeddings().weight
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(network.config)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from safetensors import safe_open
 from torch.nn import functional as F
@@ -30,6 +31,7 @@ from ..engine.step_ends import StepEnds
 from ..errors import CheckpointError, RequestError
 from ..files import read_object
 from ..types import Problem, Step
+from .fetch import from_hub
 
 GOOD, BAD, TAG, SEPARATOR = "+", "-", "ки", "<extra_0>"
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -157,18 +159,20 @@ class ClassifierPrm:
 
 
 def load_public(folder: Path, name: str, config: Config) -> CausalPrm | ClassifierPrm:
-    """The verifier of a folder in one of `FORMATS`. Raises CheckpointError where it isn't readable as one."""
+    """The verifier of a folder, or of a hub repository, in one of `FORMATS`. Raises CheckpointError where it isn't readable
+    as one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
+        folder = folder if folder.is_dir() else Path(from_hub(str(folder)))
         tokenizer = AutoTokenizer.from_pretrained(folder)
         if name == "qwen-prm":
             backbone: Any = AutoModel.from_pretrained(folder, dtype="auto")
             return ClassifierPrm(backbone.to(device).eval(), head_layers(folder, device), tokenizer)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, httpx.HTTPError) as error:
         raise CheckpointError(
-            f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the folder and"
-            " train.critic.format"
+            f"PRM {folder} can't be read as {name} ({str(error).splitlines()[0][:150]}): check the folder or the hub's id,"
+            " and train.critic.format"
         ) from error
     engine = InProcessEngine(
         model.to(device).eval(), eos_id=tokenizer.eos_token_id, step_ends=StepEnds(frozenset()), settings=config.engine

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from random import Random
 
 import numpy as np
 
+from ..answers import is_final
 from ..config.load import Config
 from ..config.train import CriticConfig
 from ..errors import DataError
@@ -22,7 +23,8 @@ from ..mcts.targets import endings, step_preferences, value_targets
 from ..mcts.tree import Tree
 from ..policy.adapters import fingerprint
 from ..policy.student import Student
-from ..problems.load import check_train_split
+from ..problems.load import check_train_split, tasks_of
+from ..problems.source import open_source
 from ..rollouts import Collector
 from ..types import Task
 from .progress import tell_tree
@@ -30,6 +32,105 @@ from .rows import ValueRow, pack_values
 
 Ids = tuple[int, ...]
 HELD_OUT = 0.1  # of the questions, for validation and for the test each
+
+
+# -- questions -> trees ------------------------------------------------------------------------------------------------
+
+
+def collect_trees(
+    student: Student,
+    config: Config,
+    tasks: Sequence[Task],
+    path: Path,
+    stop: Callable[[], bool],
+    progress: Progress,
+) -> None:
+    """Search `tasks` with many samples a tree into the journal `path`; what is there already is not searched again.
+
+    Trees are graded by correctness, and by the user's own reward where there is one.
+    """
+    settings = config.model_copy(
+        update={
+            "teachers": config.teachers.model_copy(update={"tier": "none", "terminal_checker": False}),
+            "train": config.train.model_copy(update={"groups": "tree", "requeue_limit": 0}),
+        }
+    )
+    journal, policy = Journal(path), fingerprint(student.model)
+    if any(record.get("policy") != policy for record in journal.values()):
+        raise DataError(
+            f"journal {path} was searched by another policy than student {student.title}: name another folder"
+        )
+    missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
+
+    async def search() -> None:
+        async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
+            if tree.ended_by != "stopped":
+                journal.append(tree.record(policy=policy))
+                tell_tree(progress, tree)
+
+    progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
+    try:
+        if missing:
+            asyncio.run(search())
+    finally:
+        progress.stop()
+        journal.close()
+
+
+@dataclass(slots=True)
+class Question:
+    """A question's text, and where its trees are: (journal, byte)."""
+
+    text: str
+    places: list[tuple[Path, int]] = field(default_factory=list)
+
+    def trees(self) -> Iterator[Tree]:
+        """Its trees, each read when it is asked for: a journal is larger than memory."""
+        for place in self.places:
+            yield Tree.from_dict(record_at(*place)["tree"])
+
+
+def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
+    """The questions of journals, and of folders that hold some, with at least one finished response, as they are met.
+
+    Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`.
+    """
+    found: dict[str, Question] = {}
+    for path in (file for folder in paths for file in journals(folder)):
+        for place, record in placed(path):
+            check_train_split(record, path)
+            try:
+                text, tree = record["problem"]["question"], Tree.from_dict(record["tree"], checked=True)
+            except (KeyError, TypeError) as error:
+                raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
+            tokens = [*tree.token_ids, *(rollout.token_ids for rollout in tree.rollouts)]
+            highest = max((token for one in tokens for token in one), default=0)
+            if highest >= vocabulary:
+                raise DataError(
+                    f"journal {path} has a tree with token {highest}, and this student has {vocabulary}: name the student"
+                    " that searched it"
+                )
+            if any(True for _ in endings(tree)):
+                found.setdefault(text, Question(text)).places.append((path, place))
+    return list(found.values())
+
+
+def split_by_question(questions: Sequence[Question]) -> tuple[list[Question], list[Question], list[Question]]:
+    """(training, validation, test) questions; a hash of the text decides, so a question is always on the same side."""
+    parts: tuple[list[Question], list[Question], list[Question]] = ([], [], [])
+    for question in questions:
+        digest = hashlib.blake2b(question.text.encode(), digest_size=8).digest()
+        place = int.from_bytes(digest, "big") / 2**64
+        parts[2 if place < HELD_OUT else 1 if place < 2 * HELD_OUT else 0].append(question)
+    if not all(parts):
+        raise DataError(
+            f"of {len(questions)} questions {', '.join(str(len(part)) for part in parts)} are left for training,"
+            " validation and test: collect more trees"
+        )
+    return parts
+
+
+# -- trees -> states and pairs -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -76,47 +177,6 @@ class Example:
         return pack_values(self.text, self.prompt_ids, states)
 
 
-# -- trees -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Question:
-    """A question's text, and where its trees are: (journal, byte)."""
-
-    text: str
-    places: list[tuple[Path, int]] = field(default_factory=list)
-
-    def trees(self) -> Iterator[Tree]:
-        """Its trees, each read when it is asked for: a journal is larger than memory."""
-        for place in self.places:
-            yield Tree.from_dict(record_at(*place)["tree"])
-
-
-def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
-    """The questions of journals, and of folders that hold some, with at least one finished response, as they are met.
-
-    Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`.
-    """
-    found: dict[str, Question] = {}
-    for path in (file for folder in paths for file in journals(folder)):
-        for place, record in placed(path):
-            check_train_split(record, path)
-            try:
-                text, tree = record["problem"]["question"], Tree.from_dict(record["tree"], checked=True)
-            except (KeyError, TypeError) as error:
-                raise DataError(f"journal {path} has a record without {error}: it holds no graded trees") from error
-            tokens = [*tree.token_ids, *(rollout.token_ids for rollout in tree.rollouts)]
-            highest = max((token for one in tokens for token in one), default=0)
-            if highest >= vocabulary:
-                raise DataError(
-                    f"journal {path} has a tree with token {highest}, and this student has {vocabulary}: name the student"
-                    " that searched it"
-                )
-            if any(True for _ in endings(tree)):
-                found.setdefault(text, Question(text)).places.append((path, place))
-    return list(found.values())
-
-
 def tree_example(question: Question, student: Student, settings: CriticConfig) -> Example:
     """The nodes of a question's trees, and its sibling steps whose outcomes differ."""
     example = Example(question.text, student.prompt_ids(question.text))
@@ -131,85 +191,60 @@ def tree_example(question: Question, student: Student, settings: CriticConfig) -
     return example
 
 
+def with_step_labels(example: Example, least: int) -> Example:
+    """The example with its steps as states: 1 where any response after a step was right (Wang et al. 2023,
+    "Math-Shepherd"), 0 where `least` responses or more all failed, else unknown (weight 0). Outcomes between wrong and
+    right stay as they are, a mean."""
+    example.states.pop((), None)  # the prompt is no step
+    for state in example.states.values():
+        alive = state.target > 0
+        if state.square == state.target:  # each outcome is 0 or 1
+            state.target = state.square = float(alive)
+        state.weight = float(alive or state.weight >= least)
+    return example
+
+
+def spoiled_examples(student: Student, config: Config, known: set[str]) -> list[Example]:
+    """Demonstrations, in which each step is right and `train.critic.spoiled` wrong ones beside it are not.
+
+    The student has seen these solutions in its warm-up, so no further gold answer is used. Questions whose text is in
+    `known` are left out, and so is a source that replays no demonstrations or knows no wrong steps.
+    """
+    source, count = open_source(config), config.train.critic.spoiled
+    if not (count and source.demonstration_share and config.train.demonstrations):
+        return []
+
+    def ids_of(line: str) -> Ids:
+        # As the student writes steps: a line end after each, the end token after a final answer.
+        return (*student.encode(line), student.engine.eos_id) if is_final(line) else tuple(student.encode(line + "\n"))
+
+    found = []
+    for task in tasks_of(config, "train", config.train.demonstrations):
+        text, rng = task.problem.question, Random(f"{config.seed}/{task.problem.id}")
+        example = Example(text, student.prompt_ids(text))
+        prefix: Ids = ()
+        for line in (task.solution or "").split("\n"):
+            right = prefix + ids_of(line)
+            example.add(right, State(1.0, square=1.0))
+            for step in source.spoiled(line, task.problem, rng, count):
+                wrong = prefix + ids_of(step)
+                example.add(wrong, State(0.0))
+                example.prefer(right, wrong, 1.0)
+            prefix = right
+        if example.pairs and text not in known:
+            found.append(example)
+    return found
+
+
 def columns(examples: Sequence[Example]) -> tuple[States, Pairs]:
     """The states and pairs of all examples as the figures want them, states in their rows' order."""
-    entries = [(number, state) for number, one in enumerate(examples) for state in one.states.values()]
+    states = [state for one in examples for state in one.states.values()]
     pairs: list[tuple[int, int, int]] = []
     at = 0
     for number, one in enumerate(examples):
         place = {ids: at + i for i, ids in enumerate(one.states)}
         pairs += [(place[better], place[worse], number) for better, worse in one.pairs]
         at += len(one.states)
-    better, worse, question = np.array(pairs, dtype=int).reshape(-1, 3).T
-    states = States(
-        np.array([number for number, _ in entries]),
-        *(
-            np.array([getattr(s, name) for _, s in entries])
-            for name in ("target", "weight", "square", "logprob", "final")
-        ),
-    )
-    return states, Pairs(better, worse, question)
-
-
-# -- questions ---------------------------------------------------------------------------------------------------------
-
-
-def collect_trees(
-    student: Student,
-    config: Config,
-    tasks: Sequence[Task],
-    path: Path,
-    stop: Callable[[], bool],
-    progress: Progress,
-) -> None:
-    """Search `tasks` with many samples a tree into the journal `path`; what is there already is not searched again.
-
-    Trees are graded by correctness, and by the user's own reward where there is one.
-    """
-    settings = config.model_copy(
-        update={
-            "teachers": config.teachers.model_copy(update={"tier": "none", "terminal_checker": False}),
-        }
-    )
-    journal, policy = Journal(path), fingerprint(student.model)
-    if any(record.get("policy") != policy for record in journal.values()):
-        raise DataError(
-            f"journal {path} was searched by another policy than student {student.title}: name another folder"
-        )
-    missing = [(task.problem.id, task) for task in tasks if task.problem.id not in journal]
-
-    async def search() -> None:
-        async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
-            if tree.ended_by != "stopped":
-                journal.append(tree.record(policy=policy))
-                tell_tree(progress, tree)
-
-    progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
-    try:
-        if missing:
-            asyncio.run(search())
-    finally:
-        progress.stop()
-        journal.close()
-
-
-class Asked(Protocol):
-    """What has a question's text."""
-
-    text: str
-
-
-Q = TypeVar("Q", bound=Asked)
-
-
-def split_by_question(questions: Sequence[Q]) -> tuple[list[Q], list[Q], list[Q]]:
-    """(training, validation, test) questions; a hash of the text decides, so a question is always on the same side."""
-    parts: tuple[list[Q], list[Q], list[Q]] = ([], [], [])
-    for question in questions:
-        digest = hashlib.blake2b(question.text.encode(), digest_size=8).digest()
-        place = int.from_bytes(digest, "big") / 2**64
-        parts[2 if place < HELD_OUT else 1 if place < 2 * HELD_OUT else 0].append(question)
-    for name, part in zip(("training", "validation", "test"), parts, strict=True):
-        if not part:
-            raise DataError(f"of {len(questions)} questions none is left for {name}: collect more trees")
-    return parts
+    names = ("target", "weight", "square", "logprob", "final")
+    by_name = {name: np.array([getattr(state, name) for state in states]) for name in names}
+    return States(**by_name), Pairs(*np.array(pairs, dtype=int).reshape(-1, 3).T)

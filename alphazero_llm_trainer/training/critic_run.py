@@ -1,4 +1,4 @@
-"""From data to a critic's folder: train on one part of the questions, stop and calibrate on the second, report the third."""
+"""From trees to a critic's folder: train on one part of the questions, stop and calibrate on the second, report the third."""
 
 from __future__ import annotations
 
@@ -13,32 +13,21 @@ from safetensors.torch import save_file
 
 from ..config.load import Config
 from ..errors import DataError
-from ..eval.critic_figures import blend, measure, reliability, verdict
+from ..eval.critic_figures import CHANCE, blend, pair_accuracy, reliability
 from ..files import sync_all, write_json
 from ..live import Progress
 from ..policy.adapters import fingerprint
 from ..policy.critic import ADAPTER, CARD, NUMBERS, Kind, file_hash
 from ..policy.student import Student
-from .critic import (
-    HeldOut,
-    Line,
-    bradley_terry,
-    cross_entropy,
-    fit,
-    forward_size,
-    new_network,
-    platt,
-    state_logits,
-)
-from .critic_data import Example, Question, columns, tree_example
+from .critic import HeldOut, Line, bradley_terry, cross_entropy, fit, forward_size, new_network, platt, state_logits
+from .critic_data import Example, Question, columns, spoiled_examples, tree_example, with_step_labels
 from .memory import MASK_BYTES
 from .models import Economy, save_adapter
 from .prm import prm_trainer
 from .progress import StepProgress
-from .rows import ValueRow
 from .value import even, value_rows, value_trainer
 
-Parts = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]  # of `Question`s for a value, of `Example`s for a PRM
+Parts = tuple[Sequence[Question], Sequence[Question], Sequence[Question]]
 PARTS = ("training", "validation", "test")
 
 
@@ -57,9 +46,8 @@ class Measured:
 
     def __init__(self, examples: Sequence[Example], config: Config, network: Any, bfloat16: bool) -> None:
         self.states, self.pairs = columns(examples)
-        self.rows: list[ValueRow] = [one.row() for one in examples]
-        # Each question weighs the same in what is fitted.
-        self.weights = torch.tensor([w for row in map(spread, self.rows) for w in row])
+        self.rows = [even(one.row()) for one in examples]  # each question weighs the same in what is fitted
+        self.weights = torch.tensor([row.weights[i] for row in self.rows for i in row.states])
         self.targets = torch.tensor(self.states.target, dtype=torch.float32)
         self.network, self.bfloat16 = network, bfloat16
         longest = max(len(row.token_ids) for row in self.rows)
@@ -76,14 +64,6 @@ class Measured:
         own = cross_entropy(logits, self.targets, self.weights) if kind == "value" else bradley_terry(better, worse)
         right = (better > worse).float() + 0.5 * (better == worse).float()
         return {"held_out_loss": float(own), "held_out_pairs": float(right.mean())}
-
-
-def spread(row: ValueRow) -> list[float]:
-    """The weights of a row's states, which sum to 1; 0 where none has any."""
-    if not row.teaches:
-        return [0.0] * len(row.states)
-    shared = even(row)
-    return [shared.weights[i] for i in row.states]
 
 
 def train_critic(
@@ -106,19 +86,20 @@ def train_critic(
     progress = progress if progress is not None else Progress(quiet=True)
     student.engine.sleep()  # nothing is searched from here on
     bfloat16 = Economy.of(config, student.spec, student.model).autocast
-    examples = [as_examples(part, student, config) for part in (parts[1:] if kind == "value" else parts)]
-    named = list(zip(PARTS[-len(examples) :], examples, strict=True))
-    for name, part in named if kind == "prm" else ():
-        if not any(one.pairs for one in part):
-            raise DataError(f"no {name} question has a pair of steps: collect more trees, or lower train.critic.margin")
+    held = [examples_of(part, kind, student, config) for part in parts[1:]]
     network, adapter = new_network(student, config, kind)
-    validation, test = (Measured(part, config, network, bfloat16) for part in examples[-2:])
     if kind == "value":
-        rows = value_rows(parts[0], student)
-        trainer: Any = value_trainer(network, adapter, rows, config, out, bfloat16)
+        trainer: Any = value_trainer(network, adapter, value_rows(parts[0], student), config, out, bfloat16)
     else:
-        rows = [even(row) for row in (one.row() for one in examples[0]) if row.teaches]
-        trainer = prm_trainer(network, adapter, examples[0], student, config, out, bfloat16)
+        learnt = examples_of(parts[0], kind, student, config)
+        learnt += spoiled_examples(student, config, {one.text for part in parts for one in part})
+        for name, part in zip(PARTS, (learnt, *held), strict=True):
+            if not any(one.pairs for one in part):
+                raise DataError(
+                    f"no {name} question has a pair of steps: collect more trees, or lower train.critic.margin"
+                )
+        trainer = prm_trainer(network, adapter, learnt, student, config, out, bfloat16)
+    validation, test = (Measured(part, config, network, bfloat16) for part in held)
     trainer.add_callback(StepProgress(progress, kind))
     held_out = HeldOut(network, config.train.critic, lambda: validation.loss(kind), watch, stop)
     seconds = fit(trainer, held_out)
@@ -128,46 +109,45 @@ def train_critic(
         network.score.weight.mul_(scale)
         network.score.bias.mul_(scale).add_(shift)
     card = {
-        **figures_of(kind, rows, validation, test, config.seed),
+        **figures_of(kind, validation, test, config.seed),
         "best": held_out.best,
         "calibration": {"scale": scale, "shift": shift},
         "questions": dict(zip(PARTS, map(len, parts), strict=True)),
-        "pairs": {name: sum(len(one.pairs) for one in part) for name, part in named},
+        "pairs": {name: len(part.pairs.question) for name, part in (("validation", validation), ("test", test))},
         "training_seconds": seconds,
         "settings": config.train.critic.model_dump(mode="json") | config.train.optimizer.model_dump(mode="json"),
     }
     return TrainedCritic(kind, network, adapter, card)
 
 
-def figures_of(
-    kind: Kind, training: Sequence[ValueRow], validation: Measured, test: Measured, seed: int
-) -> dict[str, Any]:
+def examples_of(part: Sequence[Question], kind: Kind, student: Student, config: Config) -> list[Example]:
+    """The states of a part's questions: with their outcomes for a value, with steps' labels for a PRM."""
+    settings = config.train.critic
+    found = [tree_example(one, student, settings) for one in part]
+    return found if kind == "value" else [with_step_labels(one, settings.least_outcomes) for one in found]
+
+
+def figures_of(kind: Kind, validation: Measured, test: Measured, seed: int) -> dict[str, Any]:
     """What a calibrated critic is worth: its verdict and weight by the validation questions, its figures on the test's."""
-    # What always saying the training questions' mean scores; each row's weights sum to 1.
-    base = sum(w * t for row in training for w, t in zip(row.weights, row.targets, strict=True)) / len(training)
     value = validation.logits().double().sigmoid().numpy()
-    earned, why = verdict(measure(value, validation.states, validation.pairs, base, seed))
+    accuracy = pair_accuracy(value, validation.states, validation.pairs, seed)["pair accuracy"]
+    earned = accuracy.low > CHANCE
     weight = blend(value, validation.states) if earned and kind == "value" else 1.0
     value = test.logits().double().sigmoid().numpy()
-    figures = measure(value, test.states, test.pairs, base, seed)
+    figures = pair_accuracy(value, test.states, test.pairs, seed)
     return {
         "rollout_weight": 1.0 if math.isnan(weight) else weight,
         "earned": earned,
-        "why": why,
+        "why": f"pair accuracy {accuracy} {'beats' if earned else 'does not beat'} chance ({CHANCE})",
         "test": {name: list(astuple(figure)) for name, figure in figures.items()},
         "reliability": [list(point) for point in reliability(value, test.states)],
     }
 
 
-def as_examples(part: Sequence[Question | Example], student: Student, config: Config) -> list[Example]:
-    """Questions with their trees' states."""
-    return [one if isinstance(one, Example) else tree_example(one, student, config.train.critic) for one in part]
-
-
 def save_critic(
     folder: Path, trained: TrainedCritic, student: Student, config: Config, facts: Mapping[str, Any]
-) -> None:
-    """Write a critic's folder (see `policy.critic`), the card last, with `facts` of the command."""
+) -> dict[str, Any]:
+    """Write a critic's folder (see `policy.critic`), the card last, with `facts` of the command; returns the card."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CARD).unlink(missing_ok=True)
     score = trained.network.score
@@ -197,3 +177,4 @@ def save_critic(
     }
     sync_all(folder)
     write_json(folder / CARD, card)
+    return card

@@ -38,8 +38,8 @@ def value_rows(questions: Iterable[Question], student: Student) -> list[ValueRow
 
 
 def even(row: ValueRow) -> ValueRow:
-    """The row with weights that sum to 1."""
-    total = math.fsum(row.weights)
+    """The row with weights that sum to 1; as it is where it has none."""
+    total = math.fsum(row.weights) or 1.0
     return replace(row, weights=tuple(weight / total for weight in row.weights))
 
 
