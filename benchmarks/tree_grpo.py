@@ -32,7 +32,7 @@ from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
 from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT  # noqa: E402
-from alphazero_llm_trainer.training.sft import save_trained  # noqa: E402
+from alphazero_llm_trainer.training.models import save_student  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 STUDENT = ROOT / "alphazero_llm_trainer" / "assets" / "student"
@@ -159,8 +159,7 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
     trainer.train()
     model.load_state_dict(best["weights"])
     args.out.mkdir(parents=True, exist_ok=True)
-    save_trained(student, "full", config, args.out)
-    student.tokenizer.save_pretrained(args.out)
+    save_student(student, "full", config.problems.source, args.out, args.out / "adapter")
     facts = {"steps": trainer.state.global_step, "validation_accuracy": best["accuracy"], "tokens": spent["tokens"]}
     (args.out / "manifest.json").write_text(json.dumps({**facts, "learning_rate": rate, "curve": curve}))
 
