@@ -22,7 +22,7 @@ from ..engine.protocol import GenerateRequest
 from ..errors import ConfigError
 
 BACKLOG = 1024  # connections that the kernel keeps for us
-ACCEPTED = 32  # that are taken from it in one go: fewer than SPARE_FILES, or a crowd takes every descriptor
+ACCEPTED = 8  # that are taken from it in one go: four such crowds can be open before the places of the first are free
 SPARE_FILES = 64  # descriptors that are no connection's: the journal, what the engine opens, threads
 LEAST = 8
 IDLE_SECONDS = 75  # that a connection may wait for its next request
