@@ -194,7 +194,7 @@ class Collector:
             result = await search.run(task.problem, derive_seed(seed, key))
             saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
             flat, extensions, cost = self.flat(result.tree), 0, result.cost
-            while extensions < limit and result.ended_by == "iterations" and self.flat(result.tree):
+            while extensions < limit and result.ended_by == "simulations" and self.flat(result.tree):
                 extensions += 1
                 if chain:
                     # A chain group grows at the root alone.

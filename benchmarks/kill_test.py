@@ -171,7 +171,7 @@ def under_ray(args: argparse.Namespace) -> int:
 
     arguments = [
         "--model", "embedded", "--num", str(args.questions), "--start", "2000",
-        "--set", f"search.simulations={args.iterations}",
+        "--set", f"search.simulations={args.simulations}",
         "--set", "search.samples=8", "--set", "train.requeue_limit=0",
         "--set", "sample.shard_trees=50", "--set", "search.concurrent=8",
     ]  # fmt: skip
@@ -338,7 +338,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="in all under Ray, of each command with --commands")
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, help="kill these instead")
     parser.add_argument("--questions", type=int, default=600)
-    parser.add_argument("--iterations", type=int, default=30, help="expansions a tree: how long one takes")
+    parser.add_argument("--simulations", type=int, default=30, help="of a tree: how long one takes")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the victims")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds for the whole attack under Ray")

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from alphazero_llm_trainer import answers  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import wilson  # noqa: E402
-from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
+from alphazero_llm_trainer.problems.grading import GRADERS  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.types import Task  # noqa: E402
 from benchmarks import provenance  # noqa: E402
@@ -96,7 +96,7 @@ def record(task: Task, tokens: list[int], ended: bool, text: str) -> dict[str, A
     stated = answers.extract(text, words=True)
     return {
         "id": task.problem.id,
-        "correct": RULES["numbers"].grade_many([(text, task.gold)])[0].correct,
+        "correct": GRADERS["numbers"].grade_many([(text, task.gold)])[0].correct,
         "tokens": len(tokens),
         "cut": not ended,
         "stated": stated is not None and answers.number(stated) is not None,

@@ -29,7 +29,7 @@ from arms import Arm, Seed, climb, figures, groups, less, options, outcomes, rea
 from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.eval.greedy import answer  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
-from alphazero_llm_trainer.problems.grading import RULES  # noqa: E402
+from alphazero_llm_trainer.problems.grading import GRADERS  # noqa: E402
 from alphazero_llm_trainer.problems.load import opening, tasks_of  # noqa: E402
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT  # noqa: E402
 from alphazero_llm_trainer.training.models import save_student  # noqa: E402
@@ -100,7 +100,7 @@ def plain_run(seed: int, rate: float, budget: int, args: argparse.Namespace) -> 
         prompts: list[str], completions: list[str], completion_ids: list[list[int]], gold: list[str], **more: Any
     ) -> list[float]:
         spent["tokens"] += sum(map(len, completion_ids))
-        return [grade.score for grade in RULES["numbers"].grade_many(list(zip(completions, gold, strict=True)))]
+        return [grade.score for grade in GRADERS["numbers"].grade_many(list(zip(completions, gold, strict=True)))]
 
     class Watch(TrainerCallback):
         def on_step_end(self, arguments: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -298,7 +298,7 @@ def test_broad_excepts_are_the_named_ones() -> None:
 OTHER_THINGS = {
     "embedded": ("student", "tier", "chosen", "card", "Literal"),
     "numbers": ("rule", "student", "Literal"),
-    "math": ("rule", "RULES", "Literal"),
+    "math": ("grader", "GRADERS", "Literal"),
 }
 
 

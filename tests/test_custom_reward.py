@@ -224,10 +224,10 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     assert outcomes(tree, correctness=True)[1][ROOT] == 3.0
     assert outcome(tree) == "mixed" and not sft_rows(tree)
     task = Task(Problem("mine/1", "q", "mine"), "4")
-    graded = GradedTree("mine/1", task, tree, SimpleNamespace(as_dict=dict), "iterations", False, 0)  # type: ignore[arg-type]
+    graded = GradedTree("mine/1", task, tree, SimpleNamespace(as_dict=dict), "simulations", False, 0)  # type: ignore[arg-type]
     assert row(graded.record()).outcome == "wrong"
     totals = Totals()
-    totals.add({"ended_by": "iterations", "cost": {}, "tree": tree.to_dict()})
+    totals.add({"ended_by": "simulations", "cost": {}, "tree": tree.to_dict()})
     assert (totals.responses, totals.right) == (4, 0)
 
 

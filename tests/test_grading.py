@@ -13,8 +13,8 @@ import pytest
 
 from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.problems.grading import (
+    GRADERS,
     LONGEST_ANSWER,
-    RULES,
     Verdict,
     word_f1,
 )
@@ -150,7 +150,7 @@ def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impa
     first, restarts = impatient.pid, impatient.restarts
     assert alive(first)
     began = time.monotonic()
-    verdicts = [one.verdict for one in RULES["math"].grade_many(pairs, verifier=impatient)]
+    verdicts = [one.verdict for one in GRADERS["math"].grade_many(pairs, verifier=impatient)]
     assert verdicts == [Verdict.CORRECT, Verdict.TIMED_OUT, Verdict.WRONG, Verdict.CORRECT]
     assert time.monotonic() - began >= impatient.timeout
     assert not alive(first)
@@ -221,15 +221,15 @@ def test_hotpotqa_keeps_words_beside_a_number():
 
 
 def test_final_answers_and_votes():
-    assert RULES["numbers"].final_answer("#### Ann has 70 dollars") == "70"
-    assert RULES["math"].final_answer("#### Ann has 70 dollars") == "Ann has 70 dollars"
+    assert GRADERS["numbers"].final_answer("#### Ann has 70 dollars") == "70"
+    assert GRADERS["math"].final_answer("#### Ann has 70 dollars") == "Ann has 70 dollars"
     assert (
-        RULES["math"].vote_key("#### 6+9i")
-        != RULES["math"].vote_key("#### 6")
-        == RULES["math"].vote_key(r"so \boxed{6.0}")
+        GRADERS["math"].vote_key("#### 6+9i")
+        != GRADERS["math"].vote_key("#### 6")
+        == GRADERS["math"].vote_key(r"so \boxed{6.0}")
     )
-    assert RULES["words"].vote_key("#### The Band.") == RULES["words"].vote_key("band") == "band"
-    assert RULES["numbers"].vote_key("no answer") == ""
+    assert GRADERS["words"].vote_key("#### The Band.") == GRADERS["words"].vote_key("band") == "band"
+    assert GRADERS["numbers"].vote_key("no answer") == ""
 
 
 # -- real rows ---------------------------------------------------------------------------------------------------------
@@ -257,10 +257,10 @@ def test_every_real_gold_is_correct_against_itself(data_dir, source, rows):
 @pytest.mark.data
 def test_every_real_math_solution_is_correct_and_no_other_gold_is(data_dir):
     real = load_tasks("math", "test", 500, path=str(data_dir))
-    assert all(one.correct for one in RULES["math"].grade_many([(task.solution, task.gold) for task in real]))
+    assert all(one.correct for one in GRADERS["math"].grade_many([(task.solution, task.gold) for task in real]))
     shifted = zip(real, [*real[1:], real[0]], strict=True)
     pairs = [(f"#### {other.gold}", task.gold) for task, other in shifted if not answers.equal(task.gold, other.gold)]
-    assert {one.verdict for one in RULES["math"].grade_many(pairs)} == {Verdict.WRONG}
+    assert {one.verdict for one in GRADERS["math"].grade_many(pairs)} == {Verdict.WRONG}
 
 
 @pytest.mark.slow
@@ -273,5 +273,5 @@ def test_no_changed_gold_is_correct(data_dir):
         if not answers.equal(changed := change(task.gold), task.gold)
     ]
     assert len(pairs) > 1200
-    grades = RULES["math"].grade_many(pairs)
+    grades = GRADERS["math"].grade_many(pairs)
     assert [pair for pair, one in zip(pairs, grades, strict=True) if one.correct] == []

@@ -10,14 +10,14 @@ import json
 from pathlib import Path
 
 from alphazero_llm_trainer.answers import extract
-from alphazero_llm_trainer.problems.grading import RULES
+from alphazero_llm_trainer.problems.grading import GRADERS
 
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "golden" / "hand_grades.jsonl").read_text().splitlines()]
 
 
 def test_every_response_is_graded_as_it_was_read():
     assert len(ROWS) == 200 and sum(row["right"] for row in ROWS) == 8
-    grader = RULES["numbers"]
+    grader = GRADERS["numbers"]
     for row in ROWS:
         [grade] = grader.grade_many([(row["response"], row["gold"])], strict=row["cut"])
         assert grade.correct == row["right"], (row["id"], row["why"])

@@ -32,7 +32,7 @@ def test_a_bar_shows_rate_notes_and_lines() -> None:
     bar = Bar(10, 4, "tree", out)
     bar.describe("cell")
     bar.at(5)
-    bar.note("last tree", last_tree("k/1", 12, 24, 3, 8, "iterations"))
+    bar.note("last tree", last_tree("k/1", 12, 24, 3, 8, "tokens"))
     bar.note("tokens", "1")
     bar.note("tokens", "2 [bold]")  # text, not markup
     bar.write("a line that stays")
@@ -40,7 +40,7 @@ def test_a_bar_shows_rate_notes_and_lines() -> None:
     bar.close()
     text = plain(out.getvalue())
     assert "10/10" in text and "trees/s" in text and "cell" in text
-    assert "last tree: k/1: 12 nodes, 24 simulations, 3 of 8 responses right, iterations" in text
+    assert "last tree: k/1: 12 nodes, 24 simulations, 3 of 8 responses right, tokens" in text
     assert "tokens: 2 [bold]" in text
     assert "a line that stays" in text
     assert text.rstrip().endswith("tokens: 2 [bold]")  # the newest note of a name takes its place

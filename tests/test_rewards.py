@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.problems.grading import RULES
+from alphazero_llm_trainer.problems.grading import GRADERS
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
 from alphazero_llm_trainer.rewards.perplexity import perplexity, pre
 
@@ -28,7 +28,7 @@ logprobs = st.lists(st.floats(-2000, 0), max_size=8)
     ],
 )
 def test_hre(response, gold, loose, strict):
-    rule = RULES["numbers"]
+    rule = GRADERS["numbers"]
     assert [grade.score for grade in rule.grade_many([(response, gold)])] == [loose]
     assert [grade.score for grade in rule.grade_many([(response, gold)], strict=True)] == [strict]
 

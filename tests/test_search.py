@@ -31,7 +31,7 @@ from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
 from alphazero_llm_trainer.mcts.extract import step_values, trajectories
 from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
-from alphazero_llm_trainer.mcts.select import RULES, puct, ucb1
+from alphazero_llm_trainer.mcts.select import SELECTORS, puct, ucb1
 from alphazero_llm_trainer.mcts.steps import StepExpansion
 from alphazero_llm_trainer.mcts.tokens import TokenExpansion
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
@@ -204,10 +204,10 @@ playouts_strategy = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(playouts_strategy, max_size=8), st.sampled_from(sorted(RULES)), st.floats(0, 3))
+@given(st.lists(playouts_strategy, max_size=8), st.sampled_from(sorted(SELECTORS)), st.floats(0, 3))
 def test_invariants_hold_whatever_is_told(rounds: list[list[Playout]], rule: str, exploration: float) -> None:
     tree = Tree()
-    mcts = Mcts(tree, RULES[rule], exploration, iterations=20)
+    mcts = Mcts(tree, SELECTORS[rule], exploration, simulations=20)
     for playouts in rounds:
         leaves = mcts.ask()
         if not leaves:
@@ -225,7 +225,7 @@ def test_invariants_hold_whatever_is_told(rounds: list[list[Playout]], rule: str
         loaded = Tree.from_dict(json.loads(json.dumps(tree.to_dict())))
         assert loaded.to_dict() == tree.to_dict()
         assert loaded.children == tree.children and loaded.token_ids == tree.token_ids
-    assert mcts.iteration <= 20
+    assert mcts.simulation <= 20
 
 
 @pytest.mark.parametrize("reward", [-0.01, 1.01, math.nan, math.inf, -math.inf])
@@ -388,7 +388,7 @@ def test_the_token_budget_is_never_exceeded() -> None:
         assert result.cost.sampled_tokens <= budget, f"seed {seed}"
         ended.add(result.ended_by)
         check_invariants(result.tree)
-    assert ended == {"tokens", "iterations"}
+    assert ended == {"tokens", "simulations"}
 
 
 def test_the_seconds_budget_ends_a_search() -> None:
@@ -401,7 +401,7 @@ def test_the_seconds_budget_ends_a_search() -> None:
     assert result.ended_by == "seconds" and result.choice is not None
     assert 0.15 <= result.cost.seconds < 5
     fast = search(ScriptedPolicy(1), a_problem(), simulations=3, budget_seconds=60)
-    assert fast.ended_by == "iterations"
+    assert fast.ended_by == "simulations"
 
 
 def test_stop_returns_the_best_so_far() -> None:

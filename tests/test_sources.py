@@ -76,10 +76,10 @@ def test_a_problem_finds_its_source_again() -> None:
     source = open_named("numbers:24")
     [task] = load_tasks(source, "test", 1)
     assert source_of(task.problem) is source
-    assert source_of(Problem("p", "q", "gsm8k")).rule == "numbers"
-    assert source_of(Problem("p", "q", "hotpotqa")).rule == "words"
+    assert source_of(Problem("p", "q", "gsm8k")).grader == "numbers"
+    assert source_of(Problem("p", "q", "hotpotqa")).grader == "words"
     assert source_of(Problem("p", "q", "math")).reader.waits
-    assert source_of(Problem("p", "q", "a name that nobody opened")).rule == "any"
+    assert source_of(Problem("p", "q", "a name that nobody opened")).grader == "any"
 
 
 # -- the game of numbers -----------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def rows(path: Path, count: int = 100, **extra: str) -> Path:
 
 def test_a_file_of_rows_is_a_source(tmp_path: Path) -> None:
     source = open_named(str(rows(tmp_path)))
-    assert isinstance(source, TaskList) and source.rule == "numbers" and "number that answers" in source.system_prompt
+    assert isinstance(source, TaskList) and source.grader == "numbers" and "number that answers" in source.system_prompt
     sizes = {split: len(tasks) for split, tasks in source.tasks.items()}
     assert sizes == {"train": 80, "validation": 5, "arena": 5, "test": 10}
     ids = [task.problem.id for tasks in source.tasks.values() for task in tasks]
@@ -188,10 +188,10 @@ def test_the_rule_is_read_off_the_gold_answers(golds: list[str], rule: str, resp
         "".join(json.dumps({"question": f"q{i}?", "answer": g, "split": "test"}) + "\n" for i, g in enumerate(golds))
     )
     source = open_named(str(file))
-    assert source.rule == rule
+    assert source.grader == rule
     task = source.load("test", 1)[0]
     assert source.grade(response, task).correct
-    assert open_named(str(file), grade="exact").rule == "exact"
+    assert open_named(str(file), grade="exact").grader == "exact"
 
 
 def test_choices_are_values_first_and_labelled_as_the_row_says(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_the_flags_of_rows_reach_the_source(tmp_path: Path, capsys: pytest.Captu
     flags = ["--source", str(file), "--question-column", "text", "--answer-column", "key", "--grade", "exact"]
     assert main(["search", "--model", "embedded", *flags, "--simulations", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["question"].startswith("What is")
-    assert source_of(Problem("p", "q", str(file))).rule == "exact"
+    assert source_of(Problem("p", "q", str(file))).grader == "exact"
     assert main(["train", *flags, "--model", "embedded", "--num", "500"]) == 2
     assert "has 32 training questions from number 0 on: ask for --num 32" in capsys.readouterr().err
     assert main(["train", *flags[:4], "--answer-column", "keys"]) == 2

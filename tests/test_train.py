@@ -266,7 +266,7 @@ def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
     ended = [r["ended_by"] for r in read(tmp_path / "run-001" / "journal.jsonl")]
     assert len(ended) == 8
     assert any(reason.startswith("failed: prompt has") for reason in ended)
-    assert any(reason == "iterations" for reason in ended)
+    assert any(reason == "simulations" for reason in ended)
 
 
 def test_no_evaluation_is_a_choice(tmp_path, capsys):

@@ -22,7 +22,7 @@ from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.mcts.metered import CountedVerifier
-from alphazero_llm_trainer.mcts.select import RULES, open_puct
+from alphazero_llm_trainer.mcts.select import SELECTORS, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
@@ -88,7 +88,7 @@ def refuse(mcts: Mcts, leaf: Leaf, steps: Sequence[Step], before: float = 0.5) -
 
 def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one_step_back() -> None:
     tree = Tree()
-    mcts = Mcts(tree, RULES["puct"], 0.0, 100, patience=2)
+    mcts = Mcts(tree, SELECTORS["puct"], 0.0, 100, patience=2)
     [leaf] = mcts.ask()
     refuse(mcts, leaf, [step("a\n", 0.9), step("b\n", 0.9), step("bad\n", 0.1)])
     a, b, bad = tree.path(3)
@@ -102,7 +102,7 @@ def test_the_next_leaf_is_the_step_before_the_rejected_one_and_patience_goes_one
     assert leaf.node == a  # b was drawn from twice in vain
     refuse(mcts, leaf, [step("c\n", 0.1)])
     assert a in mcts.dead and mcts.ask()[0].node == ROOT
-    again = Mcts(tree, RULES["puct"], 0.0, 100, patience=2)
+    again = Mcts(tree, SELECTORS["puct"], 0.0, 100, patience=2)
     assert again.dead == mcts.dead, "a search that goes on with a tree knows what was rejected"
 
 
@@ -160,7 +160,7 @@ def test_no_step_below_a_rejected_one_and_the_chosen_response_has_none() -> None
 def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on() -> None:
     fine = Rule(lambda text: 0.6)
     early, late = search(fine, 3), search(fine, 3, verify={"accept_above": 0.7})
-    assert early.ended_by == "accepted" and late.ended_by == "iterations"
+    assert early.ended_by == "accepted" and late.ended_by == "simulations"
     assert late.cost.sampled_tokens > early.cost.sampled_tokens
     # No step was drawn twice: how often an answer was found says nothing, and the vote goes by probability.
     assert late.choice is not None and "probability-weighted vote" in late.choice.why
@@ -249,7 +249,7 @@ def test_in_training_a_tree_goes_on_after_a_right_answer_in_which_nothing_was_ch
         return asyncio.run(made.run(task.problem, 0))
 
     bare, worked = ("#### 25",), ("It is a square.\n", "5 * 5 = 25\n", "#### 25")
-    assert grown(bare).ended_by == "iterations" and grown(worked).ended_by == "enough"
+    assert grown(bare).ended_by == "simulations" and grown(worked).ended_by == "enough"
     found = grown(bare, bare, bare, worked)
     assert found.ended_by == "enough" and found.tree.N[ROOT] == 4
     assert found.tree.prm[1:] == [None, None, 1.0, None]  # the bare answer, and the worked one's lines

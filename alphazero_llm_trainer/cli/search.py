@@ -24,6 +24,8 @@ from .base import (
 EPILOG = """\
 Without a question it takes an embedded word problem and the embedded student: no key, no network, no GPU."""
 
+STOPPED = {"simulations": "simulation limit", "tokens": "token budget", "seconds": "time budget"}
+
 
 def add_search(commands: Any) -> None:
     parser = commands.add_parser("search", help="answer one question by tree search and print the tree", epilog=EPILOG)
@@ -68,7 +70,7 @@ def run_search(args: argparse.Namespace) -> int:
 
     choice = result.choice
     if args.json:
-        rule = config.search.rule
+        selector = config.search.selector
         print_json(
             {
                 "question": problem.question,
@@ -76,7 +78,7 @@ def run_search(args: argparse.Namespace) -> int:
                 "why": None if choice is None else choice.why,
                 "chosen": None if choice is None else choice.node,
                 "response": None if choice is None else choice.response,
-                "search": {"rule": rule, "exploration": constant(rule, config.search.exploration)},
+                "search": {"rule": selector, "exploration": constant(selector, config.search.exploration)},
                 "ended_by": result.ended_by,
                 "cost": result.cost.as_dict(),
                 "tree": result.tree.to_dict(),
@@ -95,7 +97,7 @@ def run_search(args: argparse.Namespace) -> int:
     cost = result.cost
     scored = f" and {cost.scored_tokens} scored" if cost.scored_tokens else ""
     print(
-        f"ended by {result.ended_by}: {cost.sampled_tokens} tokens sampled{scored}, {cost.cached_tokens} prefix tokens cached,"
-        f" {cost.calls} calls, {cost.seconds:.2f} s"
+        f"stopped: {STOPPED.get(result.ended_by, result.ended_by)}; {cost.sampled_tokens} tokens sampled{scored},"
+        f" {cost.cached_tokens} prefix tokens cached, {cost.calls} calls, {cost.seconds:.2f} s"
     )
     return 0

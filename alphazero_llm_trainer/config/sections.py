@@ -182,8 +182,8 @@ class SearchConfig(Section):
     enough_correct: NonNegative
 
     @property
-    def rule(self) -> str:
-        """The selection rule's name, with null resolved: UCB1 over steps, PUCT over tokens."""
+    def selector(self) -> str:
+        """The selector's name, with null resolved: UCB1 over steps, PUCT over tokens."""
         return self.select if self.select is not None else "puct" if self.mode == "token" else "ucb1"
 
 

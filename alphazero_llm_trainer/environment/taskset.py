@@ -78,7 +78,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         """
         clone = self.with_data()
         clone.config = self.config.model_copy(update={"use_student_model": on})
-        hre, pre, custom = (0.0 if there else None for there in (self.graded_by_rule, on, self.config.custom))
+        hre, pre, custom = (0.0 if there else None for there in (self.has_grader, on, self.config.custom))
         combined(hre, pre, custom, steps=0, right=0, wrong=0, weights=self.config.needs)
         return clone
 
@@ -92,7 +92,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         return ProblemTask(Problem(self.key, self.data.prompt_text, self.data.source, self.data.level), self.data.gold)
 
     @property
-    def graded_by_rule(self) -> bool:
+    def has_grader(self) -> bool:
         """Whether correctness is a part of the reward: there is a gold answer, or the source needs none."""
         return bool(self.data.gold) or source_of(self.own.problem).gold_free
 
@@ -100,7 +100,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
     async def correctness_reward(self, trace: vf.Trace) -> float | Mapping[str, float]:
         """HRE: the score of the response's final answer by its source's rule: 1.0 or 0.0, between them where it is partial;
         not recorded for a task that can't be graded."""
-        if not self.graded_by_rule:
+        if not self.has_grader:
             return {}
         return (await self.graded(response_text(trace), was_cut(trace))).score
 

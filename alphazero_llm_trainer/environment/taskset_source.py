@@ -27,7 +27,7 @@ from verifiers.v1.types import SystemMessage, UserMessage, content_text
 from .. import answers
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
-from ..problems.grading import RULES, Grade, Verdict
+from ..problems.grading import GRADERS, Grade, Verdict
 from ..problems.source import SPLITS, Source, by_hash
 from ..types import Problem, Task
 from .argv import is_our_id
@@ -63,7 +63,7 @@ class VerifiersTaskset(Source):
 
     name = "verifiers"
     opens = True
-    rule = "exact"
+    grader = "exact"
     gold_free = True
 
     def __init__(self, address: str, system_prompt: str | None = None) -> None:
@@ -151,7 +151,7 @@ class VerifiersTaskset(Source):
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         r"""The `####` line or `\boxed{}` where there is one; else, unless strict, the whole response."""
-        stated = RULES["math"].final_answer(response, strict)
+        stated = GRADERS["math"].final_answer(response, strict)
         return stated if stated is not None or strict else response.strip() or None
 
     def vote_key(self, response: str) -> str:

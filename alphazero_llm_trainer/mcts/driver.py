@@ -18,7 +18,7 @@ from .gumbel import GumbelRoot
 from .mcts import Mcts
 from .metered import CountedVerifier, MeteredValue, Paid, valued_by
 from .seeds import derive_seed
-from .select import OPEN_RULES, RULES, constant
+from .select import OPEN_SELECTORS, SELECTORS, constant
 from .steps import Advisor, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
@@ -42,7 +42,7 @@ __all__ = [
 class SearchResult:
     """A finished search: the tree, the best response and why it was chosen, what it cost, and what ended it.
 
-    `ended_by` is "iterations", "tokens", "seconds", "stopped", "accepted" (a response passed the verifier) or "enough" (right
+    `ended_by` is "simulations", "tokens", "seconds", "stopped", "accepted" (a response passed the verifier) or "enough" (right
     responses, data generation). `saved` counts the simulations that were not needed.
     """
 
@@ -134,7 +134,7 @@ class Search:
             mcts.cancel()
         node = await expansion.close(most_visited(tree), self.left(cost))
         cost.seconds = time.perf_counter() - began
-        saved = mcts.iterations - mcts.iteration if ended_by in ("accepted", "enough") else 0
+        saved = mcts.simulations - mcts.simulation if ended_by in ("accepted", "enough") else 0
         selector = voting(settings.choose, self.verifier is not None)
         if ended_by == "accepted":  # what was accepted is the answer
             selector = "value"
@@ -165,11 +165,11 @@ class Search:
             left = self.left(cost, kept)
             if left is not None and whole is not None and left < whole:
                 # What is left pays for, at what a simulation cost so far.
-                paid = max(1, left * mcts.iteration // (whole - left))
-                mcts.expected = min(paid, mcts.iterations - mcts.iteration)
+                paid = max(1, left * mcts.simulation // (whole - left))
+                mcts.expected = min(paid, mcts.simulations - mcts.simulation)
             leaves = mcts.ask(settings.width)
             if not leaves:
-                ended_by = "iterations"
+                ended_by = "simulations"
             elif self.stop():
                 ended_by = "stopped"
             elif left is not None and left < len(leaves) * max(expansion.least(leaf.node) for leaf in leaves):
@@ -190,10 +190,10 @@ class Search:
     def mcts(self, tree: Tree, seed: int) -> Mcts:
         """The tree search that the settings describe; `seed` is the tree's."""
         settings = self.settings
-        rule = settings.rule
-        exploration = constant(rule, settings.exploration)
+        selector = settings.selector
+        exploration = constant(selector, settings.exploration)
         root = None
-        if rule == "gumbel":
+        if selector == "gumbel":
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or under a verifier singly.
             drawn = 1 if self.verifier is not None else settings.samples
             root = GumbelRoot(
@@ -205,12 +205,12 @@ class Search:
             )
         return Mcts(
             tree,
-            RULES[rule],
+            SELECTORS[selector],
             exploration,
             settings.simulations,
             virtual_loss=settings.virtual_loss,
             patience=None if self.verifier is None else settings.verify.patience,
-            open_select=OPEN_RULES[settings.select or "puct"],
+            open_select=OPEN_SELECTORS[settings.select or "puct"],
             root=root,
         )
 
@@ -240,7 +240,7 @@ class Search:
 
     def decided(self, mcts: Mcts) -> str | None:
         """Why the tree needs no further simulation, or None."""
-        settings, tree, left = self.settings, mcts.tree, mcts.iterations - mcts.iteration
+        settings, tree, left = self.settings, mcts.tree, mcts.simulations - mcts.simulation
         if self.verifier is not None and not self.generating and accepted(tree, settings.verify.accept_above):
             return "accepted"
         if left == 0:

@@ -1,6 +1,6 @@
 """Monte-Carlo tree search, as ask and tell. Synchronous and pure: no engine, no clock, no gold.
 
-One simulation: descend from the root by the selection rule while the node's children were asked for; there, the caller
+One simulation: descend from the root by the selector while the node's children were asked for; there, the caller
 evaluates the leaf, and its evaluation becomes children and a backed-up value. What a leaf is, is the caller's choice:
 
 - a reasoning step: continuations are drawn to the end of the response (leaf-parallel playouts, Cazenave & Jouandeau
@@ -32,7 +32,7 @@ class Leaf:
     """Where an evaluation is wanted: a node and the number of its simulation."""
 
     node: int
-    iteration: int
+    simulation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +95,17 @@ class Mcts:
 
     Args:
         tree: a new tree, or one to go on with.
-        select: a rule of `search.select`.
-        exploration: the rule's constant.
-        iterations: how many simulations `ask` hands out or does by itself.
+        select: one of `select.SELECTORS`.
+        exploration: the selector's constant.
+        simulations: how many simulations `ask` hands out or does by itself.
         virtual_loss: visits of value 0 that a simulation in flight counts as along its path (Chaslot et al. 2008,
             "Parallel Monte-Carlo tree search"), so that the next descent goes elsewhere.
         patience: rejected draws below a node without a good one after which the node is rejected too; None without a
             verifier. With it `open_select` is asked and not `select`.
-        open_select: a rule of `search.select.OPEN_RULES`.
+        open_select: one of `select.OPEN_SELECTORS`.
         root: chooses among the root's children instead of `select`.
 
-    `expected` is how many simulations are still to come, for `root`: what is left of `iterations`, or fewer where the
+    `expected` is how many simulations are still to come, for `root`: what is left of `simulations`, or fewer where the
     driver knows that a budget of tokens ends the search before.
     """
 
@@ -114,7 +114,7 @@ class Mcts:
         tree: Tree,
         select: Select,
         exploration: float,
-        iterations: int,
+        simulations: int,
         *,
         virtual_loss: int = 1,
         patience: int | None = None,
@@ -123,7 +123,7 @@ class Mcts:
     ) -> None:
         self.tree, self.select, self.exploration = tree, select, exploration
         self.open_select, self.root = open_select, root
-        self.iterations, self.iteration, self.expected = iterations, 0, iterations
+        self.simulations, self.simulation, self.expected = simulations, 0, simulations
         self.virtual_loss, self.patience = virtual_loss, patience
         self.dead: set[int] = set()
         for node in range(len(tree) - 1, ROOT, -1) if patience is not None else ():
@@ -136,18 +136,18 @@ class Mcts:
         Fewer than `n` come back when a descent ends in a node whose evaluation is under way already.
         """
         flight = self._flight
-        while len(flight.told) < n and self.iteration < self.iterations:
+        while len(flight.told) < n and self.simulation < self.simulations:
             node = self._descend()
             if node is None or node in flight.nodes:
                 break
-            self.iteration += 1
+            self.simulation += 1
             self.expected = max(self.expected - 1, 1)
             reward = self.tree.reward[node]
             if reward is not None:
                 self.tree.backup(node, reward)
                 self.tree.simulated(node)
                 continue
-            leaf = Leaf(node, self.iteration)
+            leaf = Leaf(node, self.simulation)
             flight.told[leaf] = None
             flight.nodes.add(node)
             self.tree.hold(node, self.virtual_loss)

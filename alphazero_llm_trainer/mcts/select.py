@@ -1,6 +1,6 @@
 """The selection rules: which child a simulation descends to.
 
-A simulation in flight counts as `tree.virtual` visits of value 0 (virtual loss). `OPEN_RULES` are for searches under a
+A simulation in flight counts as `tree.virtual` visits of value 0 (virtual loss). `OPEN_SELECTORS` are for searches under a
 verifier. `gumbel` is the rule below the root; the root's is `gumbel.GumbelRoot`.
 """
 
@@ -129,12 +129,12 @@ def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
     return [likelihood / total for likelihood in likelihoods]
 
 
-RULES: dict[str, Select] = {"ucb1": ucb1, "puct": puct, "gumbel": gumbel}
-OPEN_RULES: dict[str, OpenSelect] = {"ucb1": open_ucb1, "puct": open_puct, "gumbel": open_gumbel}
+SELECTORS: dict[str, Select] = {"ucb1": ucb1, "puct": puct, "gumbel": gumbel}
+OPEN_SELECTORS: dict[str, OpenSelect] = {"ucb1": open_ucb1, "puct": open_puct, "gumbel": open_gumbel}
 # Each rule's usual constant; gumbel's is the scale of the values.
 DEFAULT_EXPLORATION = {"ucb1": 2**0.5, "puct": 2.0, "gumbel": SCALE}
 
 
-def constant(rule: str, exploration: float | None) -> float:
-    """The rule's exploration constant: `exploration`, or its usual one for None."""
-    return DEFAULT_EXPLORATION[rule] if exploration is None else exploration
+def constant(selector: str, exploration: float | None) -> float:
+    """The selector's exploration constant: `exploration`, or its usual one for None."""
+    return DEFAULT_EXPLORATION[selector] if exploration is None else exploration

@@ -3,7 +3,7 @@
 Which columns hold question, answer and worked solution is said by `problems.question_column`, `answer_column` and
 `solution_column`; without them the usual names are looked for. A `split` column (or the hub's own splits) decides what is
 train and test; what a data set doesn't have is cut off its train rows by `source.by_hash`. `problems.grade` names the rule
-of `grading.RULES`; without it the gold answers decide: numbers, one letter, LaTeX, or words.
+of `grading.GRADERS`; without it the gold answers decide: numbers, one letter, LaTeX, or words.
 """
 
 from __future__ import annotations

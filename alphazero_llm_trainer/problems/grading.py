@@ -1,6 +1,6 @@
 r"""Is a response right? The one place where a response meets its gold answer, by the rule of the problem's source.
 
-A source names one of `RULES`. Each takes the answer out of the response by `answers.extract`, in its order: a `####` line,
+A source names one of `GRADERS`. Each takes the answer out of the response by `answers.extract`, in its order: a `####` line,
 the last `\boxed{}`, "the answer is". Of a response that a limit cut (`strict`) only the first two count, in training, search
 and evaluation alike. After that:
 
@@ -77,7 +77,7 @@ class Grade:
         return float(self.correct) if self.partial is None else self.partial
 
 
-class Rule:
+class Grader:
     """How answers are found and compared: any as it stands; a subclass differs. `waits`: it asks another process."""
 
     waits = False
@@ -108,27 +108,27 @@ class Rule:
         return answers.equal(answer, gold)
 
 
-class NumberRule(Rule):
+class NumberGrader(Grader):
     """Numbers."""
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Rule.final_answer`. What is no number is no answer."""
+        """See `Grader.final_answer`. What is no number is no answer."""
         return answers.extract_number(response, strict)
 
 
-class MathRule(Rule):
+class MathGrader(Grader):
     """LaTeX. It waits for math-verify, 5 CPU seconds at most and about a second more after an answer that took longer."""
 
     waits = True
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Rule.final_answer`."""
+        """See `Grader.final_answer`."""
         return answers.extract(response, strict=strict, words=True)
 
     def grade_many(
         self, pairs: Sequence[tuple[str, str]], strict: bool = False, verifier: MathVerifier | None = None
     ) -> list[Grade]:
-        """See `Rule.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the one that this process shares."""
+        """See `Grader.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the shared one."""
         grades: list[Grade] = []
         asked: list[tuple[int, Request]] = []
         for i, (response, gold) in enumerate(pairs):
@@ -149,22 +149,22 @@ class MathRule(Rule):
         return grades
 
 
-class ExactRule(Rule):
+class ExactGrader(Grader):
     """Any text: the same but for white space."""
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
-        """See `Rule.final_answer`. A response of one line is an answer."""
+        """See `Grader.final_answer`. A response of one line is an answer."""
         stated = answers.extract(response, strict=strict, words=True)
         if stated is None and not strict and "\n" not in response.strip():
             stated = response.strip() or None
         return stated
 
     def vote_key(self, response: str) -> str:
-        """See `Rule.vote_key`."""
+        """See `Grader.vote_key`."""
         return self.key(self.final_answer(response) or "")
 
     def same(self, answer: str, gold: str) -> bool:
-        """See `Rule.same`."""
+        """See `Grader.same`."""
         return self.key(answer) == self.key(gold)
 
     def key(self, answer: str) -> str:
@@ -172,11 +172,11 @@ class ExactRule(Rule):
         return " ".join(answer.split())
 
 
-class WordsRule(ExactRule):
+class WordsGrader(ExactGrader):
     """Words, as HotpotQA and SQuAD compare them."""
 
     def compare(self, answer: str | None, gold: str) -> Grade:
-        """See `Rule.compare`; with EM and F1."""
+        """See `Grader.compare`; with EM and F1."""
         if answer is None:
             return Grade(Verdict.UNPARSED, None, 0.0, 0.0, 0.0)
         right = self.same(answer, gold)
@@ -184,29 +184,29 @@ class WordsRule(ExactRule):
         return Grade(Verdict.CORRECT if right else Verdict.WRONG, answer, float(right), f1, f1)
 
     def key(self, answer: str) -> str:
-        """See `ExactRule.key`."""
+        """See `ExactGrader.key`."""
         return normalize_words(answer)
 
 
-class ChoiceRule(ExactRule):
+class ChoiceGrader(ExactGrader):
     """One letter of several choices."""
 
     def key(self, answer: str) -> str:
-        """See `ExactRule.key`."""
+        """See `ExactGrader.key`."""
         return answers.letter(answer) or normalize_words(answer)
 
 
-RULES: dict[str, Rule] = {
-    "any": Rule(),
-    "numbers": NumberRule(),
-    "math": MathRule(),
-    "words": WordsRule(),
-    "exact": ExactRule(),
-    "choice": ChoiceRule(),
+GRADERS: dict[str, Grader] = {
+    "any": Grader(),
+    "numbers": NumberGrader(),
+    "math": MathGrader(),
+    "words": WordsGrader(),
+    "exact": ExactGrader(),
+    "choice": ChoiceGrader(),
 }
 
 
-def guess_rule(golds: Sequence[str]) -> str:
+def guess_grader(golds: Sequence[str]) -> str:
     """The rule that fits gold answers: numbers (also where there are none), choice (a letter), math (LaTeX) or words."""
     known = [gold for gold in golds if gold.strip()][:LOOKED_AT]
     if all(answers.number(gold) is not None for gold in known):

@@ -33,7 +33,7 @@ class ReasoningGym(Source):
     """One of reasoning-gym's tasks. `hold_out` names what must not be shared by splits: a question, or its template."""
 
     opens = True
-    rule = "exact"
+    grader = "exact"
     endless = True
     system_prompt = OPEN_PROMPT
 
@@ -131,7 +131,7 @@ class GsmSymbolic(ReasoningGym):
 
     name = "gsm-symbolic"
     opens = False
-    rule = "numbers"
+    grader = "numbers"
     hold_outs = ("questions", "templates")
     system_prompt = SYSTEM_PROMPT
 

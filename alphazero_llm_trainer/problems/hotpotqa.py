@@ -32,7 +32,7 @@ class HotpotQa(RowSource):
     name = folder = "hotpotqa"
     hub = ("hotpotqa/hotpot_qa", "distractor")
     columns = ("id", "question", "answer", "context")
-    rule = "words"
+    grader = "words"
     test_split = "validation"
     system_prompt = HOTPOTQA_PROMPT
     prompt_tokens = 2600

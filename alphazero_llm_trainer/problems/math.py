@@ -20,7 +20,7 @@ from .rows import Row, text_of
 class Math(RowSource):
     """Competition problems with LaTeX answers, compared by math-verify."""
 
-    name = rule = "math"
+    name = grader = "math"
     folder = "math500"
     hub = ("HuggingFaceH4/MATH-500", None)
     columns = ("problem", "solution", "answer", "unique_id")

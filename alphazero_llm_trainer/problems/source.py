@@ -37,7 +37,7 @@ from ..engine.protocol import Teacher
 from ..errors import ConfigError, DataError
 from ..types import Problem, Task
 from .calculator import equations
-from .grading import RULES, Grade, Rule, guess_rule
+from .grading import GRADERS, Grade, Grader, guess_grader
 from .prompts import SYSTEM_PROMPTS
 from .rows import Columns, as_task, check_text
 
@@ -69,7 +69,7 @@ class Source(ABC):
     Attributes:
         name: its address, as `problems.source` says it and `Problem.source` keeps it.
         opens: something may follow its name and a colon.
-        rule: how answers are found and compared (`grading.RULES`): "numbers", "math", "words", "exact", "choice" or "any".
+        grader: how answers are found and compared (`grading.GRADERS`): "numbers", "math", "words", "exact", "choice" or "any".
         system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
@@ -81,7 +81,7 @@ class Source(ABC):
 
     name: str = ""
     opens: bool = False
-    rule: str = "numbers"
+    grader: str = "numbers"
     endless: bool = False
     levels: tuple[int, ...] = ()
     hold_outs: tuple[str, ...] = ("questions",)
@@ -115,9 +115,9 @@ class Source(ABC):
     # -- responses ---------------------------------------------------------------------------------------------------
 
     @property
-    def reader(self) -> Rule:
+    def reader(self) -> Grader:
         """The rule's object: answers, votes and plain grades."""
-        return RULES[self.rule]
+        return GRADERS[self.grader]
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         r"""The answer that `response` states, as written, or None; here it is decided for training, search and evaluation.
@@ -178,7 +178,7 @@ class TaskList(Source):
     Args:
         tasks: the tasks, or a list for each split.
         name: the source's name.
-        rule: one of `grading.RULES`; None takes the one that fits the gold answers.
+        grader: one of `grading.GRADERS`; None takes the one that fits the gold answers.
         system_prompt: what a chat model is told; None takes the rule's.
     """
 
@@ -186,7 +186,7 @@ class TaskList(Source):
         self,
         tasks: Sequence[Task] | dict[str, Sequence[Task]],
         name: str,
-        rule: str | None = None,
+        grader: str | None = None,
         system_prompt: str | None = None,
     ) -> None:
         given = once(tasks if isinstance(tasks, dict) else {"": tasks}, name)
@@ -195,10 +195,10 @@ class TaskList(Source):
             raise ConfigError(f"{name} has the split {unknown[0]!r}: the splits are {', '.join(SPLITS)}")
         if not isinstance(tasks, dict):
             given = by_hash(given[""])
-        if rule is None:
-            rule = guess_rule([task.gold for of_split in given.values() for task in of_split])
-        self.name, self.rule = name, rule
-        self.system_prompt = SYSTEM_PROMPTS[rule] if system_prompt is None else system_prompt
+        if grader is None:
+            grader = guess_grader([task.gold for of_split in given.values() for task in of_split])
+        self.name, self.grader = name, grader
+        self.system_prompt = SYSTEM_PROMPTS[grader] if system_prompt is None else system_prompt
         self.tasks = {split: [own(task, name) for task in given.get(split, ())] for split in SPLITS}
         check_tasks([task for tasks in self.tasks.values() for task in tasks], name)
 

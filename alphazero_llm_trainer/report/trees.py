@@ -100,8 +100,8 @@ class TreeReader:
         tree = Tree.from_dict(record.get("tree") or {}, checked="tree" in record)
         found: dict[str, Any] = {}
         if self.settings is not None:
-            rule = self.settings.rule
-            found["search"] = {"rule": rule, "exploration": constant(rule, self.settings.exploration)}
+            selector = self.settings.selector
+            found["search"] = {"rule": selector, "exploration": constant(selector, self.settings.exploration)}
         if not choice_of(record).keys() & {"chosen", "response"}:
             choice = choose(tree, self.choose, most_visited(tree), self._text(tree))
             if choice is not None:
