@@ -263,7 +263,6 @@ BROAD = {
     ("engine.inprocess", "_run"),  # a failed step is handed to every waiting caller
     ("config.objects", "load_object"),  # the user's own module may raise anything while it is imported
     ("rewards.custom", "__call__"),  # and so may the user's own reward
-    ("rewards.custom", "work"),  # the same, handed over from its thread
     ("environment.taskset_checks", "own_code"),  # so may somebody else's taskset
     ("problems.gym", "_grade"),  # a task's own grader reads a model's text
     ("policy.student", "read_tokenizer"),  # the tokenizers library has no error of its own

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support import grpo_config
@@ -61,8 +58,8 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def asked(function: Callable[..., Any], response: str = "a response", **options: Any) -> float:
-    return asyncio.run(CustomReward(function, "mine.py:fn", **options)(TASK.problem, response, TASK))
+def asked(function: Callable[..., Any], response: str = "a response") -> float:
+    return asyncio.run(CustomReward(function, "mine.py:fn")(TASK.problem, response, TASK))
 
 
 def file_of(folder: Path, code: str, name: str = "rewards.py") -> Path:
@@ -87,56 +84,28 @@ def test_sync_and_async_functions_see_problem_response_and_task() -> None:
 
     assert asked(sync, "it is 4\n") == 0.25
     assert asked(waits, "it is 4\n") == 0.75
-    assert asked(partial(waits), "it is 4\n") == 0.75
     assert asked(lambda *given: waits(*given), "it is 4\n") == 0.75  # noqa: PLW0108 - only its result can be awaited
-    assert seen == [(TASK.problem, "it is 4", TASK)] * 4
-    assert asked(lambda *_: True) == 1.0
-    assert asked(lambda *_: np.float32(0.5)) == 0.5
+    assert seen == [(TASK.problem, "it is 4", TASK)] * 3
 
 
-@pytest.mark.parametrize("wrong", [1.5, -0.01, float("nan"), float("inf"), "0.5", None, [0.5]])
-def test_anything_but_a_number_from_0_to_1_is_one_sentence(wrong: Any) -> None:
-    with pytest.raises(
-        RewardError, match=r"rewards\.custom is 'mine\.py:fn' and gave .* problem mine/1: return a number"
-    ):
-        asked(lambda *_: wrong)
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda *_: 1.5, r"gave 1\.5 for problem mine/1: return a number from 0 to 1"),
+        (lambda *_: float("nan"), "gave nan"),
+        (lambda *_: None, "raised TypeError"),
+        (lambda *_: 1 / 0, r"raised ZeroDivisionError \(division by zero\) for problem mine/1: mend it"),
+    ],
+)
+def test_what_a_function_does_wrong_is_one_sentence(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(RewardError, match=r"rewards\.custom is 'mine\.py:fn' and " + said):
+        asked(function)
 
 
-def test_an_exception_and_a_call_that_takes_too_long_are_one_sentence() -> None:
-    math_verify = pytest.importorskip("math_verify")
-
-    async def never(*_: Any) -> float:
-        await asyncio.sleep(60)
-        return 1.0
-
-    with pytest.raises(RewardError, match=r"raised ZeroDivisionError \(division by zero\) for problem mine/1: mend it"):
-        asked(lambda *_: 1 / 0)
-    with pytest.raises(RewardError, match=r"raised SystemExit \(3\) for problem mine/1"):
-        asked(lambda *_: sys.exit(3))
-    with pytest.raises(RewardError, match=r"signal.alarm.*parsing_timeout=None"):
-        asked(lambda *_: math_verify.parse("$x$"))
-    began = time.perf_counter()
-    for slow in (never, lambda *_: time.sleep(5)):
-        with pytest.raises(RewardError, match=r"took longer than 0\.05 s .* raise rewards\.custom_timeout_seconds"):
-            asked(slow, timeout=0.05)
-    assert time.perf_counter() - began < 4
-
-
-def test_calls_under_way_are_bounded_and_sync_ones_run_beside_each_other() -> None:
-    running, most = 0, 0
-
-    def counted(*_: Any) -> float:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        time.sleep(0.02)
-        running -= 1
-        return 1.0
-
-    reward = CustomReward(counted, "mine", concurrent=3)
-    for _ in range(2):  # one event loop after the other, as training has them
-        assert asyncio.run(reward.scores([TASK] * 12, ["x"] * 12)) == [1.0] * 12
-    assert most == 3
+def test_sync_calls_run_beside_each_other() -> None:
+    together = Barrier(4)  # broken, and an error, unless four calls meet
+    reward = CustomReward(lambda *_: float(together.wait(60) >= 0), "mine")
+    assert asyncio.run(reward.scores([TASK] * 8, ["x"] * 8)) == [1.0] * 8
 
 
 @pytest.mark.parametrize(
@@ -144,14 +113,13 @@ def test_calls_under_way_are_bounded_and_sync_ones_run_beside_each_other() -> No
     [
         ("{file}:absent", "has no absent: it has brief"),
         ("{file}:number", "a int: name a function"),
-        ("{file}:few", "take problem, response and task"),
         ("{file}", r"write file\.py:NAME or package\.module:NAME"),
         ("gone.py:fn", r"gone\.py is not there"),
         ("no_such_module:fn", "No module named 'no_such_module'"),
     ],
 )
 def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path: Path) -> None:
-    file = file_of(tmp_path, BRIEF + "number = 3\ndef few(response):\n    return 1.0\n")
+    file = file_of(tmp_path, BRIEF + "number = 3\n")
     with pytest.raises(ConfigError, match=r"rewards\.custom is .*" + said):
         open_reward(RewardConfig(custom=address.format(file=file)))
 
@@ -262,9 +230,6 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path: P
     assert "reward after [95%]" in (run / "report.html").read_text()
     rewarded = [Tree.from_dict(record["tree"]) for record in records if record not in failed]
     assert all(one.reward == one.outcome for tree in rewarded for one in trajectories(tree))
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert sum(line.get("failed_rewards", 0) for line in lines) == len(failed)
-    assert train_main([*arguments, "--reward", f"{file}:some", "--resume"]) == 0
 
 
 def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) -> None:

@@ -197,7 +197,6 @@ class RewardConfig(Section):
     use_student_model: bool
     custom: str | None
     custom_weight: Share
-    custom_timeout_seconds: PositiveFloat
 
     @property
     def own(self) -> bool:

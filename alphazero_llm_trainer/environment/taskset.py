@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -16,7 +15,7 @@ from ..problems.grading import Grade
 from ..problems.load import load_tasks
 from ..problems.source import open_problems, source_of
 from ..rewards.combined import combined, steps_of
-from ..rewards.custom import CustomReward, open_reward
+from ..rewards.custom import open_reward
 from ..types import Direction, Problem
 from ..types import Task as ProblemTask
 from .frozen import frozen_student
@@ -119,7 +118,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         Raises:
             RewardError: it gave no such number; the rollout counts as failed.
         """
-        custom = opened(self.config.needs)
+        custom = open_reward(self.config.needs)
         if custom is None:
             return {}
         return await custom(self.own.problem, response_text(trace), self.own)
@@ -141,12 +140,6 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
     async def validate(self, runtime: vf.Runtime) -> bool:
         """Whether the gold answer can be read and equals itself, where there is one."""
         return not self.data.gold or (await self.graded(f"#### {self.data.gold}")).correct
-
-
-@lru_cache(maxsize=4)
-def opened(rewards: RewardConfig) -> CustomReward | None:
-    """The user's own reward: one for all tasks, which bounds how many calls of it are under way."""
-    return open_reward(rewards)
 
 
 def was_cut(trace: vf.Trace) -> bool:
@@ -220,7 +213,7 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         problems = type(config.problems).model_validate(config.problems.model_dump() | given)
         source = open_problems(problems, config.dataset.path if chosen.path is None else chosen.path)
         task_config = scoring(chosen, config.rewards)
-        opened(task_config.needs)  # what is wrong with it is said before anything runs
+        open_reward(task_config.needs)  # what is wrong with it is said before anything runs
         for row in load_tasks(source, chosen.split, chosen.size(config), rewards=task_config.needs):
             task = AlphaZeroTask(task_data(row), task_config)
             yield task if task_config.use_student_model is None else task.with_student(task_config.use_student_model)
