@@ -353,7 +353,7 @@ class Source:
     @classmethod
     def of(cls, config: Config, tasks: Sequence[Task], folder: Path, verifier: Verifier | None = None) -> Source:
         """The first round of `tasks`, without demonstrations; its journal is in `folder`."""
-        student, size = load_student(config), RunSize.of(config)
+        student, size = load_student(config), RunSize(config)
         collector = Collector(student, config, None)
         shared: Any = {"on_tree": lambda tree: None, "stop": lambda: False}
         rounds = Rounds(student, collector, tasks, Journal(folder / "journal.jsonl"), size, config.seed, **shared)

@@ -16,9 +16,9 @@ from alphazero_llm_trainer.config.load import Config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.training.memory import GIB, PHASES, Counts, Forecast, rows_of_a_forward
+from alphazero_llm_trainer.training.memory import GIB, Counts, Forecast, rows_of_a_forward
 from alphazero_llm_trainer.training.models import make_trainable
-from alphazero_llm_trainer.training.start import advice, read_shape
+from alphazero_llm_trainer.training.start import read_shape
 
 SHAPE = ModelShape(
     layers=3,
@@ -61,7 +61,7 @@ def forecast(config: Config, cuda: bool = False, shape: ModelShape = SHAPE, **mo
 
 
 def part(forecast: Forecast, name: str, phase: str = "train") -> float:
-    return sum(one.size for one in forecast.parts() if one.name == name and phase in one.phases)
+    return forecast.parts.get(name, (0, 0))[phase == "train"]
 
 
 def bytes_of(tensors: Any) -> int:
@@ -87,7 +87,7 @@ def test_the_engine_holds_what_is_forecast() -> None:
     # 48 rows of 150 tokens: both grow by doubling.
     held.slots.ensure(48, 150)
     kept = bytes_of([engine.tree.next_logprobs, held.slots.states])
-    assert part(made, "decoding") == pytest.approx(kept, rel=0.1)  # the prefix tree's own links on top
+    assert 0.5 * kept < part(made, "decoding") < 2 * kept
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
     config, shape, model = quantised
-    counts, packed, other, trained = Counts.of(shape, LoraConfig()), 0, 0, 0
+    packed, other, trained = 0, 0, 0
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)
         if parameter.requires_grad:
@@ -117,9 +117,8 @@ def test_four_bit_weights_and_adapters_are_counted(quantised: Any) -> None:
             packed += bytes_of([parameter, state.absmax, state.state2.absmax])
         else:
             other += bytes_of([parameter])
-    # Blocks of 256 scales are rounded up, which shows at this size; code books don't at a real one.
-    assert counts.nf4_bytes == pytest.approx(packed, rel=0.01)
     made = forecast(config, cuda=True, shape=shape)
+    # Blocks of 256 scales are rounded up, which shows at this size; code books don't at a real one.
     assert part(made, "weights") == pytest.approx(packed + other, rel=0.01)
     assert part(made, "adapters") == trained
 
@@ -157,7 +156,7 @@ def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
 
 def test_activations_of_full_weights_are_those_autograd_keeps() -> None:
     model = llama().train().requires_grad_(True)
-    assert forecast(configured()).layer_bytes() == pytest.approx(kept_a_token(model), rel=0.08)
+    assert forecast(configured()).layer_bytes == pytest.approx(kept_a_token(model), rel=0.08)
 
 
 def test_activations_of_adapters_over_four_bits_are_those_autograd_keeps(quantised: Any) -> None:
@@ -165,13 +164,13 @@ def test_activations_of_adapters_over_four_bits_are_those_autograd_keeps(quantis
     model.train()
     found = kept_a_token(model)
     model.eval()
-    assert forecast(config, shape=shape).layer_bytes() == pytest.approx(found, rel=0.25)
+    assert forecast(config, shape=shape).layer_bytes == pytest.approx(found, rel=0.25)
 
 
 def test_less_is_forecast_for_what_saves_memory() -> None:
     def peak(*overrides: Any, cuda: bool = True) -> float:
         config = configured("train.optimizer.batch_size=64", "train.gradient_checkpointing=off", *overrides)
-        return forecast(config, cuda).at("train")
+        return forecast(config, cuda).phases["train"]
 
     assert peak("train.micro_batch=1") < peak("train.micro_batch=8") < peak()
     assert peak("train.gradient_checkpointing=on") < peak()
@@ -196,26 +195,18 @@ def test_ppo_s_critic_is_counted() -> None:
 
 def test_vllm_takes_its_share_while_it_is_awake() -> None:
     made = forecast(configured("engine.backend=vllm", "engine.vllm.gpu_memory=0.5"), cuda=True, memory=10 * GIB)
-    assert [part(made, "vLLM", phase) for phase in PHASES] == [5 * GIB, 0]
+    assert made.parts["vLLM"] == (5 * GIB, 0)
 
 
-def of_hub(name: str, gib: int) -> tuple[Forecast, int]:
-    config = grpo_config([f"student={name}", "problems.source=gsm8k"])
-    spec = config.models[name]
-    assert spec.shape is not None
-    return Forecast(config, spec, spec.shape, True, prompt=200, memory=gib * GIB), gib * GIB
+def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8() -> None:
+    def peak(gib: int, *flags: str) -> float:
+        config = grpo_config(["student=llama-3.2-3b", "problems.source=gsm8k", *flags])
+        spec = config.models["llama-3.2-3b"]
+        assert spec.shape is not None
+        return Forecast(config, spec, spec.shape, True, prompt=200, memory=gib * GIB).peak / GIB
 
-
-def test_the_defaults_fit_the_3b_into_16_gib_and_advice_fits_it_into_8() -> None:
-    made, free = of_hub("llama-3.2-3b", 16)
-    assert made.peak <= free
-    made, free = of_hub("llama-3.2-3b", 8)
-    said = advice(made, free)
-    assert made.peak > free and said.startswith("--set ") and said.endswith(" GiB")
-    flags = said.partition(" makes it ")[0].replace("--set ", "").split()
-    config = grpo_config(["student=llama-3.2-3b", "problems.source=gsm8k", *flags])
-    assert Forecast(config, made.spec, made.shape, True, prompt=200, memory=free).peak <= free
-    assert advice(*of_hub("llama-3.1-8b", 4)) == "use a smaller student, or free memory"
+    assert peak(16) <= 16 and peak(8) > 8
+    assert peak(8, "train.micro_batch=1", "train.gradient_checkpointing=on", "engine.cache_bytes=500000000") <= 8
 
 
 def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
@@ -235,10 +226,10 @@ def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:
     assert rows_of_a_forward(20, 256, *embedded) == 20
     found = {batch: rows_of_a_forward(batch, 352, *smollm2) for batch in (16, 20, 7, 1)}
     assert found == {16: 4, 20: 4, 7: 1, 1: 1}
-    assert forecast(configured("train.micro_batch=2")).rows_of_an_update() == 2
+    assert forecast(configured("train.micro_batch=2")).rows == 2
     large = SHAPE.model_copy(update={"layers": 30, "hidden": 576, "intermediate": 1536})
     config = configured("train.optimizer.batch_size=16", "search.max_tokens=256")
-    assert [forecast(config, cuda=cuda, shape=large).rows_of_an_update() for cuda in (False, True)] == [4, 16]
+    assert [forecast(config, cuda=cuda, shape=large).rows for cuda in (False, True)] == [4, 16]
 
 
 def test_a_small_devices_cache_is_an_eighth_of_it() -> None:

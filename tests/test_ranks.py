@@ -22,7 +22,7 @@ from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.training.learner import dealt
 from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, difference, open_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
-from alphazero_llm_trainer.training.size import disk_plan, rank_and_size
+from alphazero_llm_trainer.training.size import rank_and_size
 
 from completion_server import CompletionServer  # isort: skip
 
@@ -293,11 +293,6 @@ def test_fsdp_wants_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match="start 2 or more"):
         open_ranks(grpo_config())
-
-
-def test_a_checkpoint_under_fsdp_has_the_weights_twice() -> None:
-    plan = disk_plan(grpo_config().train, 2, trained=50, student=50, layers=3, lora=False, shards=100)
-    assert (plan.checkpoint, plan.total) == (400, 900)  # weights twice and two moments, as they are sharded
 
 
 def test_the_example_says_what_fsdp_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from ..eval.metrics import Interval
 from ..files import FolderLock
 from ..live import Progress, Stop
 from ..training.run import RunFolder, find_run, new_run
-from ..training.start import check_run, load_run
+from ..training.start import check_start, load_run
 from .settings import (
     Problems,
     Reward,
@@ -131,7 +131,7 @@ def train(
         return run(resolved, None if named is None else RunFolder(named), False)
 
     def run(config: Config, folder: RunFolder | None, resume: bool) -> TrainingRun:
-        check_run(config)
+        check_start(config, folder)
         with Stop() as stop, progress_of(progress) as shown:
             return execute(config, folder, resume, shown, stop)
 

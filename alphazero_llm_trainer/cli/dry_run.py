@@ -8,10 +8,9 @@ from typing import Any
 
 from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
-from ..files import free_bytes
-from ..training.memory import GIB, PHASES, Forecast
+from ..training.memory import GIB
 from ..training.size import RunSize
-from ..training.start import RunData, advice, cached, check_start, forecast_of, gated, space, start_of, token_set
+from ..training.start import LESS, Fit, RunData, cached, check_start, fit_of, gated, start_of, token_set, written
 from .base import print_facts
 
 
@@ -20,14 +19,18 @@ def dry_run(config: Config, data: RunData, folder: Path | None = None, as_json: 
 
     `folder` is that of a run to go on with: what is told is of the whole run.
     """
-    held_out = {"eval_size": len(data.test), "validation_size": len(data.validation)}
-    config = config.model_copy(update={"train": config.train.model_copy(update=held_out)})
     name = resolve_name(config)
-    spec, size, train = config.models[name], RunSize.of(config), config.train
-    made, written = forecast_of(config), space(config, folder)
+    spec, size, train, fit = config.models[name], RunSize(config), config.train, fit_of(config)
+    searches, responses = searched(config)
+    validations = (size.checkpoints + 1) * len(data.validation)
+    lora = (train.adapter or spec.adapter) == "lora"
     facts = {
         "goes_on_with": None if folder is None else str(folder),
-        "student": {"name": name, "path": train.student or spec.path, "trained": size.adapter(spec)},
+        "student": {
+            "name": name,
+            "path": train.student or spec.path,
+            "trained": f"LoRA adapters of rank {spec.lora.rank}" if lora else "all weights",
+        },
         "method": train.method,
         "source": config.problems.source,
         "questions": train.num_examples,
@@ -35,16 +38,14 @@ def dry_run(config: Config, data: RunData, folder: Path | None = None, as_json: 
         "rows": size.rounds * size.rows_per_round,
         "updates": size.updates,
         "evaluation": f"{len(data.test)} test problems before and after, {len(data.validation)} at each checkpoint",
-        # Limits, which a run stays far below; `train.preflight` measures what to expect.
-        "most_sampled_tokens": size.sampled_tokens,
-        "most_evaluated_tokens": size.evaluated_tokens,
+        # Limits, which a run stays far below.
+        "most_sampled_tokens": train.num_examples * tokens_of(config, responses),
+        "most_evaluated_tokens": (2 * len(data.test) + validations) * config.search.max_tokens,
         "download": download(start_of(config, spec), spec),
-        "teachers": teachers(config, size),
-        "memory": "not known, for this student has no shape" if made is None else memory(*made),
+        "teachers": teachers(config, searches * train.num_examples),
+        "memory": "not known, for this student has no shape" if fit is None else memory(fit),
+        "disk": "not known either" if fit is None else written(config, fit.forecast, folder)[1],
     }
-    if written is not None:
-        plan, place = written
-        facts["disk"] = f"{plan}; trees and figures on top; {place} has {free_bytes(place) / 1e6:,.0f} MB free"
     print_facts(facts, as_json)
     check_start(config, folder)
     if not as_json:
@@ -52,16 +53,36 @@ def dry_run(config: Config, data: RunData, folder: Path | None = None, as_json: 
     return 0
 
 
-def memory(forecast: Forecast, device: str, free: int) -> dict[str, Any]:
-    """What search and updates take in GiB, whether it fits, what to do where it doesn't, and the parts, largest first."""
-    parts = sorted(forecast.parts(), key=lambda part: -part.size)
+def searched(config: Config) -> tuple[int, int]:
+    """Expansions and responses of a training tree, at most."""
+    train, search = config.train, config.search
+    if search.mode == "token":
+        # A simulation rolls out once; a beam once for each of its paths.
+        return search.simulations, search.simulations * (search.beam if search.rollout == "beam" else 1)
+    times = 1 + train.requeue_limit
+    if train.groups == "chain":
+        return times, times * search.samples
+    # A simulation under a verifier is one chain.
+    expansions = times * search.simulations
+    return expansions, expansions * (1 if train.groups == "verified" else search.samples)
+
+
+def tokens_of(config: Config, responses: int) -> int:
+    """Tokens of a tree of so many responses, at most."""
+    tokens, budget = responses * config.search.max_tokens, config.search.budget_tokens
+    return tokens if budget is None else min(tokens, budget)
+
+
+def memory(fit: Fit) -> dict[str, Any]:
+    """What search and updates take in GiB, whether it fits, what to do where it doesn't, and the parts."""
+    forecast, shown = fit.forecast, lambda size: round(size / GIB, 3)
     return {
-        "device": device,
-        "free": round(free / GIB, 3),
-        "peak": round(forecast.peak / GIB, 3),
-        "verdict": "fits" if forecast.peak <= free else f"does NOT fit: {advice(forecast, free)}",
-        "phases": {phase: round(forecast.at(phase) / GIB, 3) for phase in PHASES},
-        "parts": {f"{part.name}: {part.words}": round(part.size / GIB, 3) for part in parts},
+        "device": fit.device,
+        "free": shown(fit.free),
+        "peak": shown(forecast.peak),
+        "verdict": "fits" if forecast.peak <= fit.free else f"does NOT fit: {LESS}",
+        "phases": {phase: shown(size) for phase, size in forecast.phases.items()},
+        "parts": {name: shown(max(sizes)) for name, sizes in forecast.parts.items()},
     }
 
 
@@ -78,7 +99,7 @@ def download(source: str, spec: StudentModel) -> str:
     return f"{spec.path}, {size} ({gate})"
 
 
-def teachers(config: Config, size: RunSize) -> dict[str, Any] | str:
+def teachers(config: Config, expansions: int) -> dict[str, Any] | str:
     """The teachers of a run, their keys, prices in dollars a million tokens (prompt, completion) and their budget."""
     given = config.teachers
     if given.tier == "none":
@@ -90,7 +111,7 @@ def teachers(config: Config, size: RunSize) -> dict[str, Any] | str:
         "tier": given.tier,
         "place": "in this process" if tier.base_url is None else tier.base_url,
         "key": "none needed" if key is None else f"{key} is {'set' if os.environ.get(key) else 'not set'}",
-        "most_calls": size.teacher_calls,
+        "most_calls": expansions * (given.right + given.wrong),
         "prices": {teacher.model: [teacher.prompt_cost, teacher.completion_cost] for teacher in tier.teachers},
         "budget": limits or "no limit",
     }

@@ -219,6 +219,12 @@ class Learner:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """What a checkpoint and new best weights take at most: what is trained, two moments and a copy; shards twice."""
+        trained = (p for group in self.optimizer.param_groups for p in group["params"])
+        return (5 if self.sharded else 4) * sum(p.numel() * p.element_size() for p in trained)
+
     def save(self, folder: Path) -> None:
         """What the next update depends on: trained weights, optimiser, schedule, random numbers. All ranks call it."""
         self.accelerator.save_state(str(folder))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import set_seed
 
@@ -26,6 +26,7 @@ from ..files import check_space, storage_failure
 from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
+from ..policy.critic import load_prm
 from ..policy.student import frozen_student, load_student
 from ..policy.weights import load_sealed
 from ..problems.load import opening
@@ -34,7 +35,6 @@ from ..rollouts import Collector, GradedTree, measures_perplexity
 from .checkpoint import newest, newest_whole, unseal, write_manifest
 from .evaluation import Measured
 from .fsdp import check_unpacked, uses_fsdp
-from .hub import check_hub
 from .learner import Learner, Schedule
 from .models import Economy, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
@@ -45,12 +45,9 @@ from .ranks import ALONE, Ranks
 from .rounds import Interrupted, Rounds, RoundStats
 from .rows import Minibatches, RowBuilder
 from .run import RunFolder
-from .size import DiskPlan, RunSize, disk_plan
-from .start import load_data
-from .tracking import Tracking, check_tracker
-
-if TYPE_CHECKING:
-    pass
+from .size import RunSize
+from .start import check_libraries, check_run
+from .tracking import Tracking
 
 # What torch's writer of zip files and safetensors' say where the operating system refused a write.
 REFUSED_WRITES = ("PytorchStreamWriter", "unexpected pos", "I/O error")
@@ -75,7 +72,7 @@ class Run(Measured):
     ) -> None:
         self.config, self.ranks, self.stop = config, ranks, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
-        self.size = RunSize.of(self.config)
+        self.size = RunSize(self.config)
         self.train_seconds = 0.0
         self.best: tuple[float, int] | None = None
         self.ends: Counter[str] = Counter()
@@ -124,7 +121,7 @@ class Run(Measured):
         """Measure the student on validation problems, and save everything that the next round depends on."""
         folder = self.folder.path / f"checkpoint-{learner.updates}"
         if self.ranks.first:
-            check_space(self.folder.path, self.disk().next, "the next checkpoint")
+            check_space(self.folder.path, learner.checkpoint_bytes, "the next checkpoint")
             accuracy = self.validate(rounds_done)
             if accuracy is not None:
                 self.write_metrics({"round": rounds_done - 1, "validation_accuracy": accuracy})
@@ -168,22 +165,20 @@ class Run(Measured):
 
     def load(self) -> None:
         """Data and models; what is wrong with either shows before a folder is made."""
-        check_tracker(self.config.train.track)
-        data = load_data(self.config)
+        check_libraries(self.config)
+        data = check_run(self.config)
         self.demonstrations, self.tasks = data.demonstrations, data.questions
         self.test, self.validation = data.test, data.validation
         self.load_models()
         self.collector = Collector(self.student, self.config, self.perplexity, self.stop)
-        self.verifier = self.load_verifier()
+        self.verifier: Verifier | None = None
+        if self.config.train.process and self.config.train.prm is not None:
+            self.verifier = load_prm(Path(self.config.train.prm), self.student, self.config)
         gc.freeze()  # what is loaded stays: full collections needn't walk the libraries' objects again
 
     def load_models(self) -> None:
         """The student and, for PRE, its frozen copy."""
         config = self.config
-        if config.train.push_to_hub is not None:
-            check_hub(config.train.push_to_hub)
-        economy, rows = Economy.of(config, config.models[resolve_name(config)]), config.train.optimizer.batch_size
-        economy.split(rows // self.ranks.size, "train.optimizer.batch_size")
         start = config.train.student
         self.student = load_student(config, path=None if start is None else Path(start), opening=opening(config))
         self.adapter = config.train.adapter or self.student.spec.adapter
@@ -200,17 +195,6 @@ class Run(Measured):
         if measures_perplexity(config):
             frozen = frozen_student(self.student, config, shared=self.adapter == "lora")
             self.perplexity = Perplexity(frozen, config.search.max_tokens)
-
-    def load_verifier(self) -> Verifier | None:
-        """The process reward model that `train.credit: process` scores steps with."""
-        train = self.config.train
-        if not train.process:
-            return None
-        if train.prm is None:
-            raise ConfigError("train.credit is process and train.prm is null: name a process reward model's folder")
-        from ..policy.critic import load_prm
-
-        return load_prm(Path(train.prm), self.student, self.config)
 
     def new_card(self) -> dict[str, Any]:
         config = self.config
@@ -255,10 +239,8 @@ class Run(Measured):
         )
 
     def preflight(self) -> str:
-        """What to expect, from a few questions. Raises TrainingError where the run would learn nothing."""
-        found = preflight(self.student, self.config, self.tasks[: self.config.train.preflight], self.progress)
-        found.check(self.config)
-        return found.line(self.size)
+        """What a few questions show. Raises TrainingError where the run would learn nothing."""
+        return preflight(self.student, self.config, self.tasks[: self.config.train.preflight], self.progress)
 
     def opening(self) -> str:
         """What is about to run, in a few lines."""
@@ -319,8 +301,6 @@ class Run(Measured):
         """
         checkpoint, facts = self.start_of(resume)
         start = int(facts.get("rounds_done", 0))
-        plan = self.disk(self.size.checkpoints_from(start))
-        check_space(self.folder.path, plan.total, f"what this run writes ({plan})")
         self.card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
         # A resumed run goes on with what its student was told.
         told = self.student.opening
@@ -391,26 +371,6 @@ class Run(Measured):
                 unseal(self.folder.path)  # their best weights are not those that the new training keeps
                 return None, {}
         return checkpoint, facts
-
-    def disk(self, checkpoints: int = 1) -> DiskPlan:
-        """What the run writes with so many checkpoints."""
-        model: Any = self.student.model
-        saved = model.get_input_embeddings().weight.dtype
-        parameters = [p for p in self.trainable.parameters() if p.requires_grad]
-        trained, shards = sum(p.numel() * p.element_size() for p in parameters), None
-        if uses_fsdp():
-            # accelerate shards weights in fp32 where the products are in bfloat16.
-            upcast = Economy.of(self.config, self.student.spec, model).autocast
-            shards = sum(p.numel() * (4 if upcast else p.element_size()) for p in parameters)
-        return disk_plan(
-            self.config.train,
-            checkpoints,
-            trained=trained,
-            student=model.num_parameters() * saved.itemsize if self.adapter == "lora" else trained,
-            layers=model.config.num_hidden_layers,
-            lora=self.adapter == "lora",
-            shards=shards,
-        )
 
     def on_tree(self, tree: GradedTree) -> None:
         self.ends += endings(tree.tree)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, given_layers, load_training, merge, parse_override, resolve_name, validate
+from ..config.load import Config, given_layers, load_training, resolve_name
 from ..config.sections import ModelShape, StudentModel
 from ..engine.device import device_memory
 from ..errors import ConfigError, DataError
@@ -27,14 +27,17 @@ from ..teachers.build import checker_model
 from ..types import Task
 from .checkpoint import sealed
 from .hub import check_hub
-from .memory import GIB, Forecast, Stage
-from .size import DiskPlan, RunSize, disk_plan, rank_and_size, replayed
+from .memory import GIB, Forecast
+from .size import RunSize, rank_and_size, replayed
 
 log = logging.getLogger(__name__)
 
-# What config.json calls the numbers that no shape is without; families that name them otherwise have no forecast.
-NAMED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-WORTH_IT = 0.01  # a change that saves less of the peak is no advice
+MB = 1e6
+# What a run takes less memory with, the gentlest first.
+LESS = (
+    "train.micro_batch=1, train.gradient_checkpointing=on, engine.cache_bytes, engine.max_batch=8, train.adapter=lora and a"
+    " smaller search.max_tokens make it less (--dry-run says how much); or use a smaller student"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,49 +50,27 @@ class RunData:
     validation: list[Task]
 
 
-def demonstrations(config: Config) -> list[Task]:
-    """The worked solutions that a run replays: the first tasks of the train split."""
-    return tasks_of(config, "train", config.train.demonstrations if replayed(config) else 0)
-
-
-def questions(config: Config, start: int) -> list[Task]:
-    """What is trained on, from number `start` of the train split on. Raises ConfigError where there are too few."""
-    wanted = config.train.num_examples
-    tasks = tasks_of(config, "train", wanted, start)
-    if len(tasks) < wanted:
-        raise ConfigError(
-            f"train.num_examples is {wanted:,} and source {config.problems.source} has {len(tasks):,} training questions"
-            f" from number {start:,} on: ask for --num {len(tasks)} or fewer"
-        )
-    return tasks
-
-
-def held_out(config: Config) -> tuple[list[Task], list[Task]]:
-    """Test and validation problems, as many as there are. Raises DataError where one has none, naming what asks for it."""
+def load_data(config: Config) -> RunData:
+    """A run's tasks, disjoint by split. Raises DataError or ConfigError where rows, splits or gold answers are missing."""
     train, source = config.train, open_source(config)
-    wanted = {"test": ("eval_size", train.eval_size), "validation": ("validation_size", train.validation_size)}
-    lacking = [split for split, (_, count) in wanted.items() if count and not asked(source, split, 1)]
-    if lacking:
-        none = " ".join(f"--set train.{wanted[split][0]}=0" for split in lacking)
-        raise DataError(
-            f"{source.name} has no {' and no '.join(lacking)} problems, {but_has(source)}; {none} asks for none"
-        )
-    return tasks_of(config, "test", train.eval_size), tasks_of(config, "validation", train.validation_size)
-
-
-def load_data(config: Config, given: list[Task] | None = None) -> RunData:
-    """A run's tasks, disjoint by split; `given` are its questions where they are known.
-
-    Raises DataError or ConfigError where rows, splits or gold answers are missing.
-    """
-    train = config.train
     # Demonstrations are the first tasks of the train split; questions are the ones after them.
-    replay = demonstrations(config)
-    return RunData(
-        replay,
-        questions(config, len(replay) + train.first_question) if given is None else given,
-        *held_out(config),
-    )
+    replay = tasks_of(config, "train", train.demonstrations if replayed(config) else 0)
+    start = len(replay) + train.first_question
+    questions = tasks_of(config, "train", train.num_examples, start)
+    if len(questions) < train.num_examples:
+        raise ConfigError(
+            f"train.num_examples is {train.num_examples:,} and source {config.problems.source} has {len(questions):,} training"
+            f" questions from number {start:,} on: ask for --num {len(questions)} or fewer"
+        )
+    held_out = []
+    for split, key in (("test", "eval_size"), ("validation", "validation_size")):
+        count = getattr(train, key)
+        if count and not asked(source, split, 1):
+            raise DataError(
+                f"{source.name} has no {split} problems, {but_has(source)}; --set train.{key}=0 asks for none"
+            )
+        held_out.append(tasks_of(config, split, count))
+    return RunData(replay, questions, *held_out)
 
 
 def check_run(config: Config) -> RunData:
@@ -108,8 +89,7 @@ def check_run(config: Config) -> RunData:
         raise ConfigError(
             f"train.micro_batch is {train.micro_batch} and train.optimizer.batch_size {rows}: give a divisor of {rows}"
         )
-    critics = (("train.prm", "prm", train.prm), ("search.value", "value", config.search.value))
-    for key, kind, folder in critics:
+    for key, kind, folder in (("train.prm", "prm", train.prm), ("search.value", "value", config.search.value)):
         if folder is not None:
             check_critic(Path(folder), kind, f"{key} {folder}")
     if train.student is not None:
@@ -140,25 +120,23 @@ def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[s
 
 
 def read_shape(path: Path) -> ModelShape | None:
-    """The shape in a model's config.json, or None where it says none."""
+    """The shape in a model's config.json; None where it says none: some families name its numbers otherwise."""
     try:
         given = read_object(path)
-    except (OSError, ValueError):
+        heads = given["num_attention_heads"]
+        return ModelShape(
+            layers=given["num_hidden_layers"],
+            hidden=given["hidden_size"],
+            heads=heads,
+            kv_heads=given.get("num_key_value_heads") or heads,
+            head_dim=given.get("head_dim") or given["hidden_size"] // heads,
+            intermediate=given["intermediate_size"],
+            vocabulary=given["vocab_size"],
+            tied=given.get("tie_word_embeddings", False),
+            plain=given.get("model_type") == "llama" and not given.get("attention_bias", False),
+        )
+    except (OSError, ValueError, KeyError):
         return None
-    if any(not isinstance(given.get(name), int) or given[name] < 1 for name in NAMED):
-        return None
-    heads = given["num_attention_heads"]
-    return ModelShape(
-        layers=given["num_hidden_layers"],
-        hidden=given["hidden_size"],
-        heads=heads,
-        kv_heads=given.get("num_key_value_heads") or heads,
-        head_dim=given.get("head_dim") or given["hidden_size"] // heads,
-        intermediate=given["intermediate_size"],
-        vocabulary=given["vocab_size"],
-        tied=given.get("tie_word_embeddings", False),
-        plain=given.get("model_type") == "llama" and not given.get("attention_bias", False),
-    )
 
 
 def cached(repository: str) -> Path | None:
@@ -199,86 +177,55 @@ def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
 # -- memory and disk ---------------------------------------------------------------------------------------------------
 
 
-def forecast_of(config: Config, stage: Stage = "train") -> tuple[Forecast, str, int] | None:
-    """The forecast for this device, the device and its free bytes; None where the student's shape isn't known."""
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A forecast for this device, and the bytes that are free on it."""
+
+    forecast: Forecast
+    device: str
+    free: int
+
+    def check(self, name: str) -> None:
+        """Warn on standard error where a training of student `name` will outgrow its memory. Raises ConfigError where the
+        weights alone do."""
+        peak, weights = (size / GIB for size in (self.forecast.peak, self.forecast.policy_bytes))
+        free = self.free / GIB
+        if weights > free:
+            raise ConfigError(
+                f"student {name} has {weights:.1f} GiB of weights and {self.device} {free:.1f} GiB free: use a smaller student,"
+                " or free memory"
+            )
+        if peak > free:
+            log.warning(
+                "warning: this run may need %.1f GiB and %s has %.1f GiB free: %s", peak, self.device, free, LESS
+            )
+
+
+def fit_of(config: Config, sft: bool = False, path: Path | None = None) -> Fit | None:
+    """How `train` (or `sft`) fits this device; None where the student's shape isn't known. `path` is the student's folder
+    where it is not `train.student`."""
+    if path is not None:
+        config = config.model_copy(update={"train": config.train.model_copy(update={"student": str(path)})})
     spec = config.models[resolve_name(config)]
     shape = find_shape(config, spec)
     if shape is None:
         return None
     device, free, total = device_memory()
     prompt = open_source(config).prompt_tokens * (1 + config.problems.shots)
-    return Forecast(config, spec, shape, device == "cuda", stage, prompt, total), device, free
+    return Fit(Forecast(config, spec, shape, device == "cuda", sft=sft, prompt=prompt, memory=total), device, free)
 
 
-def advice(forecast: Forecast, free: int) -> str:
-    """The settings that make it fit, the gentlest first, and what it takes with them; or what is left to do."""
-    candidates = [
-        "train.micro_batch=1",
-        "train.gradient_checkpointing=on",
-        f"engine.cache_bytes={GIB // 2}",
-        "engine.max_batch=8",
-        "train.optimizer.name=adamw_8bit",
-        "rewards.use_student_model=false",
-        *([] if forecast.lora else ["train.adapter=lora"]),
-        f"search.max_tokens={max(forecast.config.search.max_tokens // 2, 1)}",
-    ]
-    chosen: list[str] = []
-    best = forecast
-    for text in candidates:
-        if best.peak <= free:
-            break
-        other = replace(best, config=validate(merge(best.config.model_dump(), parse_override(text))))
-        if best.peak - other.peak > WORTH_IT * best.peak:
-            chosen.append(f"--set {text}")
-            best = other
-    if best.peak > free:
-        return "use a smaller student, or free memory"
-    return f"{' '.join(chosen)} makes it {best.peak / GIB:.1f} GiB"
+def written(config: Config, forecast: Forecast, folder: Path | None) -> tuple[int, str]:
+    """Bytes that a run has still to write at most, trees and figures on top, and what they are, in words.
 
-
-def check_memory(config: Config, stage: Stage = "train", path: Path | None = None) -> None:
-    """Warn on standard error where a training will outgrow its memory. Raises ConfigError where the weights alone do.
-
-    `path` is a folder with the student's weights, where the command has a flag of its own for it.
+    A checkpoint is what is trained and both moments of AdamW (in 8 bits they take less). `folder` is a run's to go on with.
     """
-    if path is not None:
-        config = config.model_copy(update={"train": config.train.model_copy(update={"student": str(path)})})
-    made = forecast_of(config, stage)
-    if made is None or made[0].peak <= made[2]:
-        return
-    forecast, device, free = made
-    weights = forecast.weights()[0].size
-    if weights > free:
-        raise ConfigError(
-            f"student {resolve_name(config)} has {weights / GIB:.1f} GiB of weights and {device} {free / GIB:.1f} GiB"
-            " free: use a smaller student, or free memory"
-        )
-    log.warning(
-        "warning: this run may need %.1f GiB and %s has %.1f GiB free: %s",
-        forecast.peak / GIB,
-        device,
-        free / GIB,
-        advice(forecast, free),
-    )
-
-
-def space(config: Config, folder: Path | None) -> tuple[DiskPlan, Path] | None:
-    """What a run writes, and where; None where the student's shape isn't known. `folder` is that of a run to go on with."""
-    train, spec = config.train, config.models[resolve_name(config)]
-    shape = find_shape(config, spec)
-    if shape is None:
-        return None
-    there = 0 if folder is None else len(sealed(folder))
-    forecast = Forecast(config, spec, shape, cuda=False)
-    plan = disk_plan(
-        train,
-        max(RunSize.of(config).checkpoints_from(0) - there, 0),
-        trained=forecast.trained[0] * forecast.trained_width,
-        student=forecast.counts.whole * forecast.width,
-        layers=shape.layers,
-        lora=forecast.lora,
-    )
-    return plan, Path(train.checkpoint_dir) if folder is None else folder
+    weights, critic = (count * forecast.trained_width for count in forecast.trained)
+    count = RunSize(config).checkpoints - (0 if folder is None else len(sealed(folder)))
+    each = 3 * (weights + critic)
+    student = forecast.counts.whole * forecast.width + (weights if forecast.lora else 0)
+    words = f"{count} checkpoint{'s' * (count != 1)} of {each / MB:,.0f} MB, the best weights {weights / MB:,.0f}"
+    return int(max(count, 0) * each + weights + student), f"{words}, student/ {student / MB:,.0f}"
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------
@@ -301,10 +248,13 @@ def check_start(config: Config, folder: Path | None = None) -> None:
             f"student {name} ({spec.path}) is gated and HF_TOKEN is not set: accept its licence at"
             f" https://huggingface.co/{spec.path} and set it{mirror}"
         )
-    written = space(config, folder)
-    if written is not None:
-        check_space(written[1], written[0].total, f"what this run writes ({written[0]})")
-    check_memory(config)
+    fit = fit_of(config)
+    if fit is not None:
+        size, words = written(config, fit.forecast, folder)
+        check_space(
+            Path(config.train.checkpoint_dir) if folder is None else folder, size, f"what this run writes ({words})"
+        )
+        fit.check(name)
 
 
 def check_libraries(config: Config) -> None:
