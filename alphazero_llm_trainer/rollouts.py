@@ -15,8 +15,7 @@ from .engine.protocol import Teacher, ValueFunction
 from .errors import ConfigError, DataError, RequestError, RewardError
 from .mcts.choose import Reading
 from .mcts.driver import Search, check_settings, derive_seed
-from .mcts.extract import Trajectory, trajectories
-from .mcts.targets import outcomes
+from .mcts.extract import Trajectory, outcomes, trajectories
 from .mcts.tree import ROOT, Tree
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens

@@ -19,9 +19,8 @@ from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.environment.__main__ import main as vf_eval
 from alphazero_llm_trainer.errors import ConfigError, DataError, RewardError
-from alphazero_llm_trainer.mcts.extract import trajectories
+from alphazero_llm_trainer.mcts.extract import outcomes, step_preferences, trajectories, value_targets
 from alphazero_llm_trainer.mcts.journal import read
-from alphazero_llm_trainer.mcts.targets import outcomes, sft_rows, step_preferences, value_targets
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
@@ -190,7 +189,7 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     assert good.square == pytest.approx((0.81 + 0.25) / 2)
     assert [pytest.approx(p.margin) for p in step_preferences(tree, least=1)] == [0.5, 0.4]
     assert outcomes(tree, correctness=True)[1][ROOT] == 3.0
-    assert outcome(tree) == "mixed" and not sft_rows(tree)
+    assert outcome(tree) == "mixed" and not any(one.right for one in trajectories(tree))
     task = Task(Problem("mine/1", "q", "mine"), "4")
     graded = GradedTree("mine/1", task, tree, SimpleNamespace(as_dict=dict), "simulations", False, 0)  # type: ignore[arg-type]
     assert row(graded.record()).outcome == "wrong"

@@ -17,8 +17,14 @@ from verifiers.v1.episode import WireEpisode
 from alphazero_llm_trainer.cli import export as export_command
 from alphazero_llm_trainer.cli.export import COLUMNS, KINDS, Readers, export, records
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.mcts.extract import OUTSIDE, trajectories
-from alphazero_llm_trainer.mcts.targets import outcomes, policy_targets, sft_rows, step_preferences, value_targets
+from alphazero_llm_trainer.mcts.extract import (
+    OUTSIDE,
+    outcomes,
+    policy_targets,
+    step_preferences,
+    trajectories,
+    value_targets,
+)
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.scale.sample import run_sample
 
@@ -42,14 +48,18 @@ def loaded(path: Path, tmp_path: Path) -> list[dict[str, Any]]:
 TARGETS = {
     "value": value_targets,
     "preferences": lambda tree: step_preferences(tree, 0.25, 1),
-    "sft": sft_rows,
+    "sft": lambda tree: [one for one in trajectories(tree) if one.right],
     "policy": policy_targets,
 }
 
 
 def expected(data: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows as the readers of `mcts.targets` give them."""
-    renamed = {"token_ids": "completion_ids", "text": "completion", "source": "author"} if kind == "sft" else {}
+    """The rows as the readers of `mcts.extract` give them."""
+    renamed = (
+        {"token_ids": "completion_ids", "text": "completion", "samples": "count", "source": "author"}
+        if kind == "sft"
+        else {}
+    )
     for record in records(data):
         for row in TARGETS[kind](Tree.from_dict(record["tree"])):
             yield {renamed.get(field.name, field.name): getattr(row, field.name) for field in fields(row)}

@@ -9,13 +9,13 @@ from support import ScriptedPolicy, a_problem, run, scripted_evaluate
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.mcts.driver import Search
-from alphazero_llm_trainer.mcts.targets import (
-    endings,
+from alphazero_llm_trainer.mcts.extract import (
+    graded,
     outcomes,
     policy_targets,
     prefixes,
-    sft_rows,
     step_preferences,
+    trajectories,
     value_targets,
 )
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
@@ -102,7 +102,7 @@ def test_targets_of_a_searched_tree_agree_with_counting_its_endings() -> None:
     tree = run(lambda: search.run(a_problem(), 5)).tree
     assert len(tree) > 20
     paths = prefixes(tree)
-    whole = [(paths[node] + rest, count, outcome) for node, rest, count, outcome in endings(tree)]
+    whole = [(paths[node] + rest, count, outcome) for node, rest, count, outcome in graded(tree)]
     for every_token in (False, True):
         targets = value_targets(tree, every_token=every_token)
         assert targets[0].token_ids == () and targets[0].weight == sum(count for _, count, _ in whole) == tree.N[ROOT]
@@ -147,10 +147,10 @@ def test_policy_targets_are_the_shares_of_visits() -> None:
     assert policy_targets(tree) == []
 
 
-def test_sft_rows_are_the_distinct_correct_responses() -> None:
-    [row] = sft_rows(step_tree())
-    assert (row.token_ids, row.text, row.count) == ((10, 11, 20), "10 11\n20\n", 2)
+def test_a_rollout_and_a_terminal_node_may_be_one_response() -> None:
+    [row] = [one for one in trajectories(step_tree()) if one.right]
+    assert (row.token_ids, row.text, row.samples) == ((10, 11, 20), "10 11\n20\n", 2)
     tree = token_tree()
     tree.rollouts.append(Rollout(ROOT, (5, 7, 8), (-1.0,) * 3, "5\n7 8", "answer", 0.9, 1.0, None, 4, samples=3))
     # Samples count, visits don't: a greedy rollout that is read again drew nothing.
-    assert [(r.token_ids, r.count) for r in sft_rows(tree)] == [((5, 7, 8), 4), ((6, 9), 1)]
+    assert [(r.token_ids, r.samples) for r in trajectories(tree) if r.right] == [((5, 7, 8), 4), ((6, 9), 1)]

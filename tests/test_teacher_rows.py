@@ -15,9 +15,8 @@ from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import RequestError
 from alphazero_llm_trainer.mcts.driver import Search
-from alphazero_llm_trainer.mcts.extract import source_of, trajectories
+from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.journal import read
-from alphazero_llm_trainer.mcts.targets import sft_rows
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.engine_steps import EngineSteps
 from alphazero_llm_trainer.policy.student import load_student
@@ -155,7 +154,7 @@ def test_a_switch_keeps_teachers_tokens_out_of_grpo(tmp_path, keep):
         ]
         for t, advantage in zip(found, whole, strict=True):
             if advantage:
-                expected[prompt, t.token_ids] = (advantage, source_of(tree.tree, t))
+                expected[prompt, t.token_ids] = (advantage, t.source)
                 taught += not t.student
     assert {key: (row.advantages[0], row.source) for key, row in rows.items()} == expected
     assert (taught > 0) is keep
@@ -175,7 +174,7 @@ def test_the_same_switch_holds_for_ppo(tmp_path, keep):
 def test_legacy_training_and_exports_take_them(tmp_path):
     source = source_with_teachers(tmp_path, "train.method=legacy")
     assert "teacher:scripted" in {row.source for row in source.rows()}
-    exported = [row for tree in source.trees() for row in sft_rows(tree.tree)]
+    exported = [row for tree in source.trees() for row in trajectories(tree.tree) if row.right]
     assert {row.source for row in exported} == {STUDENT, "teacher:scripted"}
 
 

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigError, DataError
 from ..files import refused
-from ..mcts import targets
-from ..mcts.extract import OUTSIDE, Trajectory, step_values, trajectories
+from ..mcts.extract import (
+    OUTSIDE,
+    Trajectory,
+    outcomes,
+    policy_targets,
+    step_preferences,
+    step_values,
+    trajectories,
+    value_targets,
+)
 from ..mcts.journal import journals, read
 from ..mcts.tree import Tree
 from ..problems.load import check_train_split
@@ -82,11 +90,12 @@ COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
 }
 ROLLOUTS = "rollouts"
 KINDS = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}
-ATTRIBUTES = {
+SFT = {
     "completion_ids": "token_ids",
     "completion": "text",
+    "count": "samples",
     "author": "source",
-}  # columns of another name in `targets`
+}  # columns of another name of a `Trajectory`
 ABOUT = {
     "value": "value targets: what states were worth",
     "preferences": "step preferences: pairs of steps after one prefix, for a process reward model",
@@ -106,16 +115,16 @@ class Readers:
     credit: Literal["group", "step"] = "group"
 
     def targets(self, kind: str, tree: Tree) -> Iterable[Any]:
-        """The rows of one tree, as objects of `mcts.targets`."""
+        """The rows of one tree, as objects of `mcts.extract`."""
         match kind:
             case "value":
-                return targets.value_targets(tree, every_token=self.every_token)
+                return value_targets(tree, every_token=self.every_token)
             case "preferences":
-                return targets.step_preferences(tree, self.margin, self.least)
+                return step_preferences(tree, self.margin, self.least)
             case "sft":
-                return targets.sft_rows(tree)
+                return [one for one in trajectories(tree) if one.right]
             case _:
-                return targets.policy_targets(tree)
+                return policy_targets(tree)
 
 
 def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
@@ -142,7 +151,8 @@ def grown(trees: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Tre
 
 def rows(kind: str, trees: Iterable[dict[str, Any]], readers: Readers) -> Iterator[dict[str, Any]]:
     """The rows of all trees: the columns of `kind`, or episodes."""
-    own = {name: ATTRIBUTES.get(name, name) for name in COLUMNS.get(kind, ()) if name not in COMMON}
+    renamed = SFT if kind == "sft" else {}
+    own = {name: renamed.get(name, name) for name in COLUMNS.get(kind, ()) if name not in COMMON}
     for record, tree in grown(trees):
         if kind == ROLLOUTS:
             yield from episodes(record, tree, readers.credit)
@@ -246,7 +256,7 @@ def credited(tree: Tree, found: list[Trajectory], credit: str) -> list[list[floa
     `step`: Q(child) - V(parent) of each step, in [-1, 1], not scaled.
     """
     if credit == "step":
-        counts, sums = targets.outcomes(tree)
+        counts, sums = outcomes(tree)
         return [step_advantages(step_values(one, worth(one), counts, sums), one.lengths, scale=1.0) for one in found]
     rewards = [worth(one) for one in found]
     if is_flat(rewards):

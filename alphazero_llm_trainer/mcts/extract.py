@@ -1,25 +1,30 @@
-"""Tree -> training data, with no generation: every finished response, token for token, with its nodes' statistics."""
+"""Tree -> training data, with no model and no generation: responses token for token, and value, preference and policy targets.
+
+Targets go by a node's *outcomes*: the finished responses that passed through it and how many of them were correct, or how
+good they were where grades lie between right and wrong. Step-level trees end their responses in terminal nodes, token-level
+ones in terminal nodes and rollouts.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..answers import extract
 from ..types import STUDENT
+from .gumbel import improved_policy
 from .tree import ROOT, Rollout, Tree
 
 OUTSIDE = -1  # where a trajectory's node stands for a rollout's tokens, which have none
 
 SILENT = "no answer"
 # How a response is cut, or ends without an answer, and the key that helps.
-SHORT = {
-    "length": "search.max_tokens",
-    "depth": "search.max_depth",
-    SILENT: "problems.shots",
-}
+SHORT = {"length": "search.max_tokens", "depth": "search.max_depth", SILENT: "problems.shots"}
 MUCH = 0.2  # of all responses
+
+
+# -- responses ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +32,10 @@ class Trajectory:
     """One distinct finished response of a tree.
 
     `token_ids` and `logprobs` (nats, at ingest) are `[T]`; `nodes` are the steps' nodes and `lengths` their token
-    counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled; `student` is False
-    when a teacher wrote one of its steps; `text` is the response's; `outcome` is its correctness, with the user's own reward
-    where that takes part, and None where neither is known; `verdict` is why it ended, as a terminal node's.
+    counts; a rollout's tokens come last, as node `OUTSIDE`; `samples` is how often it was sampled; `source` is who wrote it:
+    "student", or the teachers that wrote one of its steps ("teacher:a+teacher:b"); `text` is the response's; `outcome` is its
+    correctness, with the user's own reward where that takes part, and None where neither is known; `verdict` is why it ended,
+    as a terminal node's.
     """
 
     token_ids: tuple[int, ...]
@@ -39,14 +45,19 @@ class Trajectory:
     reward: float
     hre: float | None
     samples: int
-    student: bool
+    source: str
     text: str
     outcome: float | None = None
     verdict: str | None = None
 
     @property
+    def student(self) -> bool:
+        """Whether the student wrote all of it."""
+        return self.source == STUDENT
+
+    @property
     def right(self) -> bool:
-        """Whether it has full marks."""
+        """Whether it is known to have full marks."""
         return self.outcome == 1.0
 
 
@@ -72,20 +83,19 @@ def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | N
     nodes = tree.path(end)
     token_ids, logprobs = tree.sequence(end)
     lengths = [len(tree.token_ids[node]) for node in nodes]
-    student, text = all(tree.source[node] == STUDENT for node in nodes), tree.response(end)
+    source = "+".join(dict.fromkeys(tree.source[node] for node in nodes if tree.source[node] != STUDENT)) or STUDENT
     reward, hre, outcome, samples = tree.reward[end], tree.hre[end], tree.grade(end), max(tree.samples[end], 1)
-    verdict = tree.verdict[end]
+    text, verdict = tree.response(end), tree.verdict[end]
     if rollout is not None:
         token_ids, logprobs = token_ids + rollout.token_ids, logprobs + rollout.logprobs
-        text += rollout.text
         reward, hre, outcome, samples = rollout.reward, rollout.hre, rollout.grade, max(rollout.samples, 1)
-        verdict = rollout.verdict
+        text, verdict = text + rollout.text, rollout.verdict
         if rollout.token_ids:
             nodes, lengths = [*nodes, OUTSIDE], [*lengths, len(rollout.token_ids)]
     if not token_ids or reward is None:
         return None
     where = tuple(nodes), tuple(lengths)
-    return Trajectory(token_ids, logprobs, *where, reward, hre, samples, student, text, outcome, verdict)
+    return Trajectory(token_ids, logprobs, *where, reward, hre, samples, source, text, outcome, verdict)
 
 
 def endings(tree: Tree) -> Counter[str]:
@@ -113,19 +123,13 @@ def shortfall(ends: Mapping[str, int]) -> str | None:
     )
 
 
-def source_of(tree: Tree, trajectory: Trajectory) -> str:
-    """Who wrote a response: "student", or the teachers that wrote one of its steps, such as "teacher:a+teacher:b"."""
-    sources = (tree.source[node] for node in trajectory.nodes if node != OUTSIDE)
-    return "+".join(dict.fromkeys(source for source in sources if source != STUDENT)) or STUDENT
-
-
 def step_values(
     trajectory: Trajectory, reward: float, counts: Sequence[int], sums: Sequence[float]
 ) -> list[tuple[float, float]]:
     """For each step `(Q(child), V(parent))`: what the step's node and the one before it are worth.
 
-    A node is worth `sums[node] / counts[node]`: a tree's `W` and `N`, or `targets.outcomes`. `reward` is what the
-    response earned in the same currency: what a rollout's tokens are worth, and a node without a count.
+    A node is worth `sums[node] / counts[node]`: a tree's `W` and `N`, or `outcomes`. `reward` is what the response earned in
+    the same currency: what a rollout's tokens are worth, and a node without a count.
     """
     values, parent = [], ROOT
     for node in trajectory.nodes:
@@ -134,3 +138,183 @@ def step_values(
         values.append((after, before))
         parent = parent if node == OUTSIDE else node
     return values
+
+
+# -- outcomes ----------------------------------------------------------------------------------------------------------
+
+
+def graded(tree: Tree, correctness: bool = False) -> Iterator[tuple[int, tuple[int, ...], int, float]]:
+    """Every way a response of the tree ended: (node, tokens after that node, how often, its outcome in [0, 1]).
+
+    The outcome is the correctness where gold was known, joined by the user's own reward where that takes part (not with
+    `correctness`); the reward where neither is known. A terminal node counts its visits.
+    """
+    for leaf in tree.leaves():
+        reward = tree.reward[leaf]
+        # The response that ends a search without rollouts was sampled and never visited.
+        count = max(tree.N[leaf], tree.samples[leaf])
+        if reward is not None and count > 0:
+            known = tree.hre[leaf] if correctness else tree.grade(leaf)
+            yield leaf, (), count, reward if known is None else known
+    for rollout in tree.rollouts:
+        known = rollout.hre if correctness else rollout.grade
+        yield rollout.node, rollout.token_ids, rollout.count, rollout.reward if known is None else known
+
+
+def outcomes(tree: Tree, correctness: bool = False, power: int = 1) -> tuple[list[int], list[float]]:
+    """For each node, how many finished responses passed through it and the sum of their outcomes (see `graded`), each to
+    the power `power`."""
+    counts, sums = [0] * len(tree), [0.0] * len(tree)
+    for node, _, count, outcome in graded(tree, correctness):
+        counts[node] += count
+        sums[node] += count * outcome**power
+    # Children come after their parents, so one backward pass adds everything up.
+    for node in range(len(tree) - 1, ROOT, -1):
+        counts[tree.parent[node]] += counts[node]
+        sums[tree.parent[node]] += sums[node]
+    return counts, sums
+
+
+def prefixes(tree: Tree) -> list[tuple[int, ...]]:
+    """For each node, the response's tokens down to it and its own included."""
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(tree)):
+        paths.append(paths[tree.parent[node]] + tuple(tree.token_ids[node]))
+    return paths
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ValueTarget:
+    """What a state was worth.
+
+    `node` is the state's node (0: the prompt alone); `token_ids` `[T]` are the response's tokens down to the state, T = 0
+    at the root; `target` in [0, 1] is the mean outcome of the finished responses through it, `weight` >= 1 their number,
+    `square` the mean of the outcomes' squares: the target itself where each is 0 or 1.
+    """
+
+    node: int
+    token_ids: tuple[int, ...]
+    target: float
+    weight: int
+    square: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepPreference:
+    """Two steps after one prefix, of which one led to better outcomes (Bradley-Terry pair of a process reward model).
+
+    `prefix_ids` `[P]` are the response's tokens before the step (P = 0 at the root), `chosen_ids` and `rejected_ids` the
+    two steps' own tokens; `margin` in (0, 1] is the difference of their mean outcomes, `count` the smaller of the two
+    numbers of responses behind them.
+    """
+
+    prefix_ids: tuple[int, ...]
+    chosen_ids: tuple[int, ...]
+    rejected_ids: tuple[int, ...]
+    margin: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTarget:
+    """Where the search went from an expanded node (AlphaZero's policy target, Silver et al. 2018).
+
+    `prefix_ids` `[P]` are the response's tokens down to the node; `children_ids` are the tokens that each of its K
+    children adds (one each in a token-level tree); `probabilities` `[K]` are the children's shares of the visits and
+    sum to 1; `improved` `[K]` is Gumbel's target instead, the student's probabilities raised or lowered by completed Q
+    (Danihelka et al. 2022, equation 11), which sums to 1 too; `visits` is how many visits they share out.
+    """
+
+    node: int
+    prefix_ids: tuple[int, ...]
+    children_ids: tuple[tuple[int, ...], ...]
+    probabilities: tuple[float, ...]
+    improved: tuple[float, ...]
+    visits: int
+
+
+def value_targets(tree: Tree, *, every_token: bool = False) -> list[ValueTarget]:
+    """The mean outcome of every state that a finished response passed through, parents before children.
+
+    A state is a node. With `every_token` it is every token prefix of a response, inside steps and rollouts too: what a
+    token-level search asks the value of. Its `node` is then the one that holds the prefix's last token (a rollout's
+    tokens: the node that it started from), and prefixes that two siblings share are one state.
+    """
+    paths = prefixes(tree)
+    if not every_token:
+        (counts, totalled), (_, squares) = outcomes(tree), outcomes(tree, power=2)
+        return [
+            ValueTarget(node, path, totalled[node] / counts[node], counts[node], squares[node] / counts[node])
+            for node, path in enumerate(paths)
+            if counts[node]
+        ]
+    states: dict[tuple[int, ...], tuple[int, list[float]]] = {}  # node; count, sum of outcomes, sum of their squares
+    for end, rest, count, outcome in graded(tree):
+        whole = paths[end] + rest
+        nodes = [ROOT, *(node for node in tree.path(end) for _ in tree.token_ids[node]), *[end] * len(rest)]
+        for length, node in enumerate(nodes):
+            _, sums = states.setdefault(whole[:length], (node, [0, 0.0, 0.0]))
+            for i, share in enumerate((count, count * outcome, count * outcome**2)):
+                sums[i] += share
+    return [
+        ValueTarget(node, ids, earned / weight, int(weight), squared / weight)
+        for ids, (node, (weight, earned, squared)) in sorted(states.items(), key=lambda state: len(state[0]))
+    ]
+
+
+def step_preferences(tree: Tree, margin: float = 0.25, least: int = 2) -> list[StepPreference]:
+    """All sibling pairs whose mean outcomes differ by `margin` or more, each sibling with `least` responses or more.
+
+    Raises ValueError for a margin of 0 or less: equal steps are no preference.
+    """
+    if margin <= 0:
+        raise ValueError(f"margin is {margin}: equal outcomes prefer nothing, use one above 0")
+    counts, sums = outcomes(tree)
+    paths = prefixes(tree)
+    pairs = []
+    for node in range(len(tree)):
+        known = [child for child in tree.children[node] if counts[child] >= least]
+        for i, a in enumerate(known):
+            for b in known[i + 1 :]:
+                difference = sums[a] / counts[a] - sums[b] / counts[b]
+                if abs(difference) + 1e-12 < margin:
+                    continue
+                good, bad = (a, b) if difference > 0 else (b, a)
+                pairs.append(
+                    StepPreference(
+                        paths[node],
+                        tuple(tree.token_ids[good]),
+                        tuple(tree.token_ids[bad]),
+                        abs(difference),
+                        min(counts[a], counts[b]),
+                    )
+                )
+    return pairs
+
+
+def policy_targets(tree: Tree) -> list[PolicyTarget]:
+    """The distribution of visits over the children of every expanded node that has visited ones.
+
+    A prefix that the search was forced to begin with is left out: nothing was chosen there.
+    """
+    paths = prefixes(tree)
+    targets = []
+    for node in range(len(tree)):
+        children = tree.children[node]
+        visits = sum(tree.N[child] for child in children)
+        forced = node == ROOT and len(children) == 1 and tree.prior[children[0]] == 1.0
+        if tree.expanded[node] and visits and not forced:
+            targets.append(
+                PolicyTarget(
+                    node,
+                    paths[node],
+                    tuple(tuple(tree.token_ids[child]) for child in children),
+                    tuple(tree.N[child] / visits for child in children),
+                    tuple(improved_policy(tree, node, tree.N, tree.W, children)),
+                    visits,
+                )
+            )
+    return targets

@@ -18,8 +18,8 @@ from ..config.train import CriticConfig
 from ..errors import DataError
 from ..eval.critic_figures import Pairs, States
 from ..live import Progress
+from ..mcts.extract import graded, step_preferences, value_targets
 from ..mcts.journal import Journal, journals, placed, record_at
-from ..mcts.targets import endings, step_preferences, value_targets
 from ..mcts.tree import Tree
 from ..policy.adapters import fingerprint
 from ..policy.student import Student
@@ -110,7 +110,7 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
                     f"journal {path} has a tree with token {highest}, and this student has {vocabulary}: name the student"
                     " that searched it"
                 )
-            if any(True for _ in endings(tree)):
+            if any(True for _ in graded(tree)):
                 found.setdefault(text, Question(text)).places.append((path, place))
     return list(found.values())
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..config.load import Config
 from ..engine.protocol import Verifier
 from ..mcts.driver import derive_seed
-from ..mcts.extract import OUTSIDE, Trajectory, source_of, step_values, trajectories
+from ..mcts.extract import OUTSIDE, Trajectory, step_values, trajectories
 from ..mcts.tree import ROOT, Tree
 from ..policy.engine_tokens import EngineTokens
 from ..rollouts import Collector, GradedTree
@@ -292,8 +292,7 @@ class RowBuilder:
         """A response of a tree with its credit, of each token or of all alike."""
         advantages = (credit,) * len(found.token_ids) if isinstance(credit, float) else tuple(credit)
         prompt = self.student.prompt_ids(tree.task.problem.question)
-        source = source_of(tree.tree, found)
-        return TrainRow(prompt, found.token_ids, found.logprobs, advantages, reward=reward, source=source)
+        return TrainRow(prompt, found.token_ids, found.logprobs, advantages, reward=reward, source=found.source)
 
     def replayed(self, number: int, count: int, *, scored: bool = True) -> list[TrainRow]:
         """`count` demonstrations drawn by `number`; `scored` ones carry the student's log-probabilities of now.

@@ -13,7 +13,7 @@ from transformers import Trainer
 from transformers import TrainingArguments as Arguments
 
 from ..config.load import Config
-from ..mcts.targets import value_targets
+from ..mcts.extract import value_targets
 from ..policy.student import Student
 from .critic import arguments, collate, cross_entropy, forward_size
 from .critic_data import Question
