@@ -49,7 +49,7 @@ WEIGHTED = Arm(
     " train.importance=false train.negative_weight=0 train.credit=process train.process_weight=0.25"
     " train.optimizer.learning_rate=1e-3 train.optimizer.warmup=1",
 )
-CRITIC = ("train.critic.questions=1000", "search.simulations=3", "train.critic.spoiled=2", "train.optimizer.epochs=3")
+CRITIC = ("train.critic.questions=500", "search.simulations=3", "train.critic.spoiled=2", "train.optimizer.epochs=1")
 CRITIC += ("train.evaluate_every=100",)
 PRIMARY = ("GRPO", "RFT")
 
