@@ -2,6 +2,7 @@
 
     uv run python benchmarks/engine.py
     uv run python benchmarks/engine.py --model FOLDER --data FOLDER   # a real model alone: results/real_engine.json
+    ENV/bin/python -P benchmarks/engine.py --step-search vllm --data FOLDER   # and `inprocess`: results/step_search_vllm.json
 
 Both small models: the embedded student on real problems, and a random 3 M-parameter Llama. Prints, at batch 1, 8, 32 and 64
 (same prompts, same number of new tokens, every row runs to its end):
@@ -17,12 +18,19 @@ turns, so that a busy machine slows all of them. Ratios hold, absolute times are
 
 A real model answers GSM8K questions, all at once, in fp32 and bfloat16, by wall clock and CPU time, beside the floor in that
 precision.
+
+--step-search is `train`'s search over GSM8K questions with a real model in bfloat16, one thread, over the in-process engine or
+behind vLLM with its prefix cache (`scripts/vllm_cpu.py --env-dir ENV` makes ENV). CPU seconds count vLLM's processes, and each
+call adds its engine to the JSON. The engines draw from random numbers of their own, so the trees are not the same: figures are
+by simulation and by sampled token. The first round of questions warms up.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +43,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from alphazero_llm_trainer.config.load import load_config  # noqa: E402
+from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.protocol import GenerateRequest  # noqa: E402
@@ -44,9 +52,11 @@ from alphazero_llm_trainer.policy.backend import QUESTION, ROUNDED, check_numeri
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402
 from alphazero_llm_trainer.problems.load import load_tasks  # noqa: E402
 from alphazero_llm_trainer.rollouts import Collector  # noqa: E402
+from alphazero_llm_trainer.types import Task  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 NEW_TOKENS = 48
+SEED = 7
 BATCHES = (1, 8, 32, 64)
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -185,18 +195,23 @@ def decode_table(
     return rows
 
 
+def grown(student: Any, config: Config, tasks: list[Task], seed: int) -> list[Any]:
+    """Trees of `train`'s search."""
+
+    async def grow() -> list[Any]:
+        keyed = [(task.problem.id, task) for task in tasks]
+        return [tree async for tree in Collector(student, config, None).collect(keyed, seed)]
+
+    return asyncio.run(grow())
+
+
 def search_table(questions: int) -> dict[str, Any]:
     """A step-level search over many trees at once: what is computed against what the trees hold."""
     config = load_config(overrides=["student=embedded", "rewards.use_student_model=false", "search.simulations=15"])
     student = load_student(config)
     tasks = load_tasks("embedded", "train", questions, start=5000)
-
-    async def grow() -> list[Any]:
-        keyed = [(task.problem.id, task) for task in tasks]
-        return [tree async for tree in Collector(student, config, None).collect(keyed, 7)]
-
     began = time.perf_counter()
-    trees = asyncio.run(grow())
+    trees = grown(student, config, tasks, SEED)
     seconds = time.perf_counter() - began
     stats = student.engine.stats
     prompts = {student.prompt_ids(task.problem.question) for task in tasks}
@@ -292,16 +307,74 @@ def of_a_real_model(args: argparse.Namespace) -> None:
     provenance.write(args.out or RESULTS / "real_engine.json", "real_engine", result)
 
 
+# -- a step search of a real model, over either engine -----------------------------------------------------------------
+
+
+def cpu_seconds() -> float:
+    """Of this process and those that it started."""
+    import psutil
+
+    me = psutil.Process()
+    return sum(sum(one.cpu_times()[:2]) for one in [me, *me.children(recursive=True)])
+
+
+def step_search(args: argparse.Namespace) -> None:
+    """Sums over the rounds of one engine, added to what --out has of the other."""
+    from scripts.vllm_cpu import SETTINGS
+
+    os.environ |= SETTINGS
+    backend, model = args.step_search, str(args.model or "smollm2-135m")
+    overrides: list[Any] = [f"student={model}", "rewards.use_student_model=false", "search.simulations=12"]
+    overrides += [f"engine.backend={backend}", "engine.dtype=bfloat16", {"models": {model: {"dtype": "bfloat16"}}}]
+    config = load_config(overrides=overrides if backend == "vllm" else overrides[:-1])
+    student: Any = load_student(config)
+    torch.set_num_threads(1)  # a real model's student takes all cores
+    found: dict[str, float] = {}
+    questions = min(args.trees, 8)
+    for number in range(args.repeats):
+        tasks = load_tasks("gsm8k", "test", questions, start=questions * number, path=args.data)
+        cpu, wall = cpu_seconds(), time.perf_counter()
+        trees = grown(student, config, tasks, SEED + number)
+        row = {"cpu_seconds": cpu_seconds() - cpu, "seconds": time.perf_counter() - wall}
+        row |= {"simulations": sum(int(one.tree.N[0]) for one in trees)}
+        row |= {"tokens": sum(one.cost.sampled_tokens for one in trees)}
+        found = {key: found.get(key, 0) + value for key, value in row.items()} if number else {}
+    if backend == "vllm":
+        student.engine.close()
+    rates = {f"{key}_per_cpu_second": found[key] / found["cpu_seconds"] for key in ("simulations", "tokens")}
+    out = args.out or RESULTS / "step_search_vllm.json"
+    engines = json.loads(out.read_text())["engines"] if out.exists() else {}
+    engines[backend] = found | rates
+    result = {
+        "model": model,
+        "dtype": "bfloat16",
+        "questions": questions,
+        "simulations": 12,
+        "rounds": args.repeats - 1,
+    }
+    result |= {"seed": SEED, "engines": engines}
+    if len(engines) == 2:
+        result["ratios"] = {key: engines["inprocess"][key] / engines["vllm"][key] for key in rates}
+    provenance.write(out, "step_search_vllm", result)
+    print(backend, *(f"{key} {value:,.2f}" for key, value in engines[backend].items()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trees", type=int, default=96)
     parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
-    parser.add_argument("--model", type=Path, help="folder of a Llama with a chat template: measure it alone")
+    parser.add_argument("--model", type=Path, help="a Llama's folder, with a chat template: measure it alone")
     parser.add_argument("--data", help="a folder with gsm8k/test.jsonl, for --model")
     parser.add_argument("--cpu-time", action="store_true", help="count the process's CPU seconds (on a busy machine)")
+    parser.add_argument(
+        "--step-search", choices=["inprocess", "vllm"], help="measure a step search over this engine alone"
+    )
     args = parser.parse_args()
+    if args.step_search:
+        step_search(args)
+        return
     if args.cpu_time:
         global clock  # noqa: PLW0603
         clock = time.process_time

@@ -5,7 +5,7 @@
 
 The first runs `sample --workers 2` (Ray on this machine), kills its driver and its workers
 one after another, resumes the run whenever its driver was killed, and compares the trees with those of a run in one process.
-It reads /proc, so it runs on Linux alone, and kills nothing but processes below the driver that it started.
+It kills nothing but processes below the driver that it started.
 
 The second runs each command with the embedded student and tiny sizes: once undisturbed, then in a process that is killed again
 and again, loading included, and started again as its user would. Weights are compared by the byte, tables but for seconds and
@@ -30,7 +30,9 @@ from random import Random
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from faults import lines_in, trees_in, what_counts, workers  # noqa: E402
 
 from benchmarks import provenance  # noqa: E402
 
@@ -41,10 +43,8 @@ KINDS = ("driver", "worker")
 TRAIN = (
     "--num-examples", "24", "--save-every", "8", "--eval-size", "8", "--model", "embedded",
     "--set", "train.questions_per_round=8", "--set", "train.validation_size=8", "--set", "train.rows_per_round=8",
-    "--set", "train.demonstrations=20", "--set", "search.samples=2", "--set", "train.optimizer.batch_size=5",
-    "--set", "train.optimizer.epochs=1", "--set", "train.rows_per_round=8", "--set", "train.ppo.critic_rounds=1",
-    "--set", "train.optimizer.batch_size=5", "--set", "train.optimizer.epochs=1", "--set", "train.optimizer.batch_size=5",
-    "--set", "train.updates_per_round=3",
+    "--set", "train.demonstrations=20", "--set", "search.samples=2", "--set", "train.ppo.critic_rounds=1",
+    "--set", "train.optimizer.batch_size=5", "--set", "train.optimizer.epochs=1", "--set", "train.updates_per_round=3",
 )  # fmt: skip
 EVAL = ("--num", "8", "--model", "embedded", "--budget-tokens", "60", "--samples", "2")
 AGAIN = ("train", "--resume", "--checkpoint-dir")
@@ -57,54 +57,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-# -- processes of Ray --------------------------------------------------------------------------------------------------
-
-
-def processes() -> dict[int, tuple[int, str]]:
-    """pid -> (parent, command line) of everything that runs."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            found[int(entry.name)] = (int(stat.rpartition(")")[2].split()[1]), command)
-    return found
-
-
-def below(root: int) -> dict[int, str]:
-    """Command lines of all processes that `root` started, and theirs."""
-    everything = processes()
-
-    def descends(pid: int) -> bool:
-        while pid in everything:
-            pid = everything[pid][0]
-            if pid == root:
-                return True
-        return False
-
-    return {pid: command for pid, (_, command) in everything.items() if descends(pid)}
-
-
-def workers(root: int) -> list[int]:
-    """The driver's workers that are alive."""
-    return sorted(pid for pid, command in below(root).items() if command.startswith("ray::Worker"))
-
-
-def lines(folder: Path) -> int:
-    """Whole records on the disk now."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("shard-*.jsonl"))
-
-
-def tree_of(record: dict[str, Any]) -> dict[str, Any]:
-    """What must not depend on any kill: all but costs; log-probabilities to 3 digits."""
-    tree = dict(record["tree"])
-    tree["logprobs"] = [[round(value, 3) for value in values] for values in tree["logprobs"]]
-    tree["rollouts"] = [[part for i, part in enumerate(rollout) if i != 2] for rollout in tree["rollouts"]]
-    tree["prior"] = [None if value is None else round(value, 3) for value in tree["prior"]]
-    return {**{key: value for key, value in record.items() if key != "cost"}, "tree": tree}
+# -- Ray ---------------------------------------------------------------------------------------------------------------
 
 
 class Victim:
@@ -145,14 +98,14 @@ def attack(victim: Victim, kills: int, rng: Random, limit: float) -> list[dict[s
     # Every kind in turn, in random order, so that each gets its share.
     plan = [kind for _ in range(kills) for kind in rng.sample(KINDS, len(KINDS))][:kills]
     for kind in plan:
-        had = lines(victim.folder)
+        had = lines_in(victim.folder)
         # Most kills wait for some trees, so that the run goes on; one in four comes at any moment, a restart's included.
         more, until = rng.randrange(1, 12), time.monotonic() + rng.uniform(0, 4)
         patient = rng.random() < 0.75
         while victim.process.poll() is None and time.monotonic() - began < limit:
-            ready = lines(victim.folder) >= had + more if patient else time.monotonic() > until
+            ready = lines_in(victim.folder) >= had + more if patient else time.monotonic() > until
             if ready and victim.kill(kind, rng):
-                trees = lines(victim.folder)
+                trees = lines_in(victim.folder)
                 done.append({"kind": kind, "seconds": round(time.monotonic() - began, 1), "trees": trees})
                 print(f"{len(done):>3}. {kind} killed after {done[-1]['seconds']:.0f} s, {trees} trees", flush=True)
                 break
@@ -191,8 +144,8 @@ def under_ray(args: argparse.Namespace) -> int:
         print("the same questions in one process, undisturbed", flush=True)
         quiet = [*victim.command[:-5], "--out", str(calm)]
         subprocess.run(quiet, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        expected = {record["key"]: tree_of(record) for record in read_shards(calm)}
-        same = sum(expected.get(record["key"]) == tree_of(record) for record in read_shards(folder))
+        expected = {key: what_counts(record) for key, record in trees_in(calm).items()}
+        same = sum(expected.get(record["key"]) == what_counts(record) for record in read_shards(folder))
         status = json.loads((folder / "manifest.json").read_text())["status"]
     counts = Counter(kill["kind"] for kill in kills)
     figures = {

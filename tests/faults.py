@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import ConfigError, EngineError
@@ -84,11 +85,13 @@ def trees_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def what_counts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without what depends on the clock and on what stood beside it: the cost. Log-probabilities rounded."""
-    record = json.loads(json.dumps(record))
-    tree = record["tree"]
+    """A record without what depends on the clock and on what stood beside it: the cost. Log-probabilities and priors rounded,
+    those of rollouts left out."""
+    tree = dict(record["tree"])
     tree["logprobs"] = [[round(value, 3) for value in values] for values in tree["logprobs"]]
-    return {key: value for key, value in record.items() if key != "cost"}
+    tree["prior"] = [None if value is None else round(value, 3) for value in tree["prior"]]
+    tree["rollouts"] = [[part for at, part in enumerate(rollout) if at != 2] for rollout in tree["rollouts"]]
+    return {**{key: value for key, value in record.items() if key != "cost"}, "tree": tree}
 
 
 def forked(target: Callable[[], Any]) -> multiprocessing.Process:
@@ -123,38 +126,11 @@ def lines_in(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("shard-*.jsonl"))
 
 
-def processes() -> dict[int, tuple[int, str]]:
-    """pid -> (parent, command line) of everything that runs."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            found[int(entry.name)] = (int(stat.rpartition(")")[2].split()[1]), command)
-    return found
-
-
-def below(root: int) -> dict[int, str]:
-    """Command lines of all processes that `root` started, and theirs."""
-    everything = processes()
-
-    def descends(pid: int) -> bool:
-        while pid in everything:
-            pid = everything[pid][0]
-            if pid == root:
-                return True
-        return False
-
-    return {pid: command for pid, (_, command) in everything.items() if descends(pid)}
-
-
 def workers(root: int) -> list[int]:
     """Processes of the Ray workers below `root`."""
-    return sorted(pid for pid, command in below(root).items() if command.startswith("ray::Worker"))
-
-
-if sys.platform != "linux":
-    raise OSError("the fault tests read /proc")
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in psutil.Process(root).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found += [one.pid] if "".join(one.cmdline()).startswith("ray::Worker") else []
+    return sorted(found)

@@ -111,7 +111,9 @@ def test_no_name_in_the_search_core_speaks_of_gold() -> None:
     for name, tree in TREES.items():
         if room(name) == "mcts":
             words = {getattr(node, key, "") for node in ast.walk(tree) for key in ("id", "attr", "arg")}
-            assert not {word for word in words if word and ("gold" in word.lower() or word in ("Task", "solution"))}, name
+            assert not {word for word in words if word and ("gold" in word.lower() or word in ("Task", "solution"))}, (
+                name
+            )
 
 
 def test_only_rollouts_may_reward_by_gold() -> None:
