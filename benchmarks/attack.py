@@ -85,7 +85,7 @@ def teachers(rng: Random, folder: Path) -> Tries:
             try:
                 await asyncio.wait_for(ChatClient(endpoint, ONE).complete(QUESTION), 30)
             except CallError as error:
-                return None if error.kind is kind else f"{fault}: {error}"
+                return None if error.kind == kind else f"{fault}: {error}"
             return f"{fault}: it counts as an answer"
 
         yield play(always(fault), use, timeout_seconds=2.0)

@@ -8,17 +8,16 @@ import logging
 import random
 
 import pytest
-from fault_server import FAULTS, FREE, GOOD, LOST, FaultServer
+from fault_server import FAULTS, GOOD, LOST, FaultServer
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from alphazero_llm_trainer.config.sections import BudgetConfig, TeacherModel, TeachersConfig
-from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.teachers.answer import CallError, Failure, read_answer
+from alphazero_llm_trainer.teachers.answer import UNUSABLE, CallError, read_answer
 from alphazero_llm_trainer.teachers.budget import Books, Spent
 from alphazero_llm_trainer.teachers.client import ChatClient, Endpoint
 from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
-from alphazero_llm_trainer.teachers.openai_teacher import OpenAITeacher, TerminalChecker
+from alphazero_llm_trainer.teachers.openai_teacher import OpenAITeacher
 from alphazero_llm_trainer.types import Cost, Problem
 
 KEY = "sk-secret-0123456789"
@@ -46,30 +45,19 @@ def always(fault, **more):
 
 
 KINDS = {
-    "429": Failure.RATE_LIMIT,
-    "429-seconds": Failure.RATE_LIMIT,
-    "500": Failure.SERVER,
-    "error-200": Failure.SERVER,
-    "hang": Failure.TIMEOUT,
-    "drip": Failure.TIMEOUT,
-    "cut": Failure.CONNECTION,
-    "close": Failure.CONNECTION,
-    "400": Failure.BAD_REQUEST,
-    "401": Failure.REFUSED_KEY,
-    "402": Failure.REFUSED_KEY,
-    "403-moderation": Failure.REFUSAL,
-    "404": Failure.NOT_FOUND,
-    "307": Failure.BAD_REQUEST,
-    "huge": Failure.UNREADABLE,
-    "bomb": Failure.UNREADABLE,
-    "truncated": Failure.UNREADABLE,
-    "html": Failure.UNREADABLE,
-    "deep": Failure.UNREADABLE,
-    "empty-choices": Failure.EMPTY,
-    "no-content": Failure.EMPTY,
-    "thinks": Failure.LENGTH,
-    "refusal": Failure.REFUSAL,
-    "content-filter": Failure.REFUSAL,
+    **{status: f"http {status}" for status in ("307", "400", "401", "404", "429", "500")},
+    "error-200": "http 502",
+    "hang": "timeout",
+    "drip": "timeout",
+    "cut": "connection",
+    "close": "connection",
+    "huge": "unreadable",
+    "bomb": "unreadable",
+    "html": "unreadable",
+    "no-content": "empty",
+    "thinks": "length",
+    "refusal": "refusal",
+    "content-filter": "refusal",
 }
 
 
@@ -92,7 +80,7 @@ def test_a_fault_that_lasts(fault):
     server = always(fault, echo=KEY)
     patience = 0.4 if fault in ("hang", "drip") else 20.0
     error, books = play(server, use, timeout_seconds=patience)
-    assert error.kind is KINDS[fault]
+    assert error.kind == KINDS[fault]
     assert "test/one" in str(error) and KEY not in str(error) and "\n" not in str(error)
     cost = books.ledgers["test/one"].cost
     tokens, dollars = server.charged(told=True)
@@ -120,7 +108,7 @@ def test_an_answer_in_any_dress(fault):
         assert books.spent.dollars == pytest.approx(server.charged()[1])
 
 
-@pytest.mark.parametrize("fault", ["429-seconds", "500", "close"])
+@pytest.mark.parametrize("fault", ["429", "500", "close"])
 def test_passing_faults_are_tried_again(fault):
     server = FaultServer(lambda number, asked: fault if number == 0 else "ok", prices=PRICES)
     text = play(server, lambda endpoint: ChatClient(endpoint, ONE).complete(QUESTION), max_retries=1)
@@ -136,39 +124,11 @@ def test_concurrency_is_bounded():
     assert len(play(server, use, max_concurrent=3)) == 12 and server.most_live == 3
 
 
-def test_a_refused_key_takes_the_whole_tier_out(caplog):
-    async def use(endpoint):
-        teachers = [OpenAITeacher(ChatClient(endpoint, model)) for model in (ONE, TWO)]
-        ensemble = TeacherEnsemble(teachers, endpoint.settings, books=endpoint.books)
-        checker = TerminalChecker(ChatClient(endpoint, TWO, "terminal checker"))
-        found = [await ensemble.propose(PROBLEM, [], seed) for seed in range(4)]
-        return found, await checker.finished(PROBLEM, "3 + 4 = 7", True)
-
-    server = always("402", echo=KEY)
-    found, said = play(server, use, max_concurrent=1)
-    assert found == [[], [], [], []] and said is True
-    assert len(server.served) == 1
-    [said] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert "refused the key (HTTP 402)" in said
-
-
-def test_a_vanished_model_is_asked_once_and_the_other_goes_on():
-    async def use(endpoint):
-        teachers = [OpenAITeacher(ChatClient(endpoint, model)) for model in (ONE, TWO)]
-        ensemble = TeacherEnsemble(teachers, endpoint.settings, books=endpoint.books)
-        return [len(await ensemble.propose(PROBLEM, [], seed)) for seed in range(6)], ensemble.ledgers
-
-    server = FaultServer(lambda number, asked: "404" if asked["model"] == "test/one" else "ok")
-    found, ledgers = play(server, use)
-    assert found == [1, 2, 2, 2, 2, 2]
-    assert ledgers["test/one"].failures == {"not_found": 1} and ledgers["test/one"].calls == 1
-
-
 def test_the_key_is_nowhere(tmp_path, caplog):
     """Logs of every library, errors, books and representations."""
     caplog.set_level(logging.DEBUG)
     wanted, errors = random.Random(5), []
-    faults = [fault for fault in FAULTS if fault not in ("hang", "drip", "401", "402", "404")]
+    faults = [fault for fault in FAULTS if fault not in ("hang", "drip")]
 
     async def use(endpoint):
         endpoint.books.open(tmp_path / "books.jsonl")
@@ -208,7 +168,7 @@ def spend(server, limits, asks, **more):
             try:
                 await clients[number % 2].complete(QUESTION, seed=number)
             except CallError as error:
-                return str(error.kind)
+                return error.kind
             return "ok"
 
         return kept, await asyncio.gather(*(one(number) for number in range(asks)))
@@ -227,7 +187,7 @@ def spend(server, limits, asks, **more):
 def test_no_budget_is_ever_exceeded(seed, dollars, tokens, calls):
     """By the server's own count, lost answers included, with many calls at once."""
     wanted = random.Random(seed)
-    faults = [fault for fault in FAULTS if fault not in ("hang", "drip", "401", "402", "404", "huge")]
+    faults = [fault for fault in FAULTS if fault not in ("hang", "drip", "huge")]
     server = FaultServer(lambda number, asked: wanted.choice(faults), prices=PRICES)
     books, ended = spend(server, BudgetConfig(dollars=dollars, tokens=tokens, calls=calls), 40)
     taken, paid = server.charged()
@@ -264,7 +224,7 @@ def test_a_resumed_run_counts_what_was_spent_before_and_what_was_under_way(tmp_p
     books.open(path)
     books.reserve("a", most)
     books.settle("a", most, Cost(prompt_tokens=3, sampled_tokens=4, calls=1, dollars=0.25), sure=True)
-    books.note("a", "failure", Failure.UNUSABLE)
+    books.note("a", "failure", UNUSABLE)
     books.reserve("a", most)
     path.write_bytes(path.read_bytes() + b'{"teacher": "a", "sp')  # as SIGKILL leaves it
     again = Books(BudgetConfig(calls=3))
@@ -277,9 +237,6 @@ def test_a_resumed_run_counts_what_was_spent_before_and_what_was_under_way(tmp_p
     third = Books(BudgetConfig())
     third.open(path)
     assert third.spent == again.spent
-    path.write_text("nonsense\n")
-    with pytest.raises(DataError, match="line 1 of the teachers' books"):
-        Books(BudgetConfig()).open(path)
 
 
 # -- what answers hold -------------------------------------------------------------------------------------------------
@@ -288,8 +245,8 @@ def test_a_resumed_run_counts_what_was_spent_before_and_what_was_under_way(tmp_p
 @pytest.mark.parametrize(
     "body",
     [
-        "[1, 2]", "null", "{}", '{"choices": null}', '{"choices": ["x"]}', '{"choices": [{"message": {"content": [1]}}]}',
-        '{"choices": [{"message": {"content": 7}, "finish_reason": {}}]}', '{"error": {"code": "x"}}', '{"error": [1]}',
+        "[1, 2]", "{}", '{"choices": ["x"]}', '{"choices": [{"message": {"content": 7}}]}', '{"error": {"code": "x"}}',
+        "[" * 9999,
         '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": true, "completion_tokens": -1}}',
         '{"choices": [{"message": {"content": "a"}}], "usage": {"prompt_tokens": 1, "completion_tokens": 1e999}}',
     ],
@@ -303,18 +260,7 @@ def test_any_json_is_an_answer_or_a_failure(body):
         assert answer.usage is None and (answer.failure is not None or answer.text == "a")
 
 
-def test_nothing_is_charged_for_what_was_refused_or_never_sent():
-    async def use(endpoint):
-        client = ChatClient(endpoint, ONE)
-        for seed in range(10):
-            with pytest.raises(CallError):
-                await client.complete(QUESTION, seed=seed)
-        return endpoint.books
-
-    order = [fault for fault in FREE if fault not in ("close", "401", "402", "404")]
-    server = FaultServer(lambda number, asked: order[number % len(order)], prices=PRICES)
-    books = play(server, use)
-    assert books.spent.dollars == 0 == books.spent.tokens
+def test_nothing_is_charged_for_what_was_never_sent():
     nobody = Endpoint("http://127.0.0.1:9/v1", KEY, TeachersConfig(max_retries=0))
     with pytest.raises(CallError, match="check the URL"):
         asyncio.run(ChatClient(nobody, ONE).complete(QUESTION))

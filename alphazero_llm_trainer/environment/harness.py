@@ -15,7 +15,7 @@ from ..config.load import Config, load_config
 from ..errors import AlphaZeroError, EngineError
 from ..eval.methods import answer_search
 from ..mcts.driver import SearchResult, derive_seed
-from ..teachers.build import build_teachers
+from ..teachers.build import build_teachers, is_remote, open_remote
 from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem
 from .argv import OUR_ID
@@ -112,7 +112,8 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         """The search's settings, and the teachers where their tier is named and its key is there."""
         config = self.config.resolve()
         taught = self.config.tier != "none" and missing_key(config, self.config.tier) is None
-        return config, build_teachers(config, _no_scripted_teacher) if taught else None
+        remote = open_remote(config) if taught and is_remote(config) else None
+        return config, build_teachers(config, _no_scripted_teacher, remote) if taught else None
 
 
 def missing_key(config: Config, tier: str) -> str | None:

@@ -7,66 +7,40 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AliasPath, BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 from ..errors import TeacherError
 
 MOST_TOKENS = 10**8  # a usage beyond this is a provider's mistake, and is estimated instead
+BUDGET = "budget"  # the kind of a call that was not sent: it could have gone over `teachers.budget`
+UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
 
 _THINKING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL | re.IGNORECASE)
 # Some templates open the thinking in the prompt, so that only its end is in the answer.
 _OPEN_THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-
-
-class Failure(StrEnum):
-    """Why a call failed; the keys of `TeacherLedger.failures`."""
-
-    TIMEOUT = "timeout"
-    CONNECTION = "connection"
-    RATE_LIMIT = "rate_limit"
-    SERVER = "server"
-    REFUSED_KEY = "refused_key"
-    NOT_FOUND = "not_found"
-    BAD_REQUEST = "bad_request"
-    UNREADABLE = "unreadable"  # no JSON object, or too many bytes
-    EMPTY = "empty"
-    LENGTH = "length"  # thinking took all of max_tokens
-    REFUSAL = "refusal"
-    UNUSABLE = "unusable"  # an answer came, but no step or verdict could be read out of it
-    BUDGET = "budget"  # not sent: it could have gone over `teachers.budget`
-
-
-PERMANENT = (Failure.REFUSED_KEY, Failure.NOT_FOUND)  # no later call will fare better
+_HELP = {
+    401: "check the key",
+    402: "check the key's credit",
+    403: "check the key and its rights; questions that are moderated away are refused so too",
+    404: "check base_url, or name another model",
+    429: "lower teachers.max_concurrent",
+}
 
 
 class CallError(TeacherError):
-    """A call that failed for good; `kind` says why.
+    """A call that failed for good; `kind` says why, it is a key of `TeacherLedger.failures`.
 
-    `charged` tells that the provider may have charged for an answer that never came whole; `sent` is False where nothing
-    was asked at all, so that another model may be.
+    `charged` tells that the provider may have charged for an answer that never came whole.
     """
 
-    def __init__(self, kind: Failure, message: str, *, charged: bool = False, sent: bool = True) -> None:
+    def __init__(self, kind: str, message: str, *, charged: bool = False) -> None:
         super().__init__(message)
-        self.kind, self.charged, self.sent = kind, charged, sent
-
-
-def or_none(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
-    """What can be read, else None: one odd field of a provider's costs nobody the answer."""
-    try:
-        return read(given)
-    except ValidationError:
-        return None
+        self.kind, self.charged = kind, charged
 
 
 Tokens = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
-Price = Annotated[float, Field(ge=0, lt=MOST_TOKENS)]
-Lenient = WrapValidator(or_none)
-CACHED = AliasPath("prompt_tokens_details", "cached_tokens")
-Text = Annotated[str | None, Lenient]
 
 
 class Usage(BaseModel):
@@ -74,17 +48,15 @@ class Usage(BaseModel):
 
     prompt: Tokens = Field(alias="prompt_tokens")
     sampled: Tokens = Field(alias="completion_tokens")
-    cached: Annotated[Tokens | None, Lenient] = Field(
-        None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens")
-    )
-    dollars: Annotated[Price | None, Lenient] = Field(None, alias="cost")  # OpenRouter's
+    cached: Tokens | None = Field(None, validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))
+    dollars: Annotated[float, Field(ge=0, lt=MOST_TOKENS)] | None = Field(None, alias="cost")  # OpenRouter's
 
 
 class Message(BaseModel):
-    content: Text = None
-    reasoning_content: Text = None  # DeepSeek's and vLLM's thinking
-    reasoning: Text = None  # OpenRouter's
-    refusal: Text = None
+    content: str | None = None
+    reasoning_content: str | None = None  # DeepSeek's and vLLM's thinking
+    reasoning: str | None = None  # OpenRouter's
+    refusal: str | None = None
 
 
 class Choice(BaseModel):
@@ -109,7 +81,7 @@ class ChatAnswer:
     text: str
     characters: int
     usage: Usage | None
-    failure: Failure | None = None
+    failure: CallError | None = None
 
 
 def without_thinking(text: str) -> str:
@@ -127,7 +99,7 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
         answer = Body.model_validate_json(body)
     except ValidationError:
         raise CallError(
-            Failure.UNREADABLE, f"{name} answered with something that is no chat completion", charged=True
+            "unreadable", f"{name} answered with something that is no chat completion", charged=True
         ) from None
     choice = answer.choices[0] if answer.choices else Choice()
     # OpenRouter reports a provider's failure inside a 200 response.
@@ -141,9 +113,11 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
     content, thought = message.content or "", message.reasoning_content or message.reasoning or ""
     text, why = without_thinking(content), None
     if message.refusal or choice.finish_reason == "content_filter":
-        why = Failure.REFUSAL
+        why = CallError("refusal", f"{name} refused to answer")
+    elif not text.strip() and choice.finish_reason == "length":
+        why = CallError("length", f"{name} spent all of its tokens on thinking: raise teachers.max_tokens")
     elif not text.strip():
-        why = Failure.LENGTH if choice.finish_reason == "length" else Failure.EMPTY
+        why = CallError("empty", f"{name} answered without content")
     try:
         usage = Usage.model_validate(answer.usage)
     except ValidationError:
@@ -151,29 +125,7 @@ def read_answer(body: bytes, name: str) -> ChatAnswer:
     return ChatAnswer(text, len(content) + len(thought), usage, why)
 
 
-def failed(why: Failure, name: str) -> CallError:
-    """The error of a `ChatAnswer` that has a failure."""
-    said = {
-        Failure.REFUSAL: "refused to answer",
-        Failure.LENGTH: "spent all of its tokens on thinking: raise teachers.max_tokens",
-    }
-    return CallError(why, f"{name} {said.get(why, 'answered without content')}")
-
-
-def status_error(status: int, name: str, flagged: bool = False) -> CallError:
+def status_error(status: int, name: str) -> CallError:
     """An HTTP status as an error. A provider's own words are left out: they may repeat a part of the key."""
-    if flagged:
-        return CallError(Failure.REFUSAL, f"{name} refused to answer: its moderation flagged the question")
-    if status == 429:
-        return CallError(Failure.RATE_LIMIT, f"{name} limits the rate (429): lower teachers.max_concurrent")
-    if status in (401, 402, 403):
-        return CallError(
-            Failure.REFUSED_KEY, f"{name} refused the key (HTTP {status}): check the key, its rights and its credit"
-        )
-    if status == 404:
-        return CallError(Failure.NOT_FOUND, f"{name} doesn't exist there (404): check base_url, or name another model")
-    if 300 <= status < 400:
-        return CallError(Failure.BAD_REQUEST, f"{name} is elsewhere (HTTP {status}): set base_url to where it is")
-    if status >= 500 or status in (408, 409):
-        return CallError(Failure.SERVER, f"{name} failed with HTTP {status}: try again later")
-    return CallError(Failure.BAD_REQUEST, f"{name} refused the request (HTTP {status}): check its id and context")
+    other = "try again later" if status >= 500 else "check base_url, the model's id and its context"
+    return CallError(f"http {status}", f"{name} answered with HTTP {status}: {_HELP.get(status, other)}")

@@ -13,10 +13,8 @@ from typing import Any, TextIO
 
 from ..config.sections import BudgetConfig
 from ..engine.protocol import TeacherLedger
-from ..errors import DataError
-from ..files import parse_json
 from ..types import Cost
-from .answer import CallError, Failure
+from .answer import BUDGET, CallError
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class Books:
                 if not self.refused:
                     log.warning("%s: the student goes on without it", why)
                 self.refused += 1
-                raise CallError(Failure.BUDGET, why, sent=False)
+                raise CallError(BUDGET, why)
         self._record(teacher, spent=asdict(most), what="call")  # written before anything is sent
 
     def settle(self, teacher: str, most: Spent, cost: Cost, sure: bool) -> None:
@@ -79,28 +77,21 @@ class Books:
         self._record(teacher, what=what, kind=kind, value=value)
 
     def failed(self, teacher: str, error: CallError) -> None:
-        """Count a failure; the first of each kind is said."""
-        if str(error.kind) not in self.ledger(teacher).failures:
+        """Count a failure; the first of each kind is said. (What the budget refused is counted and said there.)"""
+        if error.kind == BUDGET:
+            return
+        if error.kind not in self.ledger(teacher).failures:
             log.warning("a call of %s failed: %s", teacher, error)
         self.note(teacher, "failure", error.kind)
 
     def open(self, path: Path) -> None:
-        """Keep the books in the file `path` from now on; what it holds already is taken in.
-
-        Raises:
-            DataError: a line of it can't be read.
-        """
+        """Keep the books in the file `path` from now on; what it holds already is taken in."""
         if path.exists():
             data = path.read_bytes()
             whole = data[: data.rfind(b"\n") + 1]
             os.truncate(path, len(whole))  # a crash may have cut the last line
-            for number, line in enumerate(whole.splitlines(), 1):
-                try:
-                    self._apply(parse_json(line))
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    raise DataError(
-                        f"line {number} of the teachers' books {path} can't be read: remove the line"
-                    ) from error
+            for line in whole.splitlines():
+                self._apply(json.loads(line))
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def as_dict(self) -> dict[str, Any]:

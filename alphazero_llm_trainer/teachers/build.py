@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from ..config.load import Config
 from ..config.sections import TeacherModel, TeacherTier
 from ..engine.protocol import Teacher
 from ..errors import ConfigError
-from .client import ChatClient, Endpoint, open_endpoint
+from .client import ChatClient, Endpoint
 from .ensemble import TeacherEnsemble
 from .openai_teacher import OpenAITeacher, TerminalChecker
 
@@ -22,52 +23,64 @@ def is_remote(config: Config) -> bool:
 
 
 def open_remote(config: Config) -> Endpoint:
-    """The endpoint, and the books, that a tier's teachers and its terminal checker share.
+    """The endpoint, and the books, that a tier's teachers and its terminal checker share; its key is the environment's.
 
     Raises:
-        ConfigError: the tier is unknown, or its key is missing.
+        ConfigError: the tier is unknown, it has no address, or its key is missing.
     """
-    return open_endpoint(config.teachers.tier, _tier(config), config.teachers)
+    name, tier, key = config.teachers.tier, _tier(config), None
+    if tier.base_url is None:
+        raise ConfigError(f"teacher_tiers.{name}.base_url is null: name the address of an OpenAI-compatible server")
+    if tier.key_variable is not None:
+        key = os.environ.get(tier.key_variable, "").strip()
+        if not key:
+            raise ConfigError(
+                f"teachers.tier {name} needs a key: set {tier.key_variable} to the key of {tier.base_url},"
+                " or choose another tier"
+            )
+        if not all("!" <= character <= "~" for character in key):  # no header holds anything else
+            raise ConfigError(
+                f"{tier.key_variable} has a space or another character that is in no key: copy the key again"
+            )
+    return Endpoint(tier.base_url, key, config.teachers)
 
 
 def build_teachers(
-    config: Config, scripted: Callable[[], Teacher], endpoint: Endpoint | None = None
+    config: Config, scripted: Callable[[], Teacher], endpoint: Endpoint | None
 ) -> TeacherEnsemble | None:
     """The ensemble of `teachers.tier`, or None for tier "none".
 
     Args:
         config: the resolved configuration.
         scripted: makes the scripted teacher of tier "embedded".
-        endpoint: what the terminal checker shares; opened where it is None.
+        endpoint: what `open_remote` opened, where the tier is remote.
 
     Raises:
-        ConfigError: the tier is unknown or empty, or its key is missing.
+        ConfigError: the tier is empty.
     """
     wanted = config.teachers
     if wanted.tier == "none":
         return None
     if wanted.tier == "embedded":
         return TeacherEnsemble([scripted()], wanted, config.seed)
+    assert endpoint is not None
     models = _tier(config).teachers
     if not models:
         raise ConfigError(f"teacher_tiers.{wanted.tier}.teachers is empty: name a model there or choose another tier")
-    endpoint = open_remote(config) if endpoint is None else endpoint
     teachers = [OpenAITeacher(ChatClient(endpoint, model)) for model in models]
     strengths = {model.model: model.strengths for model in models}
     return TeacherEnsemble(teachers, wanted, config.seed, endpoint.books, strengths)
 
 
-def build_terminal_checker(config: Config, endpoint: Endpoint | None = None) -> TerminalChecker | None:
+def build_terminal_checker(config: Config, endpoint: Endpoint | None) -> TerminalChecker | None:
     """The terminal checker, or None where `teachers.terminal_checker` is off.
 
     Raises:
-        ConfigError: the tier has no checker, or its key is missing.
+        ConfigError: the tier has no checker.
     """
-    if not config.teachers.terminal_checker:
+    if not config.teachers.terminal_checker or endpoint is None:
         return None
-    model = checker_model(config)
-    endpoint = open_remote(config) if endpoint is None else endpoint
-    return TerminalChecker(ChatClient(endpoint, model, CHECKER))
+    return TerminalChecker(ChatClient(endpoint, checker_model(config), CHECKER))
 
 
 def checker_model(config: Config) -> TeacherModel:

@@ -4,7 +4,6 @@ What is added here: a bound on the time and the bytes of an answer, and a budget
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..config.sections import TeacherModel, TeachersConfig, TeacherTier
-from ..errors import ConfigError
+from ..config.sections import TeacherModel, TeachersConfig
 from ..types import Cost
-from .answer import PERMANENT, CallError, ChatAnswer, Failure, failed, read_answer, status_error
+from .answer import CallError, ChatAnswer, read_answer, status_error
 from .budget import Books, Spent
 
 if TYPE_CHECKING:
@@ -56,14 +54,12 @@ async def _cap(response: httpx.Response) -> None:
 class Endpoint:
     """Where a tier's models answer, with its key, its share of concurrency and the books that they share.
 
-    `refused` is the error of a key that was refused: nothing more is sent then. Connections and semaphores belong to an
-    event loop, so both are made anew when the running loop is another one.
+    Connections and semaphores belong to an event loop, so both are made anew when the running loop is another one.
     """
 
     def __init__(self, base_url: str, key: str | None, settings: TeachersConfig, books: Books | None = None) -> None:
         self.base_url, self.settings = base_url, settings
         self.books = Books(settings.budget) if books is None else books
-        self.refused: CallError | None = None
         self._key = key
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sdk: openai.AsyncOpenAI
@@ -105,36 +101,12 @@ class Endpoint:
                 await self._sdk.close()
 
 
-def open_endpoint(name: str, tier: TeacherTier, settings: TeachersConfig) -> Endpoint:
-    """The endpoint of the tier called `name`, with its key from the environment.
-
-    Raises:
-        ConfigError: the tier's key variable isn't set, or it has no address.
-    """
-    if tier.base_url is None:
-        raise ConfigError(f"teacher_tiers.{name}.base_url is null: name the address of an OpenAI-compatible server")
-    key = None
-    if tier.key_variable is not None:
-        key = os.environ.get(tier.key_variable, "").strip()
-        if not key:
-            raise ConfigError(
-                f"teachers.tier {name} needs a key: set {tier.key_variable} to the key of {tier.base_url},"
-                " or choose another tier"
-            )
-        if not all("!" <= character <= "~" for character in key):  # no header holds anything else
-            raise ConfigError(
-                f"{tier.key_variable} has a space or another character that is in no key: copy the key again"
-            )
-    return Endpoint(tier.base_url, key, settings)
-
-
 class ChatClient:
     """One model at an endpoint; `name` is what the books call it."""
 
     def __init__(self, endpoint: Endpoint, model: TeacherModel, name: str | None = None) -> None:
         self.endpoint, self.model, self.books = endpoint, model, endpoint.books
         self.name = model.model if name is None else name
-        self._gone: CallError | None = None  # why no later call will fare better
 
     async def complete(self, messages: Sequence[Message], temperature: float = 1.0, seed: int | None = None) -> str:
         """The model's answer to `messages`, without its thinking.
@@ -151,9 +123,6 @@ class ChatClient:
         }
         sdk, gate = self.endpoint.open()
         async with gate:
-            gone = self._gone or self.endpoint.refused
-            if gone is not None:
-                raise CallError(gone.kind, str(gone), sent=False)
             most, cost, sure, start = self._most(request), Cost(calls=1), False, time.perf_counter()
             self.books.reserve(self.name, most)
             try:
@@ -161,16 +130,12 @@ class ChatClient:
                 sure = self._charge(cost, answer, messages)
             except CallError as error:
                 sure = not error.charged
-                if error.kind in PERMANENT:
-                    self._gone = error
-                if error.kind is Failure.REFUSED_KEY:
-                    self.endpoint.refused = error
                 raise
             finally:
                 cost.seconds = time.perf_counter() - start
                 self.books.settle(self.name, most, cost, sure)
         if answer.failure is not None:
-            raise failed(answer.failure, self.model.model)
+            raise answer.failure
         return answer.text
 
     async def _sent(self, sdk: openai.AsyncOpenAI, request: dict[str, Any]) -> ChatAnswer:
@@ -185,22 +150,15 @@ class ChatClient:
                 body = raw.http_response.content
         except (TimeoutError, openai.APITimeoutError) as error:
             said = f"{name} didn't answer within {timeout:g} s: raise teachers.timeout_seconds"
-            # A connection that was never made carried no request.
-            raise CallError(
-                Failure.TIMEOUT, said, charged=not isinstance(error.__cause__, httpx.ConnectTimeout)
-            ) from error
+            raise CallError("timeout", said, charged=was_sent(error)) from error
         except openai.APIConnectionError as error:
             said = f"{name} can't be reached at {self.endpoint.base_url}: check the URL and the network"
-            raise CallError(
-                Failure.CONNECTION, said, charged=not isinstance(error.__cause__, httpx.ConnectError)
-            ) from error
+            raise CallError("connection", said, charged=was_sent(error)) from error
         except openai.APIStatusError as error:
-            metadata = error.body.get("metadata") if isinstance(error.body, dict) else None
-            flagged = isinstance(metadata, dict) and "flagged_input" in metadata  # OpenRouter's moderation
             # Not `from error`: the SDK's error repeats the provider's page.
-            raise status_error(error.status_code, name, flagged) from None
+            raise status_error(error.status_code, name) from None
         if len(body) >= MOST_BYTES:
-            raise CallError(Failure.UNREADABLE, f"{name} answered with more than {MOST_BYTES:,} bytes", charged=True)
+            raise CallError("unreadable", f"{name} answered with more than {MOST_BYTES:,} bytes", charged=True)
         return read_answer(body, name)
 
     def _most(self, request: dict[str, Any]) -> Spent:
@@ -224,3 +182,8 @@ class ChatClient:
         cost.prompt_tokens, cost.cached_tokens, cost.sampled_tokens = prompt - cached, cached, sampled
         cost.dollars = self._dollars(prompt, sampled) if dollars is None else dollars
         return usage is not None
+
+
+def was_sent(error: BaseException) -> bool:
+    """Whether a request that failed may have reached its server: a connection that was never made carried none."""
+    return not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout)

@@ -17,7 +17,7 @@ FAILING_BELOW = 0.5  # `ask: failing`: where the best grade of the student's con
 
 
 class TeacherEnsemble:
-    """Several teachers asked at once. A failing one costs its proposals, never the search.
+    """Several teachers asked at once. Where one fails the next is asked; with none left the search goes on alone.
 
     Args:
         teachers: who may be asked.
@@ -60,10 +60,7 @@ class TeacherEnsemble:
         return self.settings.ask == "always" or best < FAILING_BELOW
 
     async def propose(self, problem: Problem, steps: Sequence[str], seed: int) -> list[TeacherProposal]:
-        """Next steps after `steps`: at most `right` + `wrong`, fewer where teachers fail or have nothing to say.
-
-        With nobody left the list is empty and the search goes on with the student.
-        """
+        """Next steps after `steps`: at most `right` + `wrong`, fewer where teachers fail or have nothing to say."""
         found = await asyncio.gather(
             *(self._ask(i, problem, steps, direction, seed) for i, direction in enumerate(self._asks))
         )
@@ -76,14 +73,12 @@ class TeacherEnsemble:
     async def _ask(
         self, number: int, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
     ) -> TeacherProposal | None:
-        """The proposal of the first teacher that is there and that the budget allows: a cheaper one may still fit."""
+        """What the first teacher says that can be asked: another one may be there, or still fit into the budget."""
         for teacher in self._order(number, direction, seed):
             try:
                 return await teacher.propose(problem, steps, direction, seed + number)
             except CallError as error:
-                if error.sent:
-                    self.books.failed(teacher.name, error)
-                    return None
+                self.books.failed(teacher.name, error)
         return None
 
     def _order(self, number: int, direction: Direction, seed: int) -> list[Teacher]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..engine.protocol import TeacherProposal
 from ..types import Direction, Problem
-from .answer import CallError, Failure, without_thinking
+from .answer import UNUSABLE, CallError, without_thinking
 from .client import ChatClient
 
 MAX_STEP_CHARACTERS = 300
@@ -74,7 +74,7 @@ class OpenAITeacher:
         # Some providers take seeds of 32 bits with a sign.
         text = parse_step(await self._client.complete(messages, seed=seed % 2**31))
         if text is None or (steps and text == steps[-1].strip()):
-            self._client.books.note(self.name, "failure", Failure.UNUSABLE)
+            self._client.books.note(self.name, "failure", UNUSABLE)
             return None
         return TeacherProposal(text, f"teacher:{self.name}", direction)
 
@@ -96,11 +96,10 @@ class TerminalChecker:
         try:
             answer = await self._client.complete([{"role": "user", "content": asked}], temperature=0.0)
         except CallError as error:
-            if error.sent:
-                books.failed(self.name, error)
+            books.failed(self.name, error)
             return rule
         said = re.findall(r"\b(?:un)?finished\b", answer.lower())
         if not said:
-            books.note(self.name, "failure", Failure.UNUSABLE)
+            books.note(self.name, "failure", UNUSABLE)
             return rule
         return bool(said[-1] == "finished")

@@ -23,7 +23,7 @@ from ..problems.load import asked, but_has, tasks_of
 from ..problems.source import open_source
 from ..rewards.custom import open_reward
 from ..rollouts import check_collecting, scripted_teacher
-from ..teachers.build import checker_model
+from ..teachers.build import checker_model, is_remote, open_remote
 from ..types import Task
 from .checkpoint import sealed
 from .hub import check_hub
@@ -259,12 +259,10 @@ def check_start(config: Config, folder: Path | None = None) -> None:
 
 def check_libraries(config: Config) -> None:
     """Raise ConfigError for a teachers' key or a library that is missing: all that can be told without torch."""
-    from ..teachers.client import open_endpoint
     from .tracking import check_tracker
 
-    tier = config.teacher_tiers[config.teachers.tier] if config.teachers.tier != "none" else None
-    if tier is not None and tier.base_url is not None:
-        open_endpoint(config.teachers.tier, tier, config.teachers)
+    if is_remote(config):
+        open_remote(config)
     if config.engine.backend == "vllm" and find_spec("vllm") is None:
         raise ConfigError("engine.backend is vllm, which is not installed: install alphazero-llm-trainer[gpu]")
     check_tracker(config.train.track)
