@@ -4,9 +4,7 @@ import asyncio
 import os
 import re
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -42,14 +40,6 @@ def impatient():
     verifier = MathVerifier(timeout=1.0)
     yield verifier
     verifier.close()
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 # -- embedded and gsm8k ------------------------------------------------------------------------------------------------
@@ -147,28 +137,22 @@ def test_math_takes_marked_answers_alone_from_a_response_that_was_cut():
 def test_an_answer_that_takes_too_long_kills_the_worker_and_grading_goes_on(impatient):
     pairs = [(rf"\boxed{{{answer}}}", r"\frac{\sqrt{2}}{2}") for answer in (r"\frac1{\sqrt2}", TOWER, "7", r"2^{-1/2}")]
     impatient([Request("x+1", "1+x", True)])
-    first, restarts = impatient.pid, impatient.restarts
-    assert alive(first)
-    began = time.monotonic()
+    first = impatient.process
     verdicts = [one.verdict for one in GRADERS["math"].grade_many(pairs, verifier=impatient)]
     assert verdicts == [Verdict.CORRECT, Verdict.TIMED_OUT, Verdict.WRONG, Verdict.CORRECT]
-    assert time.monotonic() - began >= impatient.timeout
-    assert not alive(first)
-    assert impatient.restarts == restarts + 1
-    assert impatient.pid != first and alive(impatient.pid)
+    assert first.poll() == -signal.SIGPROF and impatient.process.poll() is None
 
 
 def test_a_worker_that_was_killed_from_outside_is_replaced(impatient):
     impatient([Request("a+1", "1+a", True)])
-    os.kill(impatient.pid, signal.SIGKILL)
+    impatient.process.kill()
     assert impatient([Request("a+b", "b+a", True), Request("a+b", "b-a", True)]) == ["correct", "wrong"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells another process's CPU time")
 def test_a_worker_that_gets_no_turn_is_waited_for(impatient):
     impatient([Request("c+1", "1+c", True)])
-    os.kill(impatient.pid, signal.SIGSTOP)
-    threading.Timer(1.5 * impatient.timeout, os.kill, (impatient.pid, signal.SIGCONT)).start()
+    os.kill(impatient.process.pid, signal.SIGSTOP)
+    threading.Timer(1.5 * impatient.timeout, os.kill, (impatient.process.pid, signal.SIGCONT)).start()
     assert impatient([Request("c+2", "2+c", True)]) == ["correct"]
 
 

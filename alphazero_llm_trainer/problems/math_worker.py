@@ -2,7 +2,7 @@ r"""The process that runs math-verify: one JSON request a line on stdin, one ver
 
 A request is `{"gold": LaTeX, "answer": text, "found": bool}`. `found` tells that `answer` is a final answer that was
 taken out of its response; otherwise it is running text, and math-verify looks for the answer itself. The verdict is
-`correct`, `wrong` or `unparsed`; the first line is `ready`. Its parent (`math_verifier`) ends it when it takes too long.
+`correct`, `wrong` or `unparsed`; the first line is `ready`. A timer of the system's ends the process when one takes too long.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from math_verify.grader import is_equation, take_first_relation
 from sympy import Mul, Symbol
 from sympy.core.function import AppliedUndef
 
+PATIENCE = 12  # for a process that hardly gets a turn
 MEMORY_BYTES = 4 << 30  # a power tower asks for all there is
 # A final answer is one formula: no number is looked for in what can't be read, and no letter is dropped as a unit
 # (math-verify reads `2t` and `3ab` as 2 and 3; `answers.without_unit` has dropped what is one).
@@ -61,8 +62,9 @@ def _names_a_value(given: Any, answer: str) -> bool:
     return isinstance(left, Symbol | AppliedUndef) or segment or not (left.free_symbols or left.is_Number)
 
 
-def main(alarm_seconds: int) -> None:
-    """Serve until stdin ends. A request that takes `alarm_seconds` ends the process: its parent must be gone."""
+def main(seconds: float) -> None:
+    """Serve until stdin ends. A request that takes so many seconds of CPU time ends the process, by SIGPROF; by SIGALRM one
+    that takes PATIENCE times as long by the wall clock."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     if sys.platform == "linux":
@@ -75,13 +77,14 @@ def main(alarm_seconds: int) -> None:
     judge(r"\frac{\sqrt{2}}{2}", "x + 1", True)  # the first takes about a second, which is no answer's fault
     print("ready", file=verdicts, flush=True)
     for line in sys.stdin:
-        request = json.loads(line)
-        if hasattr(signal, "alarm"):
-            signal.alarm(alarm_seconds)
-        print(judge(request["gold"], request["answer"], request["found"]), file=verdicts, flush=True)
-        if hasattr(signal, "alarm"):
-            signal.alarm(0)
+        # Nothing handles these signals: the system ends the process, in the middle of whatever it computes.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds)
+        verdict = judge(**json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(verdict, file=verdicts, flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(float(sys.argv[1]))
