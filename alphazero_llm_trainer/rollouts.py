@@ -14,8 +14,9 @@ from .config.sections import SearchConfig
 from .engine.protocol import Teacher, ValueFunction
 from .errors import ConfigError, DataError, RequestError, RewardError
 from .mcts.choose import Reading
-from .mcts.driver import Search, check_settings, derive_seed
+from .mcts.driver import Search, check_settings
 from .mcts.extract import Trajectory, outcomes, trajectories
+from .mcts.seeds import derive_seed
 from .mcts.tree import ROOT, Tree
 from .policy.engine_steps import EngineSteps
 from .policy.engine_tokens import EngineTokens

@@ -41,7 +41,8 @@ from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine import native  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
-from alphazero_llm_trainer.mcts.driver import Search, derive_seed  # noqa: E402
+from alphazero_llm_trainer.mcts.driver import Search  # noqa: E402
+from alphazero_llm_trainer.mcts.seeds import derive_seed  # noqa: E402
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree  # noqa: E402
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens  # noqa: E402
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step  # noqa: E402
@@ -349,9 +350,15 @@ def grow_ours(setting: Setting, arm: Arm) -> tuple[list[Nested], Work]:
     """The package's trees on one engine, which remembers nothing from before."""
     pairs = [(problem, derive_seed(SEED, i)) for i, problem in enumerate(setting.problems)]
 
-    async def grow() -> dict[int, Tree]:
-        searches = Search(setting.policy, setting.evaluate, setting.search).run_many(pairs)
-        return {index: result.tree async for index, result in searches}
+    async def grow() -> list[Tree]:
+        search = Search(setting.policy, setting.evaluate, setting.search)
+        gate = asyncio.Semaphore(setting.search.concurrent)
+
+        async def one(problem: Problem, seed: int) -> Tree:
+            async with gate:
+                return (await search.run(problem, seed)).tree
+
+        return await asyncio.gather(*(one(*pair) for pair in pairs))
 
     trees = asyncio.run(grow())
     stats = setting.student.engine.stats

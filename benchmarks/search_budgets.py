@@ -45,7 +45,7 @@ from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: 
 from alphazero_llm_trainer.eval.methods import tree_search  # noqa: E402
 from alphazero_llm_trainer.eval.metrics import Interval, holm, paired_bootstrap, sign_test, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.verifiers import load_verifier  # noqa: E402
-from alphazero_llm_trainer.mcts.driver import derive_seed  # noqa: E402
+from alphazero_llm_trainer.mcts.seeds import derive_seed  # noqa: E402
 from alphazero_llm_trainer.mcts.tree import Tree  # noqa: E402
 from alphazero_llm_trainer.policy.adapters import fingerprint  # noqa: E402
 from alphazero_llm_trainer.policy.student import load_student  # noqa: E402

@@ -13,6 +13,7 @@ from support import EOS, library_logprobs, run, tiny_engine, tiny_llama
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.mcts.driver import Search
+from alphazero_llm_trainer.mcts.waiting import together
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens
 from alphazero_llm_trainer.types import Problem, RewardParts
 
@@ -124,12 +125,10 @@ def test_the_package_grows_the_plain_trees() -> None:
     search = Search(EngineTokens(student, 1.0, 3), evaluate, settings)  # type: ignore[arg-type]
     problems = [Problem(f"p{i}", student.decode(prompt), "ids") for i, prompt in enumerate(PROMPTS)]
 
-    async def grow() -> dict[int, Nested]:
-        pairs = [(problem, 7) for problem in problems]
-        return {index: nested(result.tree) async for index, result in search.run_many(pairs)}
+    async def grow() -> list[Nested]:
+        return [nested(result.tree) for result in await together(*(search.run(problem, 7) for problem in problems))]
 
-    grown = run(grow)
-    assert [grown[i] for i in range(len(PROMPTS))] == [plain(prompt) for prompt in PROMPTS]
+    assert run(grow) == [plain(prompt) for prompt in PROMPTS]
 
 
 def test_arms_agree_and_count_what_they_do() -> None:

@@ -27,14 +27,16 @@ from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.eval import methods
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import choose
-from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
+from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import step_values, trajectories
 from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
+from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, puct, ucb1
 from alphazero_llm_trainer.mcts.steps import StepExpansion
 from alphazero_llm_trainer.mcts.tokens import TokenExpansion
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
+from alphazero_llm_trainer.mcts.waiting import together
 from alphazero_llm_trainer.problems.source import source_of
 from alphazero_llm_trainer.rewards import terminal
 from alphazero_llm_trainer.rollouts import reading_of
@@ -525,27 +527,11 @@ def test_a_search_goes_on_with_a_tree() -> None:
 
 def test_many_searches_at_once_equal_each_alone() -> None:
     problems = [(a_problem(f"p{i}"), i) for i in range(32)]
-    config = SearchConfig(simulations=8, samples=3, concurrent=5)
-    alone = [search(ScriptedPolicy(9), problem, seed, simulations=8, samples=3).tree for problem, seed in problems]
-    alive = most = 0
-
-    class Counting(ScriptedPolicy):
-        async def continuations(self, *args: Any) -> Any:
-            nonlocal alive, most
-            alive += 1
-            most = max(most, alive)
-            try:
-                return await super().continuations(*args)
-            finally:
-                alive -= 1
-
-    async def together() -> dict[int, Tree]:
-        one = Search(Counting(9), scripted_evaluate, config)
-        return {index: result.tree async for index, result in one.run_many(problems)}
-
-    found = run(together)
-    assert most == 5 and sorted(found) == list(range(32))
-    assert [found[i].to_dict() for i in range(32)] == [tree.to_dict() for tree in alone]
+    config = SearchConfig(simulations=8, samples=3)
+    one = Search(ScriptedPolicy(9), scripted_evaluate, config)
+    alone = [run(lambda pair=pair: one.run(*pair)) for pair in problems]
+    at_once = run(lambda: together(*(one.run(*pair) for pair in problems)))
+    assert [found.tree.to_dict() for found in at_once] == [found.tree.to_dict() for found in alone]
 
 
 # -- (g) choosing ------------------------------------------------------------------------------------------------------

@@ -29,9 +29,10 @@ from support import (
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.errors import ConfigError
-from alphazero_llm_trainer.mcts.driver import Search, SearchResult, derive_seed
+from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import OUTSIDE, policy_targets, step_values, trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Mcts, mix
+from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import puct, ucb1
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.engine_tokens import EngineTokens, beam_search

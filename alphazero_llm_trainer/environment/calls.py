@@ -11,7 +11,7 @@ import aiohttp
 from ..answers import is_final
 from ..engine.protocol import Drawn, Limits
 from ..errors import EngineError
-from ..mcts.driver import derive_seed
+from ..mcts.seeds import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step
 from .frozen import EMBEDDED_MODEL, FrozenStudent
 

@@ -13,8 +13,8 @@ from ..answers import extract, is_final
 from ..config.load import Config
 from ..engine.protocol import Drawn, Judgement, Limits, ValueFunction, Verifier
 from ..mcts.choose import Choice
-from ..mcts.driver import derive_seed
 from ..mcts.metered import CountedVerifier
+from ..mcts.seeds import derive_seed
 from ..mcts.tree import REJECTED, ROOT, Tree
 from ..policy.engine_steps import EngineSteps
 from ..problems.source import source_of

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..engine.protocol import Limits
 from ..errors import RequestError
-from ..mcts.driver import derive_seed
+from ..mcts.seeds import derive_seed
 from ..problems.grading import Grade
 from ..problems.source import source_of
 from ..rewards.custom import CustomReward

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ..engine.protocol import Generated, GenerateRequest
 from ..errors import RequestError
 from ..live import Progress
-from ..mcts.driver import derive_seed
+from ..mcts.seeds import derive_seed
 from ..policy.student import Student
 from ..problems.source import source_of
 from ..rewards.custom import CustomReward

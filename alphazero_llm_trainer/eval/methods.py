@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
 from ..engine.protocol import GenerateRequest, ValueFunction, Verifier
-from ..mcts.driver import Advisor, Evaluate, Search, SearchResult, StepPolicy, TokenPolicy
+from ..mcts.driver import Search, SearchResult
+from ..mcts.expansion import Evaluate
+from ..mcts.steps import Advisor, StepPolicy
+from ..mcts.tokens import TokenPolicy
 from ..problems.calculator import exact_result
 from ..problems.source import source_of
 from ..rewards.terminal import finished_earns_one, make_evaluate

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +23,6 @@ from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
 from .verified import VerifiedExpansion
 from .waiting import together
-
-__all__ = [
-    "Advisor",
-    "Evaluate",
-    "Finished",
-    "Search",
-    "SearchResult",
-    "StepPolicy",
-    "TokenPolicy",
-    "check_settings",
-    "derive_seed",
-]
 
 
 @dataclass(slots=True)
@@ -249,25 +236,6 @@ class Search:
         if self.generating and enough and right_responses(tree, self.verifier is not None) >= enough:
             return "enough"
         return None
-
-    async def run_many(
-        self, problems: Sequence[tuple[Problem, int]], trees: Sequence[Tree | None] | None = None
-    ) -> AsyncIterator[tuple[int, SearchResult]]:
-        """Search (problem, seed) pairs, `settings.concurrent` at once; yields (index, result) as each ends."""
-        gate = asyncio.Semaphore(self.settings.concurrent)
-
-        async def one(index: int) -> tuple[int, SearchResult]:
-            async with gate:
-                problem, seed = problems[index]
-                return index, await self.run(problem, seed, None if trees is None else trees[index])
-
-        tasks = [asyncio.ensure_future(one(i)) for i in range(len(problems))]
-        try:
-            for done in asyncio.as_completed(tasks):
-                yield await done
-        finally:
-            for task in tasks:
-                task.cancel()
 
 
 def check_settings(settings: SearchConfig, valued: bool) -> None:

@@ -26,14 +26,11 @@ class Journal(Mapping[str, dict[str, Any]]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._places: dict[str, int] = {}  # key -> where its line begins, in bytes
         self.dropped_bytes = drop_half_line(path) if path.exists() else 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
-        place = 0
-        for key, line in keyed(path):
-            self._places[key] = place
-            place += len(line)
+        # key -> where its line begins, in bytes
+        self._places = {record["key"]: place for place, record in placed(path)}
 
     def append(self, record: dict[str, Any]) -> None:
         """Write a record with a new `key` and hand it to the operating system, so that a killed process keeps it."""
@@ -101,14 +98,6 @@ def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
     return record
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a journal of trees, without changing it; a half-written last line is left out.
-
-    Raises DataError for a record that is not what a search wrote, naming its line.
-    """
-    return (record for _, record in placed(path))
-
-
 def placed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """`read`, each record with the byte at which its line begins: `record_at` reads it again."""
     try:
@@ -126,6 +115,14 @@ def placed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise DataError(f"journal {path} line {number}: {error}") from error
                 yield place, record
             place += len(line)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a journal, without changing it; a half-written last line is left out.
+
+    Raises DataError for a record that is not what a search wrote, naming its line.
+    """
+    return (record for _, record in placed(path))
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
@@ -162,8 +159,8 @@ class Shards:
         self.dropped_bytes = 0
         for entry in self.closed:
             path = folder / entry["name"]
-            self._take(path, [key for key, _ in keyed(path)])
-            if entry["sha256"] != entry_of(path, 0)["sha256"]:
+            self._take(path, [record["key"] for record in read(path)])
+            if entry["sha256"] != digest(path):
                 raise DataError(f"journal {path} is not what its manifest says (sha256 differs): restore it")
         # No manifest calls these finished: the one that was being written, or one just filled before it.
         names = {entry["name"] for entry in self.closed}
@@ -211,17 +208,18 @@ class Shards:
     def close(self, finished: bool = False) -> None:
         """Write through to the disk and close; `finished` counts the last file as closed for good."""
         self._file.close()
-        if not self._file:
-            self._file.path.unlink()
+        path, records = self._file.path, len(self._file)
+        if not records:
+            path.unlink()
         elif finished:
-            self.closed.append(entry_of(self._file.path, len(self._file)))
+            entry = {"name": path.name, "records": records, "bytes": path.stat().st_size, "sha256": digest(path)}
+            self.closed.append(entry)
 
 
-def entry_of(path: Path, records: int) -> dict[str, Any]:
-    """What a manifest says of a finished file."""
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": path.name, "records": records, "bytes": path.stat().st_size, "sha256": digest}
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def journals(path: Path) -> list[Path]:
@@ -254,32 +252,10 @@ def read_shards(folder: Path) -> Iterator[dict[str, Any]]:
         yield from read(path)
 
 
-def keyed(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each whole line of a journal with its key, read off its beginning where it stands there: a tree's line is long."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise DataError(f"journal {path} can't be read ({error.strerror}): restore it") from error
-    with file:
-        for number, line in enumerate(file, 1):
-            key = None
-            if line.startswith(b'{"key":"') and line.endswith(b"}\n"):
-                with suppress(ValueError):
-                    key, _ = json.JSONDecoder().raw_decode(line[:4096].decode(errors="ignore"), len('{"key":'))
-            yield parse(path, f"line {number}", line)["key"] if key is None else key, line
-
-
 def drop_half_line(path: Path) -> int:
     """Cut off a last line without its line end, which a crash left; returns how many bytes that were."""
+    size = path.stat().st_size
     with path.open("r+b") as file:
-        size = end = file.seek(0, os.SEEK_END)
-        while end > 0:
-            start = max(end - 65536, 0)
-            file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                end = start + found + 1
-                break
-            end = start
-        file.truncate(end)
-    return size - end
+        whole = sum(len(line) for line in file if line.endswith(b"\n"))
+        file.truncate(whole)
+    return size - whole

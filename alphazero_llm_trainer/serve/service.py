@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ..config.sections import ServeConfig
 from ..errors import EngineError, RequestError
-from ..mcts.driver import derive_seed
+from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
 from ..types import Cost
 from .answering import Answerer

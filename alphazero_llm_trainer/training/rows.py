@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ..config.load import Config
 from ..engine.protocol import Verifier
-from ..mcts.driver import derive_seed
 from ..mcts.extract import OUTSIDE, Trajectory, step_values, trajectories
+from ..mcts.seeds import derive_seed
 from ..mcts.tree import ROOT, Tree
 from ..policy.engine_tokens import EngineTokens
 from ..rollouts import Collector, GradedTree
