@@ -66,7 +66,7 @@ def add_serve(commands: Any) -> None:
 
 def run_serve(args: argparse.Namespace, config: Config) -> int:
     """Serve until a signal comes. 0 after SIGTERM, 130 after Ctrl-C."""
-    from ..serve.door import is_loopback
+    from ..serve.app import is_loopback
     from ..serve.server import listen
 
     keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
@@ -88,17 +88,13 @@ def serve_at(
     bound: socket.socket, args: argparse.Namespace, config: Config, keys: Sequence[str], progress: Progress
 ) -> int:
     """Load, and serve at the socket `bound`."""
-    from ..policy.adapters import fingerprint
-    from ..serve.app import make_app
-    from ..serve.door import is_loopback
+    from ..serve.app import is_loopback, make_app
     from ..serve.server import serve
     from ..serve.service import Service
-    from ..serve.traces import Traces
 
     models, answerer = loaded(args, config)
     student = answerer.student
-    traces = Traces(config.serve.traces, args.keep_traces)
-    service = Service(answerer, models, config.serve, fingerprint(student.model), traces)
+    service = Service(answerer, models, config.serve, args.keep_traces)
     port = bound.getsockname()[1]
     shown = f"[{args.host}]" if ":" in args.host else args.host
 

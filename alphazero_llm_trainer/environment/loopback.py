@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from ..policy.adapters import fingerprint
 from ..serve.answering import Answerer
 from ..serve.app import make_app
 from ..serve.requests import Models
 from ..serve.server import Server, listen, start
 from ..serve.service import Service
-from ..serve.traces import Traces
 from .frozen import EMBEDDED_MODEL, FrozenStudent
 
 WAITING = 100_000  # verifiers bounds its rollouts itself
@@ -29,9 +27,9 @@ class Loopback:
     async def start(cls, frozen: FrozenStudent) -> Loopback:
         """A server of `frozen` that listens."""
         student = frozen.student
-        settings = frozen.config.serve.model_copy(update={"queue": WAITING})
+        settings = frozen.config.serve.model_copy(update={"queue": WAITING, "traces": 0})
         models = Models(EMBEDDED_MODEL, judged=False)
-        service = Service(Answerer(student, frozen.config), models, settings, fingerprint(student.model), Traces(0))
+        service = Service(Answerer(student, frozen.config), models, settings)
         bound = listen("127.0.0.1", 0)
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
         return cls(url, *await start(make_app(service), bound, settings))

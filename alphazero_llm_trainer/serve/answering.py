@@ -9,21 +9,24 @@ from typing import Any, TypeVar
 
 from ..answers import extract
 from ..config.load import Config
-from ..engine.protocol import ValueFunction, Verifier
+from ..engine.protocol import Generated, GenerateRequest, ValueFunction, Verifier, Watch
 from ..eval.attempt import Attempt, MethodContext
 from ..eval.methods import METHODS
 from ..mcts.choose import Choice, choose, most_visited, voting
 from ..mcts.metered import MeteredValue
-from ..mcts.tree import Tree
+from ..mcts.tree import WHOLE, Tree
 from ..rewards.perplexity import Perplexity
 from ..rollouts import reading_of
 from ..types import Problem
 from .conversation import Conversation, MeteredVerifier
-from .outcomes import DEADLINE, Outcome, chosen
-from .requests import MCTS, Wanted
-from .sampling import let_go, sampled
+from .requests import MCTS, SAMPLE, Wanted
+from .text import TextReader
+from .wire import DEADLINE, Outcome, Token
+
+LINE = ("\n",)  # the one stop that ends a reasoning step, which the engine stops at by itself
 
 T = TypeVar("T")
+Tell = Callable[[str], None]  # takes the text of a choice as it comes
 
 
 @dataclass(slots=True)
@@ -35,20 +38,79 @@ class Answerer:
     verifier: Verifier | None = None
     value: ValueFunction | None = None
 
-    async def __call__(
-        self, wanted: Wanted, seed: int, due: float | None, tell: Callable[[str], None], name: str
-    ) -> Outcome:
+    async def __call__(self, wanted: Wanted, seed: int, due: float | None, tell: Tell, name: str) -> Outcome:
         """One choice, whose text is told as it comes: piece by piece of a sample, at once of a search.
 
         `due` is when it has to be there, by the event loop's clock. Raises RequestError or ApiError for what can't be
         served, EngineError when the engine failed.
         """
         conversation = Conversation(self.student, wanted.prompt)
-        if not wanted.searches:
-            return await sampled(conversation, wanted, seed, due, self.config.search, tell)
+        if wanted.method.name == SAMPLE:
+            return await self.sampled(conversation, wanted, seed, due, tell)
         outcome = await self.searched(conversation, wanted, Problem(name, wanted.question, "user"), seed, due)
         tell(outcome.text)
         return outcome
+
+    # -- a plain sample ------------------------------------------------------------------------------------------------
+
+    async def sampled(
+        self, conversation: Conversation, wanted: Wanted, seed: int, due: float | None, tell: Tell
+    ) -> Outcome:
+        """One response, of `search.max_tokens` where the request names no number; OpenAI's default temperature is 1.
+
+        It is told as it is drawn, and cut at stop strings and at the deadline.
+        """
+        engine, body, settings = conversation.engine, wanted.body, self.config.search
+        most = settings.max_tokens if body.most_tokens is None else body.most_tokens
+        request = GenerateRequest(
+            conversation.prompt,
+            max_new_tokens=min(most, engine.capabilities.max_context - len(conversation.prompt)),
+            temperature=1.0 if body.temperature is None else body.temperature,
+            seed=seed,
+            max_steps=1 if body.stops == LINE and settings.step == "line" else None,
+            top_k=body.top_logprobs,
+        )
+        reader = TextReader(conversation.decode, body.stops, engine.eos_ids)
+        watched = body.stream or (bool(body.stops) and request.max_steps is None)
+        woken = asyncio.Event()
+        watch = Watch(woken.set if watched else None)
+        drawing = asyncio.ensure_future(engine.generate([request], watch))
+        drawing.add_done_callback(lambda _: woken.set())
+        try:
+            async with asyncio.timeout_at(due) as timer:
+                while not drawing.done() and reader.stop is None:
+                    await woken.wait()
+                    woken.clear()
+                    if watched and watch.samples:
+                        reader.read(watch.samples[0].tokens)
+                        tell(reader.delta())
+        except TimeoutError:
+            if not timer.expired():
+                raise
+        finally:
+            engine.end()
+            let_go(drawing)
+        drawn = drawn_by(drawing, watch)
+        reader.read(drawn.token_ids)
+        reader.end()
+        tell(reader.delta(final=True))
+        ended_by = DEADLINE if not drawing.done() else "length" if drawn.finish == "length" else "stop"
+        ended_by = ended_by if reader.stop is None else "stop"
+        tops = drawn.top or [()] * len(drawn.logprobs)
+        tokens = zip(reader.ids, reader.pieces, drawn.logprobs, tops, strict=False)  # the end token has no text
+        return Outcome(
+            text=reader.text,
+            finish="stop" if ended_by == "stop" else "length",
+            seed=seed,
+            cost=engine.cost,
+            ended_by=ended_by,
+            token_ids=drawn.token_ids,
+            logprobs=drawn.logprobs,
+            stop=reader.stop,
+            tokens=[Token(*token) for token in tokens][: reader.kept()] if body.logprobs else None,
+        )
+
+    # -- a search ------------------------------------------------------------------------------------------------------
 
     async def searched(
         self, conversation: Conversation, wanted: Wanted, problem: Problem, seed: int, due: float | None
@@ -58,9 +120,7 @@ class Answerer:
         budget = serve.budget_tokens if method.count is None else serve.max_budget_tokens
         budget = budget if body.budget_tokens is None else body.budget_tokens
         context = self.context(conversation, wanted, problem)
-        attempt = Attempt(
-            context, problem, seed, budget, count=method.count, simulations=body.simulations, tree=tree
-        )  # fmt: skip
+        attempt = Attempt(context, problem, seed, budget, count=method.count, simulations=body.simulations, tree=tree)
         found = await in_time(answer(method.name, attempt), due, conversation)
         response, ended_by = (None, DEADLINE) if found is None else found
         choice = attempt.choice
@@ -106,6 +166,41 @@ async def answer(name: str, attempt: Attempt) -> tuple[str | None, str]:
     return response, ended_by
 
 
+def chosen(
+    conversation: Conversation, wanted: Wanted, seed: int, tree: Tree, choice: Choice | None, ended_by: str
+) -> Outcome:
+    """A search's choice as a choice of the request; where nothing was finished, the best beginning there is."""
+    engine = conversation.engine
+    if choice is not None:
+        node, why, answer, text = choice.node, choice.why, choice.answer, choice.response
+        ids, verdict = response_of(tree, choice)
+        whole = verdict in WHOLE or extract(text, strict=True) is not None
+    else:
+        node, answer, whole, why = most_visited(tree), None, False, "no response was finished: the best beginning"
+        ids = max(tree.sequence(node)[0], engine.partial, key=len)
+        text = conversation.decode([token for token in ids if token not in engine.eos_ids])
+    found = [(at, stop) for stop in wanted.body.stops if (at := text.find(stop)) >= 0]
+    at, stop = min(found, key=lambda one: one[0], default=(len(text), None))
+    finish = "stop" if whole or stop is not None else "length"
+    return Outcome(
+        text[:at], finish, seed, engine.cost, ended_by, ids, stop=stop, answer=answer, why=why, tree=tree, node=node
+    )  # fmt: skip
+
+
+def response_of(tree: Tree, choice: Choice) -> tuple[tuple[int, ...], str | None]:
+    """Token ids and verdict of a chosen response: a path, or a rollout that goes on from one."""
+    ids, verdict = tree.sequence(choice.node)[0], tree.verdict[choice.node]
+    if verdict is None:
+        own = [rollout for rollout in tree.rollouts if rollout.node == choice.node]
+        for rollout in own:
+            if len(own) == 1 or choice.response.endswith(rollout.text):
+                return ids + rollout.token_ids, rollout.verdict
+    return ids, verdict
+
+
+# -- in time -----------------------------------------------------------------------------------------------------------
+
+
 async def in_time(work: Awaitable[T], due: float | None, conversation: Conversation) -> T | None:
     """What `work` gives, or None where it has not ended by `due`: what is there by then counts, and it is let go."""
     task = asyncio.ensure_future(work)
@@ -117,3 +212,21 @@ async def in_time(work: Awaitable[T], due: float | None, conversation: Conversat
         return None
     finally:
         let_go(task)
+
+
+def drawn_by(drawing: asyncio.Future[list[list[Generated]]], watch: Watch) -> Generated:
+    """What was drawn, or what there is of it by now: a sample that is let go may still grow."""
+    if drawing.done():
+        return drawing.result()[0][0]
+    if not watch.samples:
+        return Generated((), (), "length")
+    [sample] = watch.samples
+    return Generated(tuple(sample.tokens), tuple(sample.logprobs), "length", tuple(sample.top) or None)
+
+
+def let_go(task: asyncio.Future[Any]) -> None:
+    """Cancel what has not ended, and don't wait: a cancellation takes a turn of the event loop for each task within a
+    task, and on a busy server the deadline is long over then."""
+    if not task.done():
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody is left to be told
+        task.cancel()

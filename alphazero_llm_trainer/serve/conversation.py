@@ -27,19 +27,15 @@ class Meter:
 
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
         """See `Engine.generate`. Where the engine streams, tokens of a call that is cancelled count too."""
-        if not self.engine.capabilities.streams:
-            found = await self.engine.generate(requests)
+        watch = Watch() if watch is None else watch
+        self._open[watch] = requests
+        try:
+            found = await self.engine.generate(requests, watch)
+        except asyncio.CancelledError:
+            self._close(watch)
+            raise
+        if self._open.pop(watch, None) is not None:
             self.cost.sampled_tokens += sum(len(one.token_ids) for row in found for one in row)
-        else:
-            watch = Watch() if watch is None else watch
-            self._open[watch] = requests
-            try:
-                found = await self.engine.generate(requests, watch)
-            except asyncio.CancelledError:
-                self._close(watch, kept=True)
-                raise
-            finally:
-                self._close(watch)
         for request, row in zip(requests, found, strict=True):
             cached = row[0].cached_tokens
             self.cost.cached_tokens += cached
@@ -50,15 +46,12 @@ class Meter:
     def end(self) -> None:
         """Count what is under way as it stands: its cancellation takes a while on a busy event loop, and an answer is due."""
         for watch in list(self._open):
-            self._close(watch, kept=True)
+            self._close(watch)
 
-    def _close(self, watch: Watch, kept: bool = False) -> None:
-        requests = self._open.pop(watch, None)
-        if requests is None:
-            return
-        self.cost.sampled_tokens += sum(len(sample.tokens) for sample in watch.samples)
-        asked = [request for request in requests for _ in range(request.n)] if kept else []
+    def _close(self, watch: Watch) -> None:
+        asked = [request for request in self._open.pop(watch, ()) for _ in range(request.n)]
         for request, sample in zip(asked, watch.samples, strict=False):
+            self.cost.sampled_tokens += len(sample.tokens)
             self.partial = max(self.partial, (*request.prompt_ids[self.prompt :], *sample.tokens), key=len)
 
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
@@ -77,14 +70,13 @@ class Meter:
 
 
 class Conversation:
-    """A student (`policy.chat.Chat` with an engine) whose one prompt is this request's."""
+    """A student (`policy.chat.Chat` with an engine) whose one prompt is this request's, whatever its last question was."""
 
     def __init__(self, student: Any, prompt: tuple[int, ...]) -> None:
         self.student, self.prompt = student, prompt
         self.engine = Meter(student.engine, len(prompt))
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """This request's prompt, whatever its last question was."""
         return self.prompt
 
     def __getattr__(self, name: str) -> Any:

@@ -1,18 +1,19 @@
-"""Requests as OpenAI's clients write them, and what this server makes of them: a prompt, a method and bounds."""
+"""Requests as OpenAI's clients write them, what this server makes of them, and the errors that clients get instead."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
+from starlette.responses import JSONResponse
 
 from ..config.sections import ServeConfig, Temperature
 from ..errors import ConfigError, RequestError
 from ..policy.chat import Chat, ChatMessage
-from .failures import ApiError, not_valid, shown, wrong
 
 # Parameters that are not offered, with the value that asks for nothing. Any other value is refused.
 NEUTRAL: dict[str, Any] = {
@@ -30,9 +31,61 @@ REPAIRING = ("step-rejection", "early-abort", "adaptive-best-of-n", "beam")
 MOST_SAMPLES, MOST_CHOICES = 64, 16  # N of best-of-N; choices of one request
 CHARACTERS = 32  # of a token, at most, as far as a first look at a prompt's length goes
 SEED_BITS = 63  # the engine's seeds have no sign
+LONGEST_VALUE = 60  # characters of a wrong value or name that are shown back
 
 Count = Annotated[int, Field(ge=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class ApiError(Exception):
+    """A request that is answered with `status` and OpenAI's shape of an error, with nothing of this machine in it; `param`
+    names the parameter that is wrong."""
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+        named = param if param is None else param[:LONGEST_VALUE]  # a client may have made it up
+        self.body = {"error": {"message": message, "type": kind, "param": named, "code": code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """A parameter that is wrong."""
+    return ApiError(message, param=param, code=code)
+
+
+INTERNAL = ApiError("internal error", 500, code="internal_error")  # what broke here
+
+
+def not_valid(error: ValidationError) -> ApiError:
+    """The first thing that is wrong with a request's body."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    name, place = str(first["loc"][0]), ".".join(map(str, first["loc"]))[: 2 * LONGEST_VALUE]
+    if first["type"] == "extra_forbidden" and name == place:
+        return wrong(name, f"there is no parameter {shown(name)}: leave it out", "unknown_parameter")
+    if first["type"] == "missing":
+        return wrong(name, f"{place} is missing: give it", "missing_required_parameter")
+    value: Any = first["input"]
+    is_ = f" is {shown(value)}" if isinstance(value, bool | int | float | str) else ""
+    return wrong(name, f"{place}{is_}: {first['msg'][0].lower()}{first['msg'][1:]}")
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: short."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +189,13 @@ class Wanted:
         return self.method.name != SAMPLE
 
 
-def chat_request(raw: bytes, chat: Chat, context: int, models: Models, limits: ServeConfig) -> Wanted:
+def chat_request(raw: bytes, student: Any, models: Models, limits: ServeConfig) -> Wanted:
     """A chat request. Raises ApiError for what is wrong with it or beyond the bounds."""
     body = parsed(raw)
     method = models.of(body.model, body.method)
     check(body, method, limits)
-    prompt, question = prompt_of([message.wire() for message in body.messages], chat, context)
+    context = student.engine.capabilities.max_context
+    prompt, question = prompt_of([message.wire() for message in body.messages], student, context)
     seconds = None if body.deadline_ms is None else body.deadline_ms / 1000
     return Wanted(body, method, prompt, question, body.seed % (1 << SEED_BITS), seconds)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-import os
 import resource
 import signal
 import socket
@@ -23,8 +22,7 @@ from ..errors import ConfigError
 
 BACKLOG = 1024  # connections that the kernel keeps for us
 ACCEPTED = 8  # that are taken from it in one go: four such crowds can be open before the places of the first are free
-SPARE_FILES = 64  # descriptors that are no connection's: the journal, what the engine opens, threads
-LEAST = 8
+SPARE_FILES = 128  # descriptors that are no connection's: the journal, what Python and the engine open, threads
 IDLE_SECONDS = 75  # that a connection may wait for its next request
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -73,22 +71,17 @@ class Server(uvicorn.Server):
         return nullcontext()
 
 
-def budget(asked: int) -> int:
-    """How many connections there may be: `asked`, or fewer where the process may not open as many files.
+def most_connections() -> int:
+    """How many connections there may be: fewer than MOST_CONNECTIONS where the process may not open as many files.
 
-    Raises the process's own limit as far as it may. Raises ConfigError where hardly any are left.
+    Raises the process's own limit as far as it may.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else SPARE_FILES
-    if resource.RLIM_INFINITY in (soft, hard):
-        return asked
-    if soft < asked + taken + SPARE_FILES:
-        soft = min(asked + taken + SPARE_FILES, hard)
+    wanted = MOST_CONNECTIONS + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    most = min(asked, soft - taken - SPARE_FILES)
-    if most < LEAST:
-        raise ConfigError(f"this process may open {soft} files, which leaves too few for clients: raise ulimit -n")
-    return most
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, soft - SPARE_FILES)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -107,11 +100,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def start(app: Any, bound: socket.socket, settings: ServeConfig) -> tuple[Server, asyncio.Task[None]]:
-    """A server of `app` that accepts requests, and its running; `server.should_exit = True` ends it.
-
-    Raises ConfigError where hardly any files may be opened.
-    """
-    most = budget(MOST_CONNECTIONS)
+    """A server of `app` that accepts requests, and its running; `server.should_exit = True` ends it."""
+    most = most_connections()
     config = uvicorn.Config(
         app,
         http=cast(Any, partial(Connection, crowd={}, most=most)),

@@ -3,56 +3,99 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..config.sections import ServeConfig
-from ..errors import EngineError, RequestError
+from ..errors import ConfigError, EngineError, RequestError
+from ..mcts.journal import Journal
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
-from ..types import Cost
+from ..policy.adapters import fingerprint
+from ..rollouts import GradedTree
+from ..types import Problem, Task
 from .answering import Answerer
-from .failures import ApiError
-from .outcomes import Outcome
-from .requests import Models, Wanted
-from .traces import Trace, Traces
-from .wire import Wire
+from .requests import ApiError, Models, Wanted
+from .wire import DEADLINE, Outcome, Wire
+
+log = logging.getLogger(__name__)
 
 Emit = Callable[[dict[str, Any]], None]  # takes the chunks of a streamed answer
 SOON = {"Retry-After": "1"}
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
-class Service:
-    """Answers requests with one student.
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """An answer with its tree. It becomes JSON when somebody asks for it."""
 
-    Args:
-        answerer: finds choices.
-        models: those that there are.
-        settings: bounds.
-        fingerprint: of the student's weights.
-        traces: keeps the trees.
+    name: str
+    wanted: Wanted
+    outcome: Outcome
+    policy_version: int
+
+    def record(self) -> dict[str, Any]:
+        """The journal line, as `collect` writes those of training: nobody knows the gold answer here."""
+        outcome, wanted = self.outcome, self.wanted
+        assert outcome.tree is not None
+        ungraded = GradedTree(
+            self.name,
+            Task(Problem(self.name, wanted.question, "user"), ""),
+            outcome.tree,
+            outcome.cost,
+            outcome.ended_by,
+            flat_at_first=True,
+            extensions=0,
+            prompt_ids=wanted.prompt,
+            policy_version=self.policy_version,
+        )
+        served = {"method": wanted.method.label, "response": outcome.text, "deadline_hit": outcome.ended_by == DEADLINE}
+        served |= {name: getattr(outcome, name) for name in ("answer", "node", "why", "seed")}
+        # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a benchmark's too.
+        return ungraded.record(split="served", served=served)
+
+
+class Service:
+    """Answers requests with one student, and keeps the newest trees; all of them in the journal of the folder `keep`.
+
+    Raises ConfigError where nothing can be written there.
     """
 
-    def __init__(
-        self, answerer: Answerer, models: Models, settings: ServeConfig, fingerprint: str, traces: Traces
-    ) -> None:
-        self.answerer, self.models, self.settings, self.traces = answerer, models, settings, traces
+    def __init__(self, answerer: Answerer, models: Models, settings: ServeConfig, keep: Path | None = None) -> None:
+        self.answerer, self.models, self.settings = answerer, models, settings
         self.student = answerer.student
-        self.fingerprint, self.created = f"fp_{fingerprint[:12]}", int(time.time())
+        self.fingerprint, self.created = f"fp_{fingerprint(self.student.model)[:12]}", int(time.time())
         self.places = asyncio.Semaphore(settings.concurrent)
         self.live, self.waiting = 0, 0
-        self.metrics = Metrics(lambda: self.live, lambda: self.waiting)
+        self.traces: OrderedDict[str, Trace] = OrderedDict()
+        self.journal: Journal | None = None
+        if keep is not None:
+            try:
+                self.journal = Journal(keep / "journal.jsonl")
+            except OSError as error:
+                reason = f"--keep-traces is {keep}, where nothing can be written ({error.strerror})"
+                raise ConfigError(f"{reason}: name another folder") from error
+        self.registry = mine = CollectorRegistry()
+        self.requests = Counter("alphazero_requests", "Answered requests.", ["model", "status"], registry=mine)
+        self.seconds = Histogram(
+            "alphazero_request_seconds", "From arrival to the answer.", ["model"], buckets=SECONDS, registry=mine
+        )
+        self.tokens = Counter("alphazero_tokens", "Tokens by kind (types.Cost).", ["kind"], registry=mine)
+        Gauge("alphazero_live_requests", "Requests under way.", registry=mine).set_function(lambda: self.live)
+        Gauge("alphazero_waiting_requests", "Requests that wait.", registry=mine).set_function(lambda: self.waiting)
 
-    @property
-    def context(self) -> int:
-        """Tokens of a prompt and its response together."""
-        return self.student.engine.capabilities.max_context
+    def exposition(self) -> bytes:
+        """The counters, as Prometheus reads them."""
+        return generate_latest(self.registry)
 
     async def __call__(self, wanted: Wanted, arrived: float, emit: Emit) -> dict[str, Any]:
         """The answer to a request that arrived at `arrived` by the event loop's clock; a streamed one goes to `emit`.
@@ -71,14 +114,13 @@ class Service:
             status = 499  # the client went, or the server ends
             raise
         finally:
-            self.metrics.requests.labels(wanted.body.model, status).inc()
-            self.metrics.seconds.labels(wanted.body.model).observe(loop.time() - arrived)
+            self.requests.labels(wanted.body.model, status).inc()
+            self.seconds.labels(wanted.body.model).observe(loop.time() - arrived)
 
     async def answer(self, wanted: Wanted, arrived: float, emit: Emit) -> dict[str, Any]:
         """See `__call__`."""
         due = None if wanted.deadline is None else arrived + wanted.deadline
-        name, decode = f"chatcmpl-{secrets.token_hex(12)}", self.student.decode
-        wire = Wire(wanted, name, int(time.time()), self.fingerprint, decode)
+        wire = Wire(wanted, self.fingerprint, self.student.decode)
         async with self.place(due):
             works = [self.choice(wanted, index, due, arrived, wire, emit) for index in range(wanted.body.n)]
             try:
@@ -130,30 +172,28 @@ class Service:
         outcome.trace_id = None if outcome.tree is None else name
         if streams:
             emit(wire.closing(index, outcome))
-        self.metrics.spent(outcome.cost)
+        for kind in ("prompt", "cached", "sampled", "scored"):
+            self.tokens.labels(kind).inc(getattr(outcome.cost, f"{kind}_tokens"))
         if outcome.tree is not None:
-            self.traces.put(Trace(name, wanted, outcome, self.student.engine.version))
+            self.keep(Trace(name, wanted, outcome, self.student.engine.version))
         return outcome
 
+    def keep(self, trace: Trace) -> None:
+        """Keep a trace, and drop the oldest one beyond `serve.traces`."""
+        self.traces[trace.name] = trace
+        while len(self.traces) > self.settings.traces:
+            self.traces.popitem(last=False)
+        if self.journal is None:
+            return
+        try:
+            self.journal.append(trace.record())
+            self.journal.forget()  # served ids never come twice, and a server runs for long
+        except OSError as error:  # a disk that is full costs the trees from then on, and no answer
+            log.warning("served trees can't be kept any more (%s): free the disk and start again", error.strerror)
+            self.journal = None
 
-class Metrics:
-    """Counters of one server, in a registry of its own. `live` and `waiting` tell how many requests are."""
-
-    def __init__(self, live: Callable[[], float], waiting: Callable[[], float]) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("alphazero_requests", "Answered requests.", ["model", "status"], registry=registry)
-        self.seconds = Histogram(
-            "alphazero_request_seconds", "From arrival to the answer.", ["model"], buckets=SECONDS, registry=registry
-        )
-        self.tokens = Counter("alphazero_tokens", "Tokens by kind (types.Cost).", ["kind"], registry=registry)
-        Gauge("alphazero_live_requests", "Requests under way.", registry=registry).set_function(live)
-        Gauge("alphazero_waiting_requests", "Requests that wait.", registry=registry).set_function(waiting)
-
-    def spent(self, cost: Cost) -> None:
-        """Count a choice's tokens."""
-        for kind in ("prompt", "cached", "sampled", "scored"):
-            self.tokens.labels(kind).inc(getattr(cost, f"{kind}_tokens"))
-
-    def text(self) -> bytes:
-        """The exposition format."""
-        return generate_latest(self.registry)
+    def trace(self, name: str) -> Trace:
+        """A trace by its id. Raises ApiError where it isn't there, or no more."""
+        if name not in self.traces:
+            raise ApiError("there is no such trace, or no more: the newest ones alone are kept", 404, code="not_found")
+        return self.traces[name]

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 UNFINISHED = "\ufffd"  # what the beginning of a character of several tokens decodes to
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token of a response: the text that it added, its log-probability (nats) and its likeliest alternatives."""
-
-    token_id: int
-    text: str
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class TextReader:
@@ -44,15 +33,11 @@ class TextReader:
         self._known = ""  # the text of ids[_before:_at]
 
     def read(self, token_ids: Sequence[int]) -> None:
-        """Take in what is new of the response's tokens."""
-        self.feed(token for token in token_ids[self._seen :] if token not in self.silent)
-        self._seen = len(token_ids)
-
-    def feed(self, token_ids: Iterable[int]) -> None:
-        """The next tokens. What comes after a stop string is left out."""
-        for token in token_ids:
-            if self.stop is not None:
-                return
+        """Take in what is new of the response's tokens so far. What comes after a stop string is left out."""
+        new, self._seen = token_ids[self._seen :], len(token_ids)
+        for token in new:
+            if self.stop is not None or token in self.silent:
+                continue
             self.ids.append(token)
             behind = self.decode(self.ids[self._before :])
             if behind.endswith(UNFINISHED):
@@ -82,7 +67,8 @@ class TextReader:
         """What can be told now and was not told before; the rest might yet become a stop string, unless this is `final`."""
         end = len(self.text)
         if not final and self.stop is None:
-            end -= max((held(self.text, stop) for stop in self.stops), default=0)
+            begun = (size for stop in self.stops for size in range(1, len(stop)) if self.text.endswith(stop[:size]))
+            end -= max(begun, default=0)
         told, self._told = self._told, max(self._told, end)
         return self.text[told : self._told]
 
@@ -95,8 +81,3 @@ class TextReader:
             length += len(piece)
             count += 1
         return count
-
-
-def held(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`."""
-    return next((length for length in range(len(stop) - 1, 0, -1) if text.endswith(stop[:length])), 0)

@@ -3,59 +3,54 @@
 from __future__ import annotations
 
 import json
+import secrets
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..mcts.tree import ROOT
+from ..mcts.tree import ROOT, Tree
 from ..types import Cost
-from .outcomes import DEADLINE, Outcome
 from .requests import Wanted
-from .text import Token
 
 LEAST_LOGPROB = -9999.0  # as OpenAI writes a token that can't be: JSON has no infinity
+DEADLINE = "deadline"
 
 
-def usage(wanted: Wanted, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What a request took.
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a response: the text that it added, its log-probability (nats) and its likeliest alternatives."""
 
-    `completion_tokens` are all sampled ones, those of rejected and hidden responses too; `reasoning_tokens` are those
-    that are in no returned text. The prompt counts once.
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A choice.
+
+    `token_ids` are the response's, with `logprobs` (nats) where it is a plain sample; `tokens` its text's where they were
+    asked for. `stop` is the stop string that cut it. `tree` is None for a plain sample. `ended_by` is a search's (see
+    `SearchResult`), "deadline", or the engine's reason.
     """
-    total = Cost()
-    for outcome in outcomes:
-        total.add(outcome.cost)
-    prompt, told = len(wanted.prompt), sum(len(outcome.token_ids) for outcome in outcomes)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": total.sampled_tokens,
-        "total_tokens": prompt + total.sampled_tokens,
-        "prompt_tokens_details": {"cached_tokens": min(prompt, total.cached_tokens)},
-        "completion_tokens_details": {
-            "reasoning_tokens": max(total.sampled_tokens - told, 0),
-            "scored_tokens": total.scored_tokens,
-        },
-    }
 
-
-def about(wanted: Wanted, outcome: Outcome) -> dict[str, Any]:
-    """The `alphazero` field of a choice."""
-    cost, tree = outcome.cost, outcome.tree
-    found = {
-        "method": wanted.method.label,
-        "seed": outcome.seed,
-        "ended_by": outcome.ended_by,
-        "deadline_hit": outcome.ended_by == DEADLINE,
-        "seconds": round(outcome.seconds, 4),
-        "sampled_tokens": cost.sampled_tokens,
-        "scored_tokens": cost.scored_tokens,
-        "cached_tokens": cost.cached_tokens,
-    }
-    if tree is not None:
-        found |= {"trace_id": outcome.trace_id, "answer": outcome.answer, "why": outcome.why}
-        found |= {"simulations": tree.N[ROOT], "nodes": len(tree)}
-        if wanted.body.return_tree:
-            found["tree"] = tree.to_dict()
-    return found
+    text: str
+    finish: str  # "stop" or "length"
+    seed: int
+    cost: Cost
+    ended_by: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    stop: str | None = None
+    tokens: list[Token] | None = None
+    answer: str | None = None
+    why: str | None = None
+    tree: Tree | None = None
+    node: int | None = None
+    trace_id: str | None = None
+    seconds: float = 0.0  # from the request's arrival
 
 
 class Wire:
@@ -63,15 +58,14 @@ class Wire:
 
     Args:
         wanted: the request.
-        name, created, fingerprint: of the answer; seconds since 1970; of the student's weights.
+        fingerprint: of the student's weights.
         decode: the student's, for alternatives to a token.
     """
 
-    def __init__(
-        self, wanted: Wanted, name: str, created: int, fingerprint: str, decode: Callable[[Sequence[int]], str]
-    ) -> None:
+    def __init__(self, wanted: Wanted, fingerprint: str, decode: Callable[[Sequence[int]], str]) -> None:
         self.wanted, self.decode = wanted, decode
-        self.common = {"id": name, "created": created, "model": wanted.body.model, "system_fingerprint": fingerprint}
+        name = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time())}
+        self.common = {**name, "model": wanted.body.model, "system_fingerprint": fingerprint}
 
     def whole(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """The body of an answer that isn't streamed."""
@@ -80,12 +74,12 @@ class Wire:
             message = {"role": "assistant", "content": outcome.text, "refusal": None}
             choice = {"index": index, "message": message, "logprobs": self.logprobs(outcome.tokens)}
             choices.append(choice | self.ending(outcome))
-        details = [about(self.wanted, outcome) for outcome in outcomes]
+        details = [self.about(outcome) for outcome in outcomes]
         return {
             "object": "chat.completion",
             **self.common,
             "choices": choices,
-            "usage": usage(self.wanted, outcomes),
+            "usage": self.usage(outcomes),
             "alphazero": details[0] if len(details) == 1 else {"choices": details},
         }
 
@@ -98,18 +92,57 @@ class Wire:
 
     def closing(self, index: int, outcome: Outcome) -> dict[str, Any]:
         """A choice's last chunk: why it ended, and what it took."""
-        details = {"index": index, **about(self.wanted, outcome)}
+        details = {"index": index, **self.about(outcome)}
         return self.chunk(index, {}, **self.ending(outcome)) | {"alphazero": details}
 
     def used(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         """The chunk that `stream_options.include_usage` asks for."""
-        return self.chunk(0, {}) | {"choices": [], "usage": usage(self.wanted, outcomes)}
+        return self.chunk(0, {}) | {"choices": [], "usage": self.usage(outcomes)}
 
     def chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         """A piece of a streamed answer."""
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
         found = {"object": "chat.completion.chunk", **self.common, "choices": [choice]}
         return found | {"usage": None} if self.wanted.body.stream_options.include_usage else found
+
+    def usage(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+        """What the request took.
+
+        `completion_tokens` are all sampled ones, those of rejected and hidden responses too; `reasoning_tokens` are those
+        that are in no returned text. The prompt counts once.
+        """
+        total = Cost()
+        for outcome in outcomes:
+            total.add(outcome.cost)
+        prompt, told = len(self.wanted.prompt), sum(len(outcome.token_ids) for outcome in outcomes)
+        hidden = max(total.sampled_tokens - told, 0)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": total.sampled_tokens,
+            "total_tokens": prompt + total.sampled_tokens,
+            "prompt_tokens_details": {"cached_tokens": min(prompt, total.cached_tokens)},
+            "completion_tokens_details": {"reasoning_tokens": hidden, "scored_tokens": total.scored_tokens},
+        }
+
+    def about(self, outcome: Outcome) -> dict[str, Any]:
+        """The `alphazero` field of a choice."""
+        cost, tree = outcome.cost, outcome.tree
+        found = {
+            "method": self.wanted.method.label,
+            "seed": outcome.seed,
+            "ended_by": outcome.ended_by,
+            "deadline_hit": outcome.ended_by == DEADLINE,
+            "seconds": round(outcome.seconds, 4),
+            "sampled_tokens": cost.sampled_tokens,
+            "scored_tokens": cost.scored_tokens,
+            "cached_tokens": cost.cached_tokens,
+        }
+        if tree is not None:
+            found |= {"trace_id": outcome.trace_id, "answer": outcome.answer, "why": outcome.why}
+            found |= {"simulations": tree.N[ROOT], "nodes": len(tree)}
+            if self.wanted.body.return_tree:
+                found["tree"] = tree.to_dict()
+        return found
 
     def logprobs(self, tokens: list[Token] | None) -> dict[str, Any] | None:
         """Tokens with their log-probabilities; None where they weren't asked for."""
