@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -127,13 +127,8 @@ class Cost:
 
     def add(self, other: Cost) -> None:
         """Add `other` to this cost in place."""
-        self.prompt_tokens += other.prompt_tokens
-        self.cached_tokens += other.cached_tokens
-        self.sampled_tokens += other.sampled_tokens
-        self.scored_tokens += other.scored_tokens
-        self.calls += other.calls
-        self.seconds += other.seconds
-        self.dollars += other.dollars
+        for part in fields(self):
+            setattr(self, part.name, getattr(self, part.name) + getattr(other, part.name))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -31,7 +31,7 @@ from alphazero_llm_trainer.eval.results import summary
 from alphazero_llm_trainer.eval.verifiers import LogProbability, NoVerifier, Product
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
-from alphazero_llm_trainer.problems.calculator import consistent
+from alphazero_llm_trainer.problems.calculator import equations
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.report.evaluation import result_text
@@ -156,8 +156,8 @@ def test_the_tool_leaves_no_wrong_result(student: Student, config: Config) -> No
     sampler = MethodContext(student, NoVerifier(), config)
     without = [asyncio.run(answered("greedy", sampler, task.problem, 0, 400)) for task in TASKS]
     tooled = [asyncio.run(answered("calculator-tool", sampler, task.problem, 0, 400)) for task in TASKS]
-    assert not all(consistent(one.response or "") for one in without)  # else this shows nothing
-    assert all(consistent(one.response or "") for one in tooled)
+    assert not all(all(equations(one.response or "")) for one in without)  # else this shows nothing
+    assert all(all(equations(one.response or "")) for one in tooled)
     # Where the model's own arithmetic was right the tool changes nothing but who writes the results.
     same = [(a, b) for a, b in zip(without, tooled, strict=True) if a.response == b.response]
     assert same and all(a.sampled_tokens > b.sampled_tokens for a, b in same)
@@ -169,7 +169,7 @@ def test_accepted_responses_passed_the_verifier(student: Student, config: Config
         found = [asyncio.run(answered(method, sampler, task.problem, 0, 300)) for task in TASKS]
         accepted = [one for one in found if one.ended_by == "accepted"]
         assert len(accepted) > len(TASKS) // 2
-        assert all(one.response is not None and consistent(one.response) for one in accepted)
+        assert all(one.response is not None and all(equations(one.response)) for one in accepted)
 
 
 def test_repairing_a_step_costs_less_than_starting_anew(student: Student, config: Config) -> None:

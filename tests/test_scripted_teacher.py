@@ -10,7 +10,7 @@ from alphazero_llm_trainer import answers
 from alphazero_llm_trainer.engine.protocol import Teacher
 from alphazero_llm_trainer.errors import TeacherError
 from alphazero_llm_trainer.problems import embedded
-from alphazero_llm_trainer.problems.scripted_teacher import ScriptedTeacher
+from alphazero_llm_trainer.problems.embedded_source import ScriptedTeacher
 from alphazero_llm_trainer.types import Direction, Problem
 from tests.support import check_solution
 

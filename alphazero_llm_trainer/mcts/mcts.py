@@ -19,7 +19,7 @@ that the search goes one step back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..types import Continuation, RewardParts, Step
 from .gumbel import GumbelRoot
@@ -82,14 +82,6 @@ def mix(value: float, rollout: float, rollout_weight: float) -> float:
     return (1.0 - rollout_weight) * value + rollout_weight * rollout
 
 
-@dataclass(slots=True)
-class _Flight:
-    """Leaves that were asked for and not yet backed up, in ask order, with what was told of them so far."""
-
-    told: dict[Leaf, Evaluation | None] = field(default_factory=dict)
-    nodes: set[int] = field(default_factory=set)
-
-
 class Mcts:
     """`ask` for leaves, `tell` what came of each, until `ask` returns none.
 
@@ -128,17 +120,17 @@ class Mcts:
         self.dead: set[int] = set()
         for node in range(len(tree) - 1, ROOT, -1) if patience is not None else ():
             self._bury(node)
-        self._flight = _Flight()
+        # Leaves that were asked for and not yet backed up, in ask order, with what was told of them so far.
+        self._told: dict[Leaf, Evaluation | None] = {}
 
     def ask(self, n: int = 1) -> list[Leaf]:
         """Up to `n` leaves to evaluate at once: those in flight first, then new ones; none when the simulations are over.
 
         Fewer than `n` come back when a descent ends in a node whose evaluation is under way already.
         """
-        flight = self._flight
-        while len(flight.told) < n and self.simulation < self.simulations:
+        while len(self._told) < n and self.simulation < self.simulations:
             node = self._descend()
-            if node is None or node in flight.nodes:
+            if node is None or any(leaf.node == node for leaf in self._told):
                 break
             self.simulation += 1
             self.expected = max(self.expected - 1, 1)
@@ -147,11 +139,9 @@ class Mcts:
                 self.tree.backup(node, reward)
                 self.tree.simulated(node)
                 continue
-            leaf = Leaf(node, self.simulation)
-            flight.told[leaf] = None
-            flight.nodes.add(node)
+            self._told[Leaf(node, self.simulation)] = None
             self.tree.hold(node, self.virtual_loss)
-        return list(flight.told)
+        return list(self._told)
 
     def _descend(self) -> int | None:
         """The node that the next simulation ends in; None where the root waits for values in flight."""
@@ -208,7 +198,7 @@ class Mcts:
         Telling a leaf again changes nothing. Raises ValueError for a value outside [0, 1] (UCB1's constant means nothing
         there) and leaves the tree alone.
         """
-        told = self._flight.told
+        told = self._told
         if leaf not in told or told[leaf] is not None:
             return
         for value in evaluation.rewards():
@@ -217,15 +207,14 @@ class Mcts:
         told[leaf] = evaluation
         while told and (first := next(iter(told))) is not None and (found := told[first]) is not None:
             del told[first]
-            self._flight.nodes.discard(first.node)
             self.tree.hold(first.node, -self.virtual_loss)
             self._apply(first.node, found)
 
     def cancel(self) -> None:
         """Let go of every leaf in flight: their virtual losses are taken back, nothing is backed up."""
-        for leaf in self._flight.told:
+        for leaf in self._told:
             self.tree.hold(leaf.node, -self.virtual_loss)
-        self._flight = _Flight()
+        self._told = {}
 
     def _apply(self, node: int, evaluation: Evaluation) -> None:
         tree = self.tree

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from ..engine.protocol import Judgement, ValueFunction, Verifier
-from ..types import Cost, Direction, Problem, RewardParts, Step
+from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of
 from .choose import Reading
 from .tree import WHOLE
 
@@ -71,12 +72,8 @@ class CountedVerifier:
         """Tokens that judging `steps` computes beyond what was judged before; 0 for a rule."""
         if not self.verifier.computes:
             return 0
-        prefix: tuple[int, ...] = ()
-        price = 0 if self.known else len(self.prompt_ids)
-        for step in steps:
-            prefix += step.token_ids
-            price += 0 if prefix in self.known else len(step.token_ids)
-        return price
+        new = [step for step, prefix in zip(steps, prefixes(steps)[1:], strict=True) if prefix not in self.known]
+        return len(ids_of(new)) + (0 if self.known else len(self.prompt_ids))
 
     def open(self) -> int:
         """Read the prompt; returns what that computes."""
@@ -87,15 +84,16 @@ class CountedVerifier:
 
     async def __call__(self, steps: Sequence[Step]) -> Judgement:
         self.cost.scored_tokens += self.price(steps)
-        prefix: tuple[int, ...] = ()
-        self.known.add(prefix)
-        for step in steps:
-            prefix += step.token_ids
-            self.known.add(prefix)
+        self.known.update(prefixes(steps))
         judged = await self.verifier(self.problem, self.prompt_ids, steps)
         if not judged.checked:
             self.unjudged.add("".join(step.text for step in steps))
         return judged
+
+
+def prefixes(steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    """The token ids before the first of `steps` (none), and up to the end of each."""
+    return list(accumulate((step.token_ids for step in steps), initial=()))
 
 
 def valued_by(value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ...]], reading: Reading) -> Any:
@@ -106,8 +104,7 @@ def valued_by(value: MeteredValue, prompt_ids: Callable[[Problem], tuple[int, ..
     ) -> RewardParts:
         if verdict not in WHOLE or reading("".join(step.text for step in steps)) is None:
             return RewardParts(total=0.0)
-        ids = tuple(token for step in steps for token in step.token_ids)
-        return RewardParts(total=await value(prompt_ids(problem) + ids))
+        return RewardParts(total=await value(prompt_ids(problem) + ids_of(steps)))
 
     return evaluate
 

@@ -222,7 +222,7 @@ class StepExpansion(Expansion):
         if self.rolls or tree.verdict[node] is not None:
             return node
         steps = tree.steps(node)
-        used = sum(len(step.token_ids) for step in steps)
+        used = len(ids_of(steps))
         room = settings.max_tokens - used
         room = room if left is None else min(room, self.paid.room(left, used))
         limits = Limits(settings.max_depth - len(steps), room)

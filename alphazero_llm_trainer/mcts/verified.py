@@ -44,8 +44,8 @@ class VerifiedExpansion(Expansion):
     async def __call__(self, leaf: Leaf, left: int | None) -> Evaluation:
         """The leaf's next chain, as a playout with the score of each of its steps."""
         steps = self.tree.steps(leaf.node)
-        start, used = len(steps), sum(len(step.token_ids) for step in steps)
-        room = self.settings.max_tokens - used
+        start = len(steps)
+        room = self.settings.max_tokens - len(ids_of(steps))
         draw = derive_seed(self.seed, leaf.node, self.tree.N[leaf.node])
         scores: list[float | None] = []
         total, why = 1.0, None
@@ -143,7 +143,7 @@ class VerifiedExpansion(Expansion):
         open_ends = [end for end in range(len(tree)) if tree.verdict[end] is None]
         node = max(open_ends, key=lambda end: (depths[end], -end))
         steps = tree.steps(node)
-        room = self.settings.max_tokens - sum(len(step.token_ids) for step in steps)
+        room = self.settings.max_tokens - len(ids_of(steps))
         limits = Limits(self.settings.max_depth - len(steps), room if left is None else min(room, left))
         if limits.steps <= 0 or limits.tokens <= 0:
             return node

@@ -12,12 +12,14 @@ import ast
 import operator
 import re
 from collections.abc import Callable
+from decimal import Context, Inexact
 from fractions import Fraction
 from functools import lru_cache
 
 CACHED_LINES = 8192
 LONGEST = 40  # tokens of an expression that are looked at
 DIGITS = 30  # of one number
+EXACT = Context(prec=3 * DIGITS, traps=[Inexact])  # decimals that are not rounded
 
 GROUPS = 30  # of thousands in one number: without an end, a line of them would be read again from each comma on
 
@@ -37,11 +39,6 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 _SIGNS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
 
 Token = tuple[str, str]  # kind and text
-
-
-def consistent(text: str) -> bool:
-    """Whether every equation in `text` is true; True where there is none."""
-    return all(equations(text))
 
 
 @lru_cache(maxsize=CACHED_LINES)
@@ -66,10 +63,13 @@ def exact_result(text: str) -> str | None:
     decimal form.
     """
     tokens = _tokens(text.rpartition("\n")[2])
-    if tokens and tokens[-1][0] == "equals":
-        result = _value(tokens[:-1])
-        return None if result is None else _decimal(result)
-    return None
+    result = _value(tokens[:-1]) if tokens and tokens[-1][0] == "equals" else None
+    if result is None:
+        return None
+    try:
+        return f"{EXACT.normalize(EXACT.divide(result.numerator, result.denominator)):f}"
+    except Inexact:
+        return None
 
 
 def _tokens(text: str) -> list[Token]:
@@ -121,20 +121,6 @@ def _says(written: str, exact: Fraction) -> bool:
     decimals = len(written.partition(".")[2])
     off = abs(Fraction(written) - exact)
     return off == 0 or (decimals > 0 and off <= Fraction(1, 2 * 10**decimals))
-
-
-def _decimal(number: Fraction) -> str | None:
-    rest, shift = number.denominator, 0
-    while rest % 10 == 0:
-        rest, shift = rest // 10, shift + 1
-    for factor in (2, 5):
-        while rest % factor == 0:
-            rest, shift = rest // factor, shift + 1
-    if rest != 1 or shift > DIGITS:
-        return None
-    digits = str(abs(number.numerator) * 10**shift // number.denominator).rjust(shift + 1, "0")
-    whole, part = (digits[:-shift], digits[-shift:].rstrip("0")) if shift else (digits, "")
-    return ("-" if number < 0 else "") + whole + (f".{part}" if part else "")
 
 
 def _evaluated(tokens: list[Token]) -> tuple[Fraction, bool] | None:

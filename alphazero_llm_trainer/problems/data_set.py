@@ -25,14 +25,12 @@ class RowSource(Source):
         hub: its name on the hub and its configuration there, None where it has one alone.
         columns: the columns that every row needs.
         test_split: the hub's split that test problems are read from; the others come from its train rows (`split_rows`).
-        only: the one split that the hub has; a tenth at its beginning is test then.
     """
 
     folder: str
     hub: tuple[str, str | None]
     columns: tuple[str, ...]
     test_split = "test"
-    only: str | None = None
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path
@@ -44,14 +42,10 @@ class RowSource(Source):
 
     def load(self, split: str, count: int, start: int = 0) -> list[Task]:
         """See `Source.load`."""
-        hub_split = self.only or (self.test_split if split == "test" else "train")
+        hub_split = self.test_split if split == "test" else "train"
         total, row = self.rows(hub_split)
-        numbers = split_rows(split, total)
-        if self.only is not None:
-            test = total // 10
-            inside = split_rows("train" if split == "test" else split, total)
-            numbers = range(test) if split == "test" else range(max(inside.start, test), inside.stop)
-        return [self.task(row(number), hub_split, number) for number in numbers[start : start + count]]
+        numbers = split_rows(split, total)[start : start + count]
+        return [self.task(row(number), hub_split, number) for number in numbers]
 
     def task(self, row: Row, hub_split: str, number: int) -> Task:
         """Row `number` of a hub's split as a task. Raises DataError for a broken row."""

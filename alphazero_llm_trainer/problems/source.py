@@ -22,6 +22,7 @@ import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
 from itertools import pairwise
@@ -235,10 +236,7 @@ def once(found: Mapping[str, Sequence[Task]], name: str) -> dict[str, list[Task]
 
 def own(task: Task, name: str) -> Task:
     """The task with this source's name in its problem."""
-    problem = task.problem
-    if problem.source == name:
-        return task
-    return Task(Problem(problem.id, problem.question, name, problem.level), task.gold, task.solution)
+    return task if task.problem.source == name else replace(task, problem=replace(task.problem, source=name))
 
 
 def check_tasks(tasks: Sequence[Task], name: str) -> None:
