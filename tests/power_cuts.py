@@ -112,7 +112,9 @@ class ForgetfulDisk:
                     continue
                 kept = self.synced.get(inode) or b""
                 if unsynced == "torn" and kept != written:
-                    kept = written[: (rng or Random(0)).randint(len(kept) if written.startswith(kept) else 0, len(written))]
+                    kept = written[
+                        : (rng or Random(0)).randint(len(kept) if written.startswith(kept) else 0, len(written))
+                    ]
                 state[place + name] = kept
 
         fill(self.root.stat().st_ino, "")

@@ -52,7 +52,9 @@ def test_unique_tokens_are_distinct_prefixes() -> None:
 def test_forwards_inside_generate_are_counted() -> None:
     model = tiny_llama(3)
     watched = Watched(model)
-    search = PlainSearch(model, PlainSettings(simulations=1, horizon=4, rollout="greedy"), lambda ids: False, lambda ids: 1.0)
+    search = PlainSearch(
+        model, PlainSettings(simulations=1, horizon=4, rollout="greedy"), lambda ids: False, lambda ids: 1.0
+    )
     search.run((5, 6, 7))
     work = watched.stop()
     response = work.forwards - 1  # one forward for the root's children, then one a token
