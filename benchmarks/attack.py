@@ -14,11 +14,9 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx  # noqa: E402
 import torch  # noqa: E402
-from serve import BAD  # noqa: E402
+from serve import BAD, Served  # noqa: E402
 from test_teacher_faults import KINDS, ONE, QUESTION, always, play  # noqa: E402
 
 from alphazero_llm_trainer.errors import CheckpointError  # noqa: E402
@@ -45,9 +43,6 @@ from benchmarks import provenance  # noqa: E402
 RESULTS = Path(__file__).parent / "results" / "reliability.json"
 LONGEST_SECONDS = 5.0  # of an answer that is refused at once
 EXAMPLES = 5  # failures that are kept in words
-CODE = "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())"
-LIMITED = "import resource as r; r.setrlimit(r.{limit}, ({most}, {most})); " + CODE
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 FILES, SILENT = 300, 400  # descriptors of the server, and clients that say nothing or half of something to it
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
 
@@ -92,23 +87,15 @@ def teachers(rng: Random, folder: Path) -> Tries:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[tuple[str, int, subprocess.Popen[str]]]:
-    """`serve` with FILES descriptors: its address, port and process."""
-
-    limited = [sys.executable, "-c", LIMITED.format(limit="RLIMIT_NOFILE", most=FILES)]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*limited, "serve", "--model", "embedded", "--port", "0"],
-            env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True,
-        )  # fmt: skip
-    assert process.stdout is not None
+def serving(log: Path) -> Iterator[Served]:
+    """`serve` with FILES descriptors."""
+    with log.open("w") as heard:
+        served = Served(files=FILES, log=heard)
     try:
-        line = process.stdout.readline()
-        url = next(word for word in line.split() if word.startswith("http")).removesuffix("/v1")
-        yield url, int(url.rpartition(":")[2]), process
+        yield served
     finally:
-        process.kill()
-        process.wait()
+        served.process.kill()
+        served.process.wait()
 
 
 def healthy(url: str) -> float:
@@ -120,11 +107,13 @@ def healthy(url: str) -> float:
 
 def clients(rng: Random, folder: Path) -> Tries:
     """Silent clients and half-sent requests in crowds, made-up requests, and SIGTERM while one is under way."""
-    with serving(folder) as (url, port, process):
+    with serving(folder / "log") as served:
+        url, process = served.url, served.process
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
         alone = healthy(url)
         silent = []
         for number in range(SILENT):
-            silent.append(socket.create_connection(("127.0.0.1", port)))
+            silent.append(socket.create_connection(place))
             silent[-1].sendall((b"", b"GET /health HT", HALF)[number % 3])
         for _ in range(20):
             try:
@@ -153,9 +142,9 @@ def clients(rng: Random, folder: Path) -> Tries:
                 yield None if fine else f"a made-up request: {answer.status_code} for {made_up[:100]!r}"
             except httpx.HTTPError as error:
                 yield f"a made-up request: {type(error).__name__} for {made_up[:100]!r}"
-        long = {"model": "student", "method": "beam", "budget_tokens": 20_000, "n": 4}
+        long = {"model": "student", "method": "beam", "budget_tokens": 20_000, "deadline_ms": 3000}
         long["messages"] = [{"role": "user", "content": "Ana has 13 apples and buys 14 more, then eats 5. How many?"}]
-        with socket.create_connection(("127.0.0.1", port)) as under_way:
+        with socket.create_connection(place) as under_way:
             asked = json.dumps(long).encode()
             under_way.sendall(head.replace(str(len(body)).encode(), str(len(asked)).encode(), 1) + asked)
             time.sleep(0.3)

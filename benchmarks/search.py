@@ -25,7 +25,7 @@ import multiprocessing
 import platform
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -51,125 +51,6 @@ from benchmarks.engine import random_llama  # noqa: E402
 
 SEED = 7
 TOP_K, EXPLORATION, BEAMS = 5, 2.0, 3
-Evaluate = Callable[[Problem, Sequence[Step], Sequence[Direction], str], Awaitable[RewardParts]]
-
-
-# -- the plain way: a baseline, not part of the product ----------------------------------------------------------------
-
-# {token: (visits, sum of rewards, children)}: what a search is compared by.
-Nested = dict[int, tuple[int, float, "Nested"]]
-
-
-@dataclass(frozen=True, slots=True)
-class PlainSettings:
-    """`rollout` is "beam" or "greedy"; `horizon` counts a response's tokens from the prompt."""
-
-    simulations: int = 24
-    top_k: int = 5
-    exploration: float = 2.0
-    horizon: int = 96
-    rollout: str = "beam"
-    beams: int = 3
-
-
-@dataclass(eq=False)
-class Node:
-    """A token of the tree; the root's is -1."""
-
-    token: int
-    prior: float
-    visits: int = 0
-    total: float = 0.0
-    reward: float | None = None  # a terminal node's
-    children: list[Node] = field(default_factory=list)
-
-    def nested(self) -> Nested:
-        return {child.token: (child.visits, child.total, child.nested()) for child in self.children}
-
-    def select(self, exploration: float) -> Node:
-        """PUCT (Silver et al. 2017); `max` keeps the earliest on ties."""
-
-        def score(child: Node) -> float:
-            value = child.total / child.visits if child.visits else 0.0
-            return value + exploration * child.prior * math.sqrt(self.visits) / (1 + child.visits)
-
-        return max(self.children, key=score)
-
-
-class PlainSearch:
-    """The searches of one model.
-
-    Args:
-        model: a causal language model of transformers; its generation config says what ends a response.
-        settings: see `PlainSettings`.
-        finished: whether a response is complete after its last token.
-        verify: the reward in [0, 1] of a complete response (or of one cut at the horizon).
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        settings: PlainSettings,
-        finished: Callable[[tuple[int, ...]], bool],
-        verify: Callable[[tuple[int, ...]], float],
-    ) -> None:
-        self.model, self.settings, self.finished, self.verify = model, settings, finished, verify
-
-    @torch.inference_mode()
-    def run(self, prompt: tuple[int, ...], seed: int = 0) -> Node:
-        """The root of a finished tree. `seed` decides sampled rollouts."""
-        torch.manual_seed(seed)
-        root = Node(-1, 1.0)
-        for _ in range(self.settings.simulations):
-            path = [root]
-            while path[-1].children:
-                path.append(path[-1].select(self.settings.exploration))
-            reward = self.evaluate(prompt, path)
-            for node in path:
-                node.visits += 1
-                node.total += reward
-        return root
-
-    def evaluate(self, prompt: tuple[int, ...], path: list[Node]) -> float:
-        """The reward of the leaf at the end of `path`: its own where the response ends there, else a rollout's."""
-        leaf, response = path[-1], tuple(node.token for node in path[1:])
-        if leaf.reward is not None:
-            return leaf.reward
-        if len(response) >= self.settings.horizon or (response and self.finished(response)):
-            leaf.reward = self.verify(response)
-            return leaf.reward
-        leaf.children = self.expand(prompt + response)
-        return self.verify(self.rollout(prompt, response))
-
-    def expand(self, prefix: tuple[int, ...]) -> list[Node]:
-        """The likeliest next tokens, priors normalised over them: one forward over the whole prefix."""
-        logits = self.model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0, -1]
-        best, tokens = logits.float().topk(self.settings.top_k)
-        return [Node(*pair) for pair in zip(tokens.tolist(), best.softmax(-1).tolist(), strict=True)]
-
-    def rollout(self, prompt: tuple[int, ...], response: tuple[int, ...]) -> tuple[int, ...]:
-        """The whole response after one `generate`, cut where it is complete."""
-        settings, prefix = self.settings, prompt + response
-        how: dict[str, Any] = {"do_sample": False}
-        if settings.rollout == "beam":
-            # The best total log-probability, so no normalisation by length.
-            how |= {"num_beams": settings.beams, "length_penalty": 0.0}
-        ids = torch.tensor([prefix])
-        made = self.model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.horizon - len(response),
-            pad_token_id=0,
-            **how,
-        )
-        whole = tuple(made[0, len(prompt) :].tolist())
-        for end in range(len(response) + 1, len(whole)):
-            if self.finished(whole[:end]):
-                return whole[:end]
-        return whole
-
-
-# -- arms --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +69,107 @@ class Arm:
     reward: str = "levels"  # of the random model, see `REWARDS`
     sharpness: float = 1.0  # of the random model: its logits are multiplied by this
     keep: int = 0
+
+
+# -- the plain way: a baseline, not part of the product ----------------------------------------------------------------
+
+# {token: (visits, sum of rewards, children)}: what a search is compared by.
+Nested = dict[int, tuple[int, float, "Nested"]]
+
+
+@dataclass(eq=False)
+class Node:
+    """A token of the tree; the root's is -1."""
+
+    token: int
+    prior: float
+    visits: int = 0
+    total: float = 0.0
+    reward: float | None = None  # a terminal node's
+    children: list[Node] = field(default_factory=list)
+
+    def nested(self) -> Nested:
+        return {child.token: (child.visits, child.total, child.nested()) for child in self.children}
+
+    def select(self) -> Node:
+        """PUCT (Silver et al. 2017); `max` keeps the earliest on ties."""
+
+        def score(child: Node) -> float:
+            value = child.total / child.visits if child.visits else 0.0
+            return value + EXPLORATION * child.prior * math.sqrt(self.visits) / (1 + child.visits)
+
+        return max(self.children, key=score)
+
+
+class PlainSearch:
+    """The searches of one model of transformers, whose generation config says what ends a response.
+
+    Args:
+        finished: whether a response is complete after its last token.
+        verify: the reward in [0, 1] of a complete response (or of one cut at the horizon).
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        arm: Arm,
+        finished: Callable[[tuple[int, ...]], bool],
+        verify: Callable[[tuple[int, ...]], float],
+    ) -> None:
+        self.model, self.arm, self.finished, self.verify = model, arm, finished, verify
+
+    @torch.inference_mode()
+    def run(self, prompt: tuple[int, ...]) -> Node:
+        """The root of a finished tree."""
+        root = Node(-1, 1.0)
+        for _ in range(self.arm.simulations):
+            path = [root]
+            while path[-1].children:
+                path.append(path[-1].select())
+            reward = self.evaluate(prompt, path)
+            for node in path:
+                node.visits += 1
+                node.total += reward
+        return root
+
+    def evaluate(self, prompt: tuple[int, ...], path: list[Node]) -> float:
+        """The reward of the leaf at the end of `path`: its own where the response ends there, else a rollout's."""
+        leaf, response = path[-1], tuple(node.token for node in path[1:])
+        if leaf.reward is not None:
+            return leaf.reward
+        if len(response) >= self.arm.horizon or (response and self.finished(response)):
+            leaf.reward = self.verify(response)
+            return leaf.reward
+        leaf.children = self.expand(prompt + response)
+        return self.verify(self.rollout(prompt, response))
+
+    def expand(self, prefix: tuple[int, ...]) -> list[Node]:
+        """The likeliest next tokens, priors normalised over them: one forward over the whole prefix."""
+        logits = self.model(input_ids=torch.tensor([prefix]), use_cache=False).logits[0, -1]
+        best, tokens = logits.float().topk(TOP_K)
+        return [Node(*pair) for pair in zip(tokens.tolist(), best.softmax(-1).tolist(), strict=True)]
+
+    def rollout(self, prompt: tuple[int, ...], response: tuple[int, ...]) -> tuple[int, ...]:
+        """The whole response after one `generate`, cut where it is complete."""
+        # A beam's best total log-probability, so no normalisation by length.
+        how = {"num_beams": BEAMS, "length_penalty": 0.0} if self.arm.rollout == "beam" else {}
+        ids = torch.tensor([prompt + response])
+        made = self.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=self.arm.horizon - len(response),
+            do_sample=False,
+            pad_token_id=0,
+            **how,
+        )
+        whole = tuple(made[0, len(prompt) :].tolist())
+        for end in range(len(response) + 1, len(whole)):
+            if self.finished(whole[:end]):
+                return whole[:end]
+        return whole
+
+
+# -- arms --------------------------------------------------------------------------------------------------------------
 
 
 class TokenIds:
@@ -220,15 +202,6 @@ REWARDS: dict[str, Callable[[Sequence[int]], float]] = {
 }
 
 
-def evaluate_by(reward: str) -> Evaluate:
-    async def evaluate(
-        problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
-    ) -> RewardParts:
-        return RewardParts(REWARDS[reward]([token for step in steps for token in step.token_ids]))
-
-    return evaluate
-
-
 class Setting:
     """What all arms share: the model, the problems, the rule that ends a response, its reward and the search's settings.
 
@@ -244,7 +217,7 @@ class Setting:
         generator = torch.Generator().manual_seed(1)
         drawn = torch.randint(2, model.config.vocab_size, (arm.trees, arm.prompt), generator=generator).tolist()
         self.problems = [Problem(f"random/{i}", self.student.decode(ids), "random") for i, ids in enumerate(drawn)]
-        self.grade = evaluate_by(arm.reward)
+        self.reward = REWARDS[arm.reward]
         self.policy = EngineTokens(self.student, 1.0, BEAMS)
         search = {
             "mode": "token",
@@ -264,8 +237,9 @@ class Setting:
     async def evaluate(
         self, problem: Problem, steps: Sequence[Step], directions: Sequence[Direction], verdict: str
     ) -> RewardParts:
-        self.responses[problem.id].add(tuple(token for step in steps for token in step.token_ids))
-        return await self.grade(problem, steps, directions, verdict)
+        response = tuple(token for step in steps for token in step.token_ids)
+        self.responses[problem.id].add(response)
+        return RewardParts(self.reward(response))
 
     def unique_tokens(self) -> int:
         """Distinct prefixes of each tree's prompt and graded responses."""
@@ -329,10 +303,9 @@ def nested(tree: Tree, node: int = ROOT) -> Nested:
 def grow_plain(setting: Setting, arm: Arm) -> tuple[list[Nested], Work]:
     """The baseline's trees, one after another."""
     model, policy = setting.student.model, setting.policy
-    settings = PlainSettings(arm.simulations, TOP_K, EXPLORATION, arm.horizon, arm.rollout, BEAMS)
     loop = asyncio.new_event_loop()
     watched, trees = Watched(model), []
-    for i, problem in enumerate(setting.problems):
+    for problem in setting.problems:
 
         def verify(ids: tuple[int, ...], problem: Problem = problem) -> float:
             lines = policy.lines(ids, (0.0,) * len(ids))
@@ -340,8 +313,8 @@ def grow_plain(setting: Setting, arm: Arm) -> tuple[list[Nested], Work]:
             parts = setting.evaluate(problem, lines, [Direction.NONE] * len(lines), verdict)
             return loop.run_until_complete(parts).total
 
-        search = PlainSearch(model, settings, lambda ids: policy.verdict(ids) is not None, verify)
-        trees.append(search.run(policy.prompt_ids(problem), derive_seed(SEED, i)).nested())
+        search = PlainSearch(model, arm, lambda ids: policy.verdict(ids) is not None, verify)
+        trees.append(search.run(policy.prompt_ids(problem)).nested())
     loop.close()
     return trees, watched.stop()
 

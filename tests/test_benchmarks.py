@@ -10,7 +10,7 @@ from support import EOS, tiny_llama
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.search import Arm, PlainSearch, PlainSettings, Setting, Watched, run_arm, same
+from benchmarks.search import Arm, PlainSearch, Setting, Watched, run_arm, same
 
 
 @pytest.mark.parametrize("reward", ["levels", "coin"])
@@ -29,13 +29,13 @@ def test_arms_agree_and_count_what_they_do(reward: str) -> None:
 
 def test_the_plain_search_ends_a_response_where_it_is_finished() -> None:
     seen: list[tuple[int, ...]] = []
-    settings = PlainSettings(simulations=30, top_k=4, horizon=7, rollout="greedy")
+    arm = Arm("plain", "plain", "greedy", 1, simulations=30, horizon=7)
 
     def verify(ids: tuple[int, ...]) -> float:
         seen.append(ids)
         return 0.5
 
-    PlainSearch(tiny_llama(3), settings, lambda ids: ids[-1] == EOS, verify).run((5, 6, 7))
+    PlainSearch(tiny_llama(3), arm, lambda ids: ids[-1] == EOS, verify).run((5, 6, 7))
     assert all(EOS not in ids[:-1] and (ids[-1] == EOS or len(ids) == 7) for ids in seen)
     assert {ids[-1] == EOS for ids in seen} == {True, False}
 
@@ -53,7 +53,7 @@ def test_forwards_inside_generate_are_counted() -> None:
     model = tiny_llama(3)
     watched = Watched(model)
     search = PlainSearch(
-        model, PlainSettings(simulations=1, horizon=4, rollout="greedy"), lambda ids: False, lambda ids: 1.0
+        model, Arm("plain", "plain", "greedy", 1, simulations=1, horizon=4), lambda ids: False, lambda ids: 1.0
     )
     search.run((5, 6, 7))
     work = watched.stop()
