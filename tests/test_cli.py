@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+
+import pytest
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
@@ -58,6 +61,22 @@ def test_info_says_what_became_of_the_kernels(capsys, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert kernels().startswith("transformers instead of C: there is no C compiler 'no-such-compiler'")
     assert kernels("--set", "engine.native=off") == "off (engine.native)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ({"model_type": "qwen2", "hidden_act": "silu"}, "float32, 1 thread"),
+        (
+            {"model_type": "gpt2"},
+            "by torch in float32, many times slower on a CPU: the kernels compute llama, .* not gpt2",
+        ),
+    ],
+)
+def test_info_says_who_computes_the_student(kind, said, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps(kind))
+    assert main(["info", "--json", "--model", str(tmp_path)]) == 0
+    assert re.fullmatch(said, json.loads(capsys.readouterr().out)["products"])
 
 
 def test_sft_trains_and_writes_a_manifest(tmp_path, capsys):

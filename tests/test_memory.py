@@ -12,13 +12,13 @@ import torch
 from support import STEP_ENDS, VOCABULARY, grpo_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from alphazero_llm_trainer.config.load import Config
+from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
 from alphazero_llm_trainer.training.memory import GIB, Counts, Forecast, rows_of_a_forward
 from alphazero_llm_trainer.training.models import make_trainable
-from alphazero_llm_trainer.training.start import read_shape
+from alphazero_llm_trainer.training.start import find_shape
 
 SHAPE = ModelShape(
     layers=3,
@@ -210,15 +210,19 @@ def test_the_defaults_fit_the_3b_into_16_gib_and_less_into_8() -> None:
 
 
 def test_the_shape_of_a_folder_is_read(tmp_path: Path) -> None:
+    def read() -> ModelShape | None:
+        config = load_config(overrides=[{"student": "mine", "models": {"mine": {"path": str(tmp_path)}}}])
+        return find_shape(config, config.models["mine"])
+
+    assert read() is None
     llama().save_pretrained(tmp_path)
-    assert read_shape(tmp_path / "config.json") == SHAPE
+    assert read() == SHAPE
     (tmp_path / "config.json").write_text("[1]")
-    assert read_shape(tmp_path / "config.json") is None
-    assert read_shape(tmp_path / "absent.json") is None
+    assert read() is None
     # A family that calls a width otherwise (OPT's ffn_dim) has no shape, and no traceback.
     other = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 50272, "ffn_dim": 9}
     (tmp_path / "config.json").write_text(json.dumps(other))
-    assert read_shape(tmp_path / "config.json") is None
+    assert read() is None
 
 
 def test_a_forward_on_a_cpu_takes_what_two_gibibytes_hold() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 from support import (
     STEP_ENDS,
     VOCABULARY,
@@ -22,7 +25,16 @@ from support import (
     tiny_engine,
     tiny_llama,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import EngineConfig
@@ -32,13 +44,21 @@ from alphazero_llm_trainer.engine.library_forward import LibraryForward
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.engine.queue_rows import DecodingRow
 from alphazero_llm_trainer.engine.sampling import Sampler
+from alphazero_llm_trainer.policy.adapters import AdapterView
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler here")
 CLOSE = 1e-5
 
 
-def llama(**shape: Any) -> LlamaForCausalLM:
-    """A random fp32 Llama, far from uniform. Default: sizes that are multiples of no vector."""
+KINDS = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+def llama(kind: str = "llama", **shape: Any) -> Any:
+    """A random fp32 model, far from uniform. Default: a Llama, sizes that are multiples of no vector."""
     torch.manual_seed(3)
     sizes: dict[str, Any] = {
         "vocab_size": 77,
@@ -51,11 +71,14 @@ def llama(**shape: Any) -> LlamaForCausalLM:
         "initializer_range": 0.1,
         "attn_implementation": "sdpa",
     }
-    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **shape})).eval()
+    of_shape, of_model = KINDS[kind]
+    model = of_model(of_shape(**{**sizes, **shape})).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:  # ones tell nothing
+            if "norm" in name:  # ones tell nothing, nor do biases of zeros
                 weight.uniform_(0.5, 1.5)
+            elif name.endswith("bias"):
+                weight.normal_(0, 0.5)
     return model
 
 
@@ -78,6 +101,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "heads of 128": {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
     "heads of 6, untied": {"hidden_size": 24, "num_attention_heads": 4, "tie_word_embeddings": False},
     "tied": {"tie_word_embeddings": True},
+    "qwen2": {"kind": "qwen2"},
+    "qwen2, seven heads a key, tied": {
+        "kind": "qwen2",
+        "hidden_size": 448,
+        "num_attention_heads": 7,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,
+    },
+    "qwen3, heads wider than the model": {"kind": "qwen3", "head_dim": 32, "num_attention_heads": 4},
+    "qwen3, tied": {"kind": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
     "llama 3 positions": {
         "rope_parameters": {
             "rope_type": "llama3",
@@ -119,7 +153,7 @@ def test_every_shape_equals_the_librarys_forward(name: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["odd sizes", "heads of 32, grouped"])
+@pytest.mark.parametrize("name", ["odd sizes", "heads of 32, grouped", "qwen2", "qwen3, heads wider than the model"])
 def test_results_are_the_same_bits_in_any_company(name: str) -> None:
     """Alone, with 40 others, beside prompts of other lengths, token by token, in batches of 1, 3 and 64: equal floats."""
     model, rng = llama(**SHAPES[name]), Random(2)
@@ -212,12 +246,70 @@ def test_without_a_working_compiler_transformers_computes_the_same(
     ]
 
 
-def test_off_is_off_and_other_models_are_transformers() -> None:
+def test_off_is_off() -> None:
     assert tiny_engine(native="off").forward.name == "transformers"
     assert load_config(overrides=["engine.native=off"]).engine.native == "off"  # YAML's `off` is false
-    assert isinstance(tiny_engine(tiny_llama().to(torch.bfloat16)).forward, LibraryForward)
-    biased = LlamaForCausalLM(LlamaConfig(**{**tiny_llama().config.to_dict(), "attention_bias": True})).eval()
-    assert isinstance(tiny_engine(biased).forward, LibraryForward)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: llama(attention_bias=True), "no biases but those of Qwen2"),
+        (lambda: llama("qwen3", attention_bias=True), "no biases but those of Qwen2"),
+        (lambda: llama("qwen2", use_sliding_window=True, max_window_layers=1), "no sliding window"),
+        (lambda: llama(hidden_act="gelu"), "no gelu"),
+        (
+            lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+            "rotary .* dynamic",
+        ),
+        (lambda: llama().half(), "float32 or bfloat16 on the CPU"),
+        (lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4)), "llama, qwen2, qwen3 and not gpt2"),
+    ],
+)
+def test_what_the_kernels_dont_compute_is_said_with_the_reason(
+    model: Callable[[], Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    inprocess.tell_once.cache_clear()
+    made = model().eval()
+    for _ in range(2):
+        assert isinstance(engine_of(made).forward, LibraryForward)
+    [said] = caplog.messages
+    assert re.search(reason, said)
+
+
+def with_lora(model: Any, rank: int = 5) -> Any:
+    """The model with a random adapter on its seven projections, active."""
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=r".*_proj"), "default")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(0, 0.1)
+    return model.eval()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_computed_and_the_base_is_a_view(kind: str) -> None:
+    rng = Random(1)
+    pairs = [tuple(tuple(rng.randrange(77) for _ in range(n)) for n in both) for both in ((150, 40), (1, 1), (33, 5))]
+    base, model = llama(kind), with_lora(llama(kind))
+    adapted, bare, plain = (engine_of(one) for one in (model, AdapterView(model, None), base))
+    found, before, expected = (run(lambda engine=engine: engine.score(pairs)) for engine in (adapted, bare, plain))
+    assert before == expected and all(engine.forward.name == "native" for engine in (adapted, bare))
+    for pair, values in zip(pairs, found, strict=True):
+        assert values == pytest.approx(library_scores(model, *pair), abs=CLOSE)
+    assert max(abs(a - b) for a, b in zip(found[0], before[0], strict=True)) > 0.1
+    assert run(lambda: engine_of(AdapterView(model, "default")).score(pairs[1:]))[::-1] == found[:0:-1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_bfloat16_are_computed_in_float32(kind: str) -> None:
+    half, pair = llama(kind).bfloat16(), ((3, 4, 5), (6, 7, 8, 9))
+    engines = [engine_of(model) for model in (half, copy.deepcopy(half).float())]
+    assert engines[0].tree.states.dtype == torch.float32
+    first, second = (run(lambda engine=engine: engine.score([pair])) for engine in engines)
+    assert first == second
 
 
 # -- distributions that don't fit -------------------------------------------------------------------------------------

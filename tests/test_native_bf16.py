@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import library_scores, run, tiny_engine
-from test_native import SHAPES, engine_of, llama
+from test_native import SHAPES, engine_of, llama, with_lora
 from torch import nn
 from transformers import LlamaForCausalLM
 
@@ -48,9 +48,9 @@ def forced(unit: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
 @needs_bf16
 @units
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, "adapted"])
 def test_every_shape_is_the_rounded_models_forward(name: str, forced: int) -> None:
-    model = llama(**SHAPES[name])
+    model = with_lora(llama("qwen2")) if name == "adapted" else llama(**SHAPES[name])
     engine = engine_of(model)
     assert engine.facts["forward"]["products"] == unit_name(forced)
     rng = Random(1)

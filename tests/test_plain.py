@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_native import KINDS, engine_of, llama
 from transformers import AutoConfig, LlamaForCausalLM
 
 from alphazero_llm_trainer.config.load import load_config
@@ -56,6 +57,18 @@ def test_both_answer_alike_to_the_bit() -> None:
     assert type(off.model) is not PlainLlama  # it has no forward beside the kernels
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_and_its_half_precision_file_is_what_transformers_loads(kind: str, tmp_path: Path) -> None:
+    model = llama(kind, tie_word_embeddings=kind == "qwen2").bfloat16()
+    model.save_pretrained(tmp_path)
+    for dtype in (torch.bfloat16, torch.float32):
+        ours, theirs = read_plain(tmp_path, dtype), KINDS[kind][1].from_pretrained(tmp_path, dtype=dtype)
+        assert type(ours) is PlainLlama and fingerprint(ours) == fingerprint(theirs)
+        pair = ((3, 4, 5), (6, 7, 8, 9))
+        first, second = (asyncio.run(engine_of(one).score([pair])) for one in (ours, theirs))
+        assert first == second
+
+
 def test_layers_are_in_their_order_beyond_the_tenth(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(PACKAGED, tmp_path / "deep"))
     config = AutoConfig.from_pretrained(folder)
@@ -88,12 +101,12 @@ def changed(folder: Path, **values: object) -> Path:
     "values",
     [
         {"model_type": "mistral"},
-        {"dtype": "bfloat16"},
         {"attention_bias": True},
         {"hidden_act": "gelu"},
         {"num_hidden_layers": 2},
         {"vocab_size": 168},
         {"head_dim": None},
+        {"architectures": ["LlamaForSequenceClassification"]},
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0}},
         {"quantization_config": {"load_in_4bit": True}},
         {"tie_word_embeddings": False},  # the file has no output layer of its own

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 from ..config.load import AUTO_LARGE, AUTO_SMALL, Config, load_training
 from ..engine.kernel_build import kernel_status
-from ..engine.precision import kernel_threads, product_unit, unit_name
+from ..engine.precision import kernel_threads, product_unit, uncovered, unit_name
 from ..problems.load import opening
 from .base import add_config_arguments, add_json, add_model, add_source, print_facts, resolve
 
@@ -62,7 +62,7 @@ def gather(config: Config) -> dict[str, Any]:
         "cuda": cuda,  # False, too, where torch is built for the CPU
         "cores": cores,
         "kernels": kernel_status() if config.engine.native == "auto" else "off (engine.native)",
-        "products": products(config, student["parameters"] or 0, cores),
+        "products": products(config, name, student["parameters"] or 0, cores),
         "engine": config.engine.backend,
         "student": student,
         "source": config.problems.source,
@@ -80,8 +80,15 @@ def gather(config: Config) -> dict[str, Any]:
     }
 
 
-def products(config: Config, parameters: int, cores: int) -> str:
-    """What the kernels multiply in for a plain fp32 Llama of the student's size, and on how many threads."""
+def products(config: Config, name: str, parameters: int, cores: int) -> str:
+    """What the kernels multiply in for the student on a CPU, and on how many threads; or why torch does it."""
+    from ..training.start import find_config
+
+    spec = config.models[name]
+    given = find_config(config, spec)
+    reason = "the kernels compute no quantised weights" if spec.quantization != "none" else given and uncovered(given)
+    if reason:
+        return f"by torch in {spec.dtype}, many times slower on a CPU: {reason}"
     wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # it may have a number for each level of nesting
     threads = kernel_threads(parameters, int(wanted) if wanted.isdigit() else cores)
     return f"{unit_name(product_unit(config.engine.dtype, parameters))}, {threads} thread{'s' * (threads > 1)}"

@@ -260,8 +260,8 @@ class LoraConfig(Section):
 
 
 class ModelShape(Section):
-    """A model's shape: what memory is planned by before anything is downloaded. `plain` tells a Llama without biases or
-    norms of its own, which the engine computes with joined matrices where it is trained whole."""
+    """A model's shape: what memory is planned by before anything is downloaded. `plain` tells one that
+    the engine's kernels compute from weights of their own."""
 
     layers: Positive
     hidden: Positive

@@ -7,6 +7,8 @@ their samples draw, and refills the batch at once. Draws depend on (request seed
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from ..errors import EngineError
 from ..types import Cost
 from .admission import check_ids, check_request, check_tokens
 from .device import device_memory
+from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .protocol import Capabilities, Generated, GenerateRequest, Watch
@@ -38,6 +41,7 @@ TURNS = 16  # of the event loop, at most, that callers get to put in their next 
 
 LONG_SECONDS = 0.004  # a shorter forward takes less than handing it to a thread may
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -49,6 +53,12 @@ class InProcessStats:
     computed_tokens: int = 0
     forward_seconds: float = 0.0
     step_seconds: float = 0.0
+
+
+@functools.cache
+def tell_once(reason: str) -> None:
+    """Say that torch computes rows of the engine one by one, and why."""
+    log.warning("torch computes the engine's forward, many times slower: %s", reason)
 
 
 class InProcessEngine:
@@ -84,6 +94,8 @@ class InProcessEngine:
         context = min(settings.max_context, shape.max_position_embeddings)
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
+        if self._why_not() is None:
+            dtype = torch.float32  # of the kernels' keys and values, whatever the weights are
         token_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize
         kernels = library() if settings.native == "auto" else None
         memory = device_memory()[2]
@@ -112,13 +124,21 @@ class InProcessEngine:
         self._pump: asyncio.Task[None] | None = None
         self._wakes: set[Watch] = set()
 
+    def _why_not(self) -> str | None:
+        """Why the kernels don't compute the model, or None where they do (if they can be built)."""
+        return NativeLlama.why_not(self.model) if self.settings.native == "auto" else "engine.native is off"
+
     def _make_forward(self) -> Forward:
         """The fastest forward that computes the model's function here. Its weights may be copies: make a new one when they
         have changed."""
-        if self.settings.native == "auto":
+        reason = self._why_not()
+        if reason is None and self.tree.dtype == torch.float32:
             native = NativeLlama.of(self.model, self.tree, self.settings.dtype)
             if native is not None:
                 return native
+            reason = kernel_status()
+        if reason is not None and self.settings.native == "auto" and self.tree.device.type == "cpu":
+            tell_once(reason)
         from .library_forward import LibraryForward
 
         return LibraryForward(self.model, self.tree, self.max_batch, self.capabilities.max_context)

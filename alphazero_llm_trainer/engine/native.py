@@ -1,4 +1,6 @@
-"""Llama's forward in plain C, called through ctypes; `kernel_build` compiles it, `precision` says in what numbers it is.
+"""The forward of Llama, Qwen2 and Qwen3 in plain C, called through ctypes.
+
+`kernel_build` compiles it, `precision` says of which models and in what numbers it is.
 
 It computes nodes of the prefix tree where they lie (`kernels/llama.c` says how), so it needs no cache of its own, and
 its results are the same bits whatever else is in a batch, on any number of threads. Without a compiler transformers takes
@@ -12,10 +14,11 @@ import functools
 import time
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, c_float, c_int, c_int64, c_uint64, c_void_p
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,13 +26,13 @@ from torch import nn
 
 from ..errors import EngineError
 from .kernel_build import kernels
-from .plain import PlainLlama
-from .precision import FLOATS, Wanted, kernel_threads, product_unit, unit_name
+from .plain import DTYPES, PlainLlama
+from .precision import FLOATS, KINDS, Wanted, kernel_threads, product_unit, uncovered, unit_name
 from .prefix_tree import TOP, WHOLE, PrefixTree
 from .queue_rows import Computed, DecodingRow
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM, LlamaModel, PreTrainedModel
+    from transformers import LlamaModel, PreTrainedModel
 
 
 class Shape(ctypes.Structure):
@@ -39,6 +42,7 @@ class Shape(ctypes.Structure):
         *((name, c_int64) for name in ("layers", "width", "heads", "kv_heads", "head_dim", "ffn")),
         ("vocabulary", c_int64),
         ("positions", c_int64),
+        ("rank", c_int64),
         ("epsilon", c_float),
     )
 
@@ -53,6 +57,7 @@ def library() -> ctypes.CDLL | None:
 def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """Tell ctypes the argument and result types of the kernels' functions."""
     loaded.model_new.argtypes, loaded.model_new.restype = [POINTER(Shape), POINTER(c_void_p), c_int], c_void_p
+    loaded.model_layer.argtypes, loaded.model_layer.restype = [c_void_p, c_int64, POINTER(c_void_p), c_void_p], c_int
     loaded.model_free.argtypes, loaded.model_free.restype = [c_void_p], None
     loaded.model_value.argtypes, loaded.model_value.restype = [c_void_p, c_void_p, c_float], c_int
     loaded.forward.argtypes = [*[c_void_p] * 4, c_int64, *[c_void_p] * 8, c_int64, c_int]
@@ -68,39 +73,88 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
 def rotary_table(inner: LlamaModel) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine of the rotary embedding `[positions, head_dim]`."""
     positions = torch.arange(inner.config.max_position_embeddings, device=inner.embed_tokens.weight.device)
-    cos, sin = inner.rotary_emb(inner.embed_tokens.weight[:1], positions[None])
+    cos, sin = inner.rotary_emb(inner.embed_tokens.weight[:1].float(), positions[None])
     return cos[0], sin[0]
 
 
-def parameter_count(model: LlamaForCausalLM) -> int:
-    return sum(p.numel() for p in model.parameters())
+def adapters(linears: Sequence[Any], active: Sequence[str] | None) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
+    """The active adapters of linear layers over one input: layer, A `[r, in]`, and B times its scale `[out, r]`.
+
+    `active` None: those that each layer computes with now.
+    """
+    return [
+        (linear, linear.lora_A[name].weight, linear.lora_B[name].weight.float() * linear.scaling[name])
+        for linear in linears
+        if hasattr(linear, "lora_A")
+        for name in (linear._active_adapter if active is None else active)
+        if name in linear.lora_A
+    ]
+
+
+def with_adapters(
+    linears: Sequence[Any], active: Sequence[str] | None
+) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    """The layers' weights `[out, in + r]`, and the A's of their adapters as one `[r, in]`, of which their B's are multiples.
+
+    Weights and adapters are not added up: what an adapter adds would be lost in rounding to bfloat16.
+    """
+    found, weights = adapters(linears, active), []
+    for linear in linears:
+        base = getattr(linear, "base_layer", linear).weight
+        columns = [b if own is linear else b.new_zeros(len(base), b.shape[1]) for own, _, b in found]
+        weights.append(torch.cat([base.float(), *columns], dim=1) if columns else base)
+    return weights, torch.cat([a for _, a, _ in found]) if found else None
+
+
+def inputs(layer: Any) -> tuple[list[Any], ...]:
+    """A layer's linear layers, those over one input together."""
+    attention, mlp = layer.self_attn, layer.mlp
+    joined = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return joined, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
+
+
+def layer_weights(layer: Any, active: Sequence[str] | None) -> tuple[list[torch.Tensor | None], array[int]]:
+    """What `model_layer` of the kernels takes: weights in its order, and ranks."""
+    groups = inputs(layer)
+    biases = [part.bias for part in groups[0] if getattr(part, "bias", None) is not None]
+    norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
+    (qkv, out, gate_up, down), low = zip(*(with_adapters(linears, active) for linears in groups), strict=True)
+    before, after = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    weights = [before, *qkv, *out, after, *gate_up, *down, torch.cat(biases) if biases else None]
+    weights += [None if norm is None else norm.weight for norm in norms]
+    return [*weights, *low], array("q", [0 if a is None else len(a) for a in low])
+
+
+@contextmanager
+def addresses(weights: Sequence[torch.Tensor | None]) -> Iterator[Any]:
+    """Where the weights are in fp32, None as NULL."""
+    plain = [None if weight is None else weight.detach().float().contiguous() for weight in weights]
+    yield (c_void_p * len(plain))(*(None if weight is None else weight.data_ptr() for weight in plain))
+
+
+def parameter_count(model: Any) -> int:
+    return sum(p.numel() for p in getattr(model, "shared", model).parameters())
 
 
 class NativeLlama:
-    """`queue_rows.Forward` in C, for a plain fp32 Llama on the CPU. It has its own packed copy of the weights.
+    """`queue_rows.Forward` in C, for a model of `precision.KINDS` on the CPU. It has its own packed copy of the weights.
 
     `unit` is what computes its products (`precision.product_unit`).
     """
 
     name = "native"
 
-    def __init__(self, kernels: ctypes.CDLL, model: LlamaForCausalLM, tree: PrefixTree, unit: int = FLOATS) -> None:
+    def __init__(self, kernels: ctypes.CDLL, model: Any, tree: PrefixTree, unit: int = FLOATS) -> None:
         self.kernels, self.tree, self.unit, self.valued = kernels, tree, unit, False
         self.parameters = parameter_count(model)
         # Where the tree doesn't keep distributions: one table for all calls, a new one's pages would cost more than the draws.
         self.table = np.empty((0, tree.vocabulary), dtype=np.float32)
-        shape, inner = model.config, model.model
+        shared, active = getattr(model, "shared", model), getattr(model, "active", None)
+        shape, inner = model.config, shared.model
         heads = shape.num_attention_heads
         head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
         cos, sin = (table[:, : head_dim // 2] for table in rotary_table(inner))
-        weights = [inner.embed_tokens.weight, inner.norm.weight, model.get_output_embeddings().weight, cos, sin]
-        for layer in inner.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            weights += [layer.input_layernorm.weight, attention.q_proj.weight, attention.k_proj.weight]
-            weights += [attention.v_proj.weight, attention.o_proj.weight, layer.post_attention_layernorm.weight]
-            weights += [mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
-        plain = [weight.detach().contiguous() for weight in weights]
-        addresses = (c_void_p * len(plain))(*(weight.data_ptr() for weight in plain))
+        ranks = [sum(len(a) for _, a, _ in adapters(group, active)) for each in inner.layers for group in inputs(each)]
         dimensions = Shape(
             layers=shape.num_hidden_layers,
             width=shape.hidden_size,
@@ -110,37 +164,48 @@ class NativeLlama:
             ffn=shape.intermediate_size,
             vocabulary=shape.vocab_size,
             positions=shape.max_position_embeddings,
+            rank=max(ranks),
             epsilon=shape.rms_norm_eps,
         )
-        self.model = kernels.model_new(ctypes.byref(dimensions), addresses, unit)
-        if not self.model:
-            raise EngineError("there is not enough memory for the engine's copy of the weights")
+        outer = [inner.embed_tokens.weight, inner.norm.weight, shared.get_output_embeddings().weight, cos, sin]
+        with addresses(outer) as found:
+            self.model = kernels.model_new(ctypes.byref(dimensions), found, unit)
         weakref.finalize(self, kernels.model_free, self.model)
+        for i, layer in enumerate(inner.layers):  # one at a time: weights of half the size are copied first
+            weights, sizes = layer_weights(layer, active)
+            with addresses(weights) as found:
+                if not self.model or not kernels.model_layer(self.model, i, found, sizes.buffer_info()[0]):
+                    raise EngineError("there is not enough memory for the engine's copy of the weights")
         kernels.large_pages(tree.states.data_ptr(), tree.states.nbytes)
 
     @staticmethod
-    def fits(model: PreTrainedModel) -> TypeGuard[LlamaForCausalLM]:
-        """True for a Llama of plain linear layers without biases: no adapters, no quantisation."""
+    def why_not(model: Any) -> str | None:
+        """Why torch must compute this model, or None where the kernels can."""
         if isinstance(model, PlainLlama):
-            return True
-        from transformers import LlamaForCausalLM
-
-        if type(model) is not LlamaForCausalLM or model.config.hidden_act != "silu":
-            return False
-        rope = getattr(model.config, "rope_parameters", None) or {}
-        if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):  # others depend on the length
-            return False
-        linears = [module for name, module in model.named_modules() if name.endswith("_proj")]
-        return all(type(linear) is nn.Linear and linear.bias is None for linear in linears)
+            return None
+        reason = uncovered(model.config.to_dict())
+        if reason is not None:
+            return reason
+        model = getattr(model, "shared", model)
+        if type(model).__name__ != KINDS[model.config.model_type]:
+            return f"the kernels don't compute a {type(model).__name__}"
+        for name, module in model.named_modules():
+            adapted = hasattr(module, "lora_A")
+            plain = type(module.base_layer if adapted else module) is nn.Linear and not (
+                adapted and module.lora_variant
+            )
+            if (adapted or name.endswith("_proj")) and not (plain and name.endswith("_proj")):
+                return "the kernels compute no adapters but LoRA on the seven projections, and no quantised weights"
+        if any(p.dtype not in DTYPES or p.device.type != "cpu" for p in model.parameters()):
+            return "the kernels compute weights in float32 or bfloat16 on the CPU"
+        return None
 
     @classmethod
     def of(cls, model: PreTrainedModel, tree: PrefixTree, dtype: Wanted = "auto") -> NativeLlama | None:
-        """The model's forward, or None where it needs torch: another kind of model or precision, or no compiler.
+        """The forward of a model that the kernels compute, or None where there is no compiler. `dtype` is `engine.dtype`.
 
-        `dtype` is `engine.dtype`. Raises ConfigError where it can't be had.
+        Raises ConfigError where it can't be had.
         """
-        if not cls.fits(model) or any(p.dtype != torch.float32 or p.device.type != "cpu" for p in model.parameters()):
-            return None
         unit = product_unit(dtype, parameter_count(model))
         kernels = library()
         return None if kernels is None else cls(kernels, model, tree, unit)

@@ -1,6 +1,6 @@
-"""A Llama's weights without transformers' model code, for search alone.
+"""A Llama's or Qwen's weights without transformers' model code, for search alone.
 
-Importing that code takes as long as importing torch and transformers together, and the engine computes a plain Llama
+Importing that code takes as long as importing torch and transformers together, and the engine computes such a model
 without it (`native.py`). The modules have transformers' names, so that weights and fingerprints agree.
 """
 
@@ -18,25 +18,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..files import read_object
+from .precision import KINDS, uncovered
 
 WEIGHTS = "model.safetensors"
-# What config.json must say: anything else is left to transformers.
-WANTED = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "dtype": "float32",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-}
+DTYPES = (torch.float32, torch.bfloat16)  # of weights that the kernels pack
 SIZES = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "max_position_embeddings",
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size",
+    "max_position_embeddings",
 )  # fmt: skip
 
 
 class PlainLlama(nn.Module):
-    """The weights of a Llama of plain linear layers, on the CPU in fp32. It has no forward of its own."""
+    """The weights of a model that the kernels compute, on the CPU. It has no forward of its own."""
 
     def __init__(self, config: SimpleNamespace, weights: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -104,20 +97,21 @@ def shapes(config: SimpleNamespace) -> dict[str, tuple[int, ...]]:
         "input_layernorm": (width,),
         "post_attention_layernorm": (width,),
     }
-    every: dict[str, tuple[int, ...]] = {
-        f"model.layers.{i}.{name}.weight": shape
-        for i in range(config.num_hidden_layers)
-        for name, shape in layer.items()
-    }
+    own: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in layer.items()}
+    if config.model_type == "qwen2":
+        own |= {f"self_attn.{name}_proj.bias": (size,) for name, size in (("q", queries), ("k", keys), ("v", keys))}
+    if config.model_type == "qwen3":
+        own |= {f"self_attn.{name}_norm.weight": (config.head_dim,) for name in "qk"}
+    every = {f"model.layers.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in own.items()}
     every |= {"model.embed_tokens.weight": (config.vocab_size, width), "model.norm.weight": (width,)}
     return every if config.tie_word_embeddings else every | {"lm_head.weight": (config.vocab_size, width)}
 
 
-def read_plain(folder: Path) -> PlainLlama | None:
-    """The Llama of a folder, or None for a model that transformers must load (another kind, precision, or a faulty file)."""
+def read_plain(folder: Path, dtype: torch.dtype = torch.float32) -> PlainLlama | None:
+    """The model of a folder in `dtype`, or None for one that transformers must load (another kind, or a faulty file)."""
     try:
         given: dict[str, Any] = read_object(folder / "config.json")
-        if any(given.get(key) != value for key, value in WANTED.items()) or "quantization_config" in given:
+        if uncovered(given) is not None or given.get("architectures") != [KINDS[given["model_type"]]]:
             return None
         rope = given.get("rope_parameters") or {}
         if rope.get("rope_type") != "default" or set(rope) != {"rope_type", "rope_theta"}:
@@ -127,9 +121,12 @@ def read_plain(folder: Path) -> PlainLlama | None:
         weights = load_file(folder / WEIGHTS)
     except (OSError, ValueError, AttributeError, SafetensorError):
         return None
-    config = SimpleNamespace(**{"tie_word_embeddings": False, **given})
+    size = given["hidden_size"] // given["num_attention_heads"]
+    config = SimpleNamespace(**{"tie_word_embeddings": False, "head_dim": size, **given})
+    if not isinstance(config.head_dim, int):
+        return None
     if {name: tuple(weight.shape) for name, weight in weights.items()} != shapes(config):
         return None
-    if any(weight.dtype != torch.float32 or not weight.isfinite().all() for weight in weights.values()):
+    if any(weight.dtype not in DTYPES or not weight.sum(dtype=torch.float32).isfinite() for weight in weights.values()):
         return None
-    return PlainLlama(config, weights).eval()
+    return PlainLlama(config, {name: weight.to(dtype) for name, weight in weights.items()}).eval()

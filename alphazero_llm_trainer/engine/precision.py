@@ -1,8 +1,9 @@
-"""In what numbers the C kernels compute a model's products, and on how many threads. Told without torch."""
+"""Which models the C kernels compute, in what numbers, and on how many threads. Told without torch."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from ..config.train import LARGE
 from ..errors import ConfigError
@@ -11,7 +12,29 @@ from .kernel_build import kernels
 FLOATS = 0
 UNITS = {1: "AVX512-BF16", 2: "AMX"}  # `enum unit` of kernels/products.h
 
+# Model types and their classes: Llama, with biases on q, k and v (Qwen2), with norms of each head of q and k (Qwen3).
+KINDS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ROPES = ("default", "linear", "llama3")  # other rotary embeddings depend on the length
+
 Wanted = Literal["auto", "float32", "bfloat16"]
+
+
+def uncovered(shape: Mapping[str, Any]) -> str | None:
+    """Why the kernels can't compute a model whose config.json says `shape`, or None where they can."""
+    kind = shape.get("model_type")
+    if kind not in KINDS:
+        return f"the kernels compute {', '.join(KINDS)} and not {kind}"
+    rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
+    turns = rope.get("rope_type") or rope.get("type") or "default"
+    if turns not in ROPES:
+        return f"the kernels have no rotary embedding {turns}"
+    if shape.get("use_sliding_window") or set(shape.get("layer_types") or ()) - {"full_attention"}:
+        return "the kernels have no sliding window"
+    if shape.get("mlp_bias") or (shape.get("attention_bias") and kind != "qwen2"):
+        return "the kernels have no biases but those of Qwen2"
+    if shape.get("hidden_act") != "silu":
+        return f"the kernels have no {shape.get('hidden_act')}"
+    return "the kernels don't compute quantised weights" if shape.get("quantization_config") else None
 
 
 def product_unit(wanted: Wanted, parameters: int) -> int:

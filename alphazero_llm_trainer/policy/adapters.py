@@ -73,6 +73,7 @@ class AdapterView:
 
     def __init__(self, model: Any, adapter: str | None) -> None:
         self.model, self.adapter, self.config = model, adapter, model.config
+        self.shared, self.active = model, [] if adapter is None else [adapter]  # what the kernels pack
         self.get_input_embeddings: Callable[[], Any] = model.get_input_embeddings
         self.get_output_embeddings: Callable[[], Any] = model.get_output_embeddings
 

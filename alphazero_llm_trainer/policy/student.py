@@ -76,8 +76,8 @@ def load_student(
     """The student `name` (default: the configured one), with the weights of the folder `path` when one is given.
 
     A folder with an adapter is the student's own weights under that adapter. `opening` is of its chats. `inference` says that
-    nothing will be trained and no other network is asked: then a small Llama is loaded without transformers' model code, in
-    half the time.
+    nothing will be trained and no other network is asked: then a model that the kernels compute is loaded without transformers'
+    model code, in half the time.
 
     Raises:
         ConfigError: no such student, or its weights need a device that isn't there.
@@ -104,7 +104,8 @@ def load_student(
     hush_transformers()
     source = str(folder) if folder is not None else weights_of(spec)
     check_device(name, source, spec)
-    model: Any = read_plain(Path(source)) if inference and adapter is None and may_be_plain(config, spec) else None
+    plain = inference and adapter is None and may_be_plain(config, spec)
+    model: Any = read_plain(Path(source), getattr(torch, spec.dtype)) if plain else None
     tokenizer = None if model is None else plain_tokenizer(source)
     if tokenizer is None:
         model, tokenizer = load_model(source, spec, name), load_tokenizer(source)
@@ -131,10 +132,9 @@ def load_student(
 
 
 def may_be_plain(config: Config, spec: StudentModel) -> bool:
-    """Whether the C kernels compute it: here, on the CPU, in fp32."""
+    """Whether the C kernels compute it: here, on the CPU."""
     here = config.engine.backend == "inprocess" and not torch.cuda.is_available()
-    plain = spec.quantization == "none" and spec.dtype == "float32"
-    return here and plain and config.engine.native == "auto" and library() is not None
+    return here and spec.quantization == "none" and config.engine.native == "auto" and library() is not None
 
 
 def plain_tokenizer(source: str) -> Any:

@@ -161,7 +161,7 @@ class Forecast:
         wanted = max(config.search.concurrent * config.search.samples, config.train.validation_size)
         rows = min(engine.rows(token * engine.max_context, self.memory), wanted)
         memo = capacity * shape.vocabulary * 4  # next-token distributions of every cached token, where they fit
-        packed = engine.native == "auto" and not (self.cuda or self.lora or self.quantised) and shape.plain
+        packed = engine.native == "auto" and not (self.cuda or self.quantised) and shape.plain
         # Slots grow by doubling: between the tokens of all live rows and four times as many.
         each = 2 * rows * self.length * token + memo * (memo <= MEMO_BYTES) + packed * self.counts.whole * 4
         parts["decoding"] = ((own + self.others) * each,) * 2

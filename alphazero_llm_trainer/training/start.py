@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from ..config.load import Config, given_layers, load_training, resolve_name
 from ..config.sections import ModelShape, StudentModel
 from ..engine.device import device_memory
+from ..engine.precision import uncovered
 from ..errors import ConfigError, DataError
 from ..files import check_space, read_object
 from ..policy.folders import ADAPTER_CONFIG, PACKAGED, check_critic, check_folder, weights_of
@@ -119,10 +121,9 @@ def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[s
 # -- the student's shape -----------------------------------------------------------------------------------------------
 
 
-def read_shape(path: Path) -> ModelShape | None:
-    """The shape in a model's config.json; None where it says none: some families name its numbers otherwise."""
+def read_shape(given: dict[str, Any]) -> ModelShape | None:
+    """The shape in what a model's config.json says; None where it says none: some families name its numbers otherwise."""
     try:
-        given = read_object(path)
         heads = given["num_attention_heads"]
         return ModelShape(
             layers=given["num_hidden_layers"],
@@ -133,9 +134,9 @@ def read_shape(path: Path) -> ModelShape | None:
             intermediate=given["intermediate_size"],
             vocabulary=given["vocab_size"],
             tied=given.get("tie_word_embeddings", False),
-            plain=given.get("model_type") == "llama" and not given.get("attention_bias", False),
+            plain=uncovered(given) is None,
         )
-    except (OSError, ValueError, KeyError):
+    except (ValueError, KeyError):
         return None
 
 
@@ -165,13 +166,19 @@ def start_of(config: Config, spec: StudentModel) -> str:
     return str(started)
 
 
+def find_config(config: Config, spec: StudentModel) -> dict[str, Any]:
+    """What the config.json of the student's folder or of the hub's cache says; {} where there is none to be read."""
+    source = start_of(config, spec)
+    for path in ((PACKAGED if source == "package" else Path(source)) / "config.json", cached(source)):
+        with suppress(OSError, ValueError):
+            if path is not None:
+                return read_object(path)
+    return {}
+
+
 def find_shape(config: Config, spec: StudentModel) -> ModelShape | None:
     """The student's shape, of its folder, the hub's cache or models.yaml; None where none of them says it."""
-    source = start_of(config, spec)
-    shape = read_shape((PACKAGED if source == "package" else Path(source)) / "config.json")
-    if shape is None and (kept := cached(source)) is not None:
-        shape = read_shape(kept)
-    return spec.shape if shape is None else shape
+    return read_shape(find_config(config, spec)) or spec.shape
 
 
 # -- memory and disk ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-/* A Llama's forward over the nodes of a prefix tree: its products in fp32 or bfloat16, everything else in fp32.
+/* The forward of a Llama or a Qwen over the nodes of a prefix tree: products in fp32 or bfloat16, everything else in fp32.
  *
  * A row is a node whose keys, values and (where wanted) next-token log-probabilities are computed. All rows of a call go
  * through each layer together; a row attends to its own path to the root, whose keys and values it reads where the tree
@@ -28,17 +28,21 @@
 
 struct shape {
     int64_t layers, width, heads, kv_heads, head_dim, ffn, vocabulary, positions;
+    int64_t rank; /* of the adapters over one input together, at most */
     float epsilon;
 };
 
 struct layer {
     float *norm1, *norm2;
+    float *bias, *query_norm, *key_norm; /* of q, k and v together (Qwen2), of each head (Qwen3); NULL where there is none */
     struct matrix qkv, out, gate_up, down;
+    struct matrix low[4]; /* LoRA's A (Hu et al. 2021) before each of the four: the B's are its last rows */
 };
 
 struct model {
     struct shape shape;
     long width_pad, qkv_pad, ffn_pad, vocabulary_pad; /* row lengths of the buffers: whole panels */
+    long normed_pad, mixed_pad, deep_pad;             /* of those that are multiplied next: with room for adapters' sums */
     enum unit unit;
     float *embedding, *norm, *cos, *sin;
     struct matrix head;
@@ -52,6 +56,9 @@ struct model {
     float *value; /* the value head's `width` weights, or NULL */
     float value_bias;
 };
+
+#define CHECK(p) (ok &= ((p) != NULL))
+#define MATRIX(b, depth, columns) (ok &= matrix_new(&(b), m->unit, depth, (columns) / PANEL))
 
 static long padded(long n, long to) { return (n + to - 1) / to * to; }
 
@@ -75,35 +82,36 @@ void model_free(struct model *m)
     if (!m) return;
     for (long i = 0; m->layers && i < m->shape.layers; i++) {
         struct layer *l = &m->layers[i];
-        free(l->norm1), free(l->norm2);
+        free(l->norm1), free(l->norm2), free(l->bias), free(l->query_norm), free(l->key_norm);
         free(l->qkv.packed), free(l->out.packed), free(l->gate_up.packed), free(l->down.packed);
+        for (int j = 0; j < 4; j++) free(l->low[j].packed);
     }
     free(m->layers), free(m->embedding), free(m->norm), free(m->head.packed), free(m->cos), free(m->sin);
     free(m->hidden), free(m->normed), free(m->qkv), free(m->mixed), free(m->ffn), free(m->logits), free(m->rounded);
     free(m->scores), free(m->inverse), free(m->path), free(m->value), free(m);
 }
 
-/* A model with its own copy of the weights; NULL where memory is short.
+/* A model with its own copy of the weights, which lacks its layers yet (`model_layer`); NULL where memory is short.
  *
- * weights: embedding, final norm, head, cos and sin [positions, head_dim / 2], then for each layer norm1, q, k, v, o, norm2,
- * gate, up, down; each as the library keeps it ([out, in]), fp32 and contiguous. unit: how its products are computed,
- * FLOATS or what `bf16_unit` says.
+ * weights: embedding, final norm, head, cos and sin [positions, head_dim / 2]; each as the library keeps it ([out, in]), fp32
+ * and contiguous. unit: how its products are computed, FLOATS or what `bf16_unit` says.
  */
 struct model *model_new(const struct shape *shape, const float *const *weights, int unit)
 {
     struct model *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     const struct shape s = m->shape = *shape;
-    const long d = s.width, q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
-    const long deepest = s.ffn > d ? (s.ffn > q ? s.ffn : q) : (d > q ? d : q);
+    const long d = s.width, q = s.heads * s.head_dim;
+    const long deepest = (s.ffn > d ? (s.ffn > q ? s.ffn : q) : (d > q ? d : q)) + s.rank;
     int ok = 1;
-#define CHECK(p) (ok &= ((p) != NULL))
-#define MATRIX(b, depth, columns) (ok &= matrix_new(&(b), m->unit, depth, (columns) / PANEL))
     m->unit = (enum unit)unit;
     m->width_pad = padded(d, PANEL);
-    m->qkv_pad = padded(q + 2 * kv, PANEL);
+    m->qkv_pad = padded(q + 2 * s.kv_heads * s.head_dim, PANEL);
     m->ffn_pad = padded(s.ffn, LANES);
     m->vocabulary_pad = padded(s.vocabulary, PANEL);
+    m->normed_pad = m->width_pad + padded(s.rank, PANEL);
+    m->mixed_pad = q + padded(s.rank, PANEL);
+    m->deep_pad = m->ffn_pad + padded(s.rank, PANEL);
     CHECK(m->embedding = copy_floats(weights[0], s.vocabulary * d));
     CHECK(m->norm = copy_floats(weights[1], d));
     MATRIX(m->head, d, m->vocabulary_pad);
@@ -111,37 +119,52 @@ struct model *model_new(const struct shape *shape, const float *const *weights, 
     CHECK(m->sin = copy_floats(weights[4], s.positions * s.head_dim / 2));
     CHECK(m->layers = calloc((size_t)s.layers, sizeof *m->layers));
     CHECK(m->hidden = new_floats(CHUNK * m->width_pad));
-    CHECK(m->normed = new_floats(CHUNK * m->width_pad));
+    CHECK(m->normed = new_floats(CHUNK * m->normed_pad));
     CHECK(m->qkv = new_floats(CHUNK * m->qkv_pad));
-    CHECK(m->mixed = new_floats(CHUNK * q));
-    CHECK(m->ffn = new_floats(CHUNK * m->ffn_pad));
+    CHECK(m->mixed = new_floats(CHUNK * m->mixed_pad));
+    CHECK(m->ffn = new_floats(CHUNK * m->deep_pad));
     if (unit != FLOATS) CHECK(m->rounded = calloc((size_t)(CHUNK * ROUNDED_DEPTH(deepest)), sizeof *m->rounded));
     CHECK(m->logits = new_floats(HEAD_CHUNK * m->vocabulary_pad));
     if (!ok) return model_free(m), NULL;
     pack(&m->head, weights[2], s.vocabulary, 0);
-    for (long i = 0; i < s.layers; i++) {
-        struct layer *l = &m->layers[i];
-        const float *const *w = weights + 5 + 9 * i;
-        CHECK(l->norm1 = copy_floats(w[0], d));
-        CHECK(l->norm2 = copy_floats(w[5], d));
-        MATRIX(l->qkv, d, m->qkv_pad);
-        MATRIX(l->out, q, m->width_pad);
-        MATRIX(l->gate_up, d, m->ffn_pad * 2);
-        MATRIX(l->down, s.ffn, m->width_pad);
-        if (!ok) return model_free(m), NULL;
-        pack(&l->qkv, w[1], q, 0);
-        pack(&l->qkv, w[2], kv, q);
-        pack(&l->qkv, w[3], kv, q + kv);
-        pack(&l->out, w[4], d, 0);
-        /* Vector for vector, so that a panel holds a gate and its up. */
-        for (long j = 0; j < s.ffn; j += LANES) {
-            const long columns = s.ffn - j < LANES ? s.ffn - j : LANES;
-            pack(&l->gate_up, w[6] + j * d, columns, 2 * j);
-            pack(&l->gate_up, w[7] + j * d, columns, 2 * j + LANES);
-        }
-        pack(&l->down, w[8], d, 0);
-    }
     return m;
+}
+
+/* Layer i of a new model: norm1, q, k, v, o, norm2, gate, up, down, the joined biases of q, k and v, the norms of q's and k's
+ * heads, and A before qkv, o, gate and up, down (NULL where there is none). A has ranks[] rows, and as many more columns, the
+ * B's, are at the end of the matrices behind it. 0 where memory is short. */
+int model_layer(struct model *m, int64_t i, const float *const *w, const int64_t *ranks)
+{
+    const struct shape s = m->shape;
+    const long d = s.width, q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+    struct layer *l = &m->layers[i];
+    int ok = 1;
+    CHECK(l->norm1 = copy_floats(w[0], d));
+    CHECK(l->norm2 = copy_floats(w[5], d));
+    if (w[9]) CHECK(l->bias = copy_floats(w[9], q + 2 * kv));
+    if (w[10]) CHECK(l->query_norm = copy_floats(w[10], s.head_dim));
+    if (w[11]) CHECK(l->key_norm = copy_floats(w[11], s.head_dim));
+    MATRIX(l->qkv, d + ranks[0], m->qkv_pad);
+    MATRIX(l->out, q + ranks[1], m->width_pad);
+    MATRIX(l->gate_up, d + ranks[2], m->ffn_pad * 2);
+    MATRIX(l->down, s.ffn + ranks[3], m->width_pad);
+    for (int j = 0; j < 4; j++)
+        if (ranks[j]) MATRIX(l->low[j], j == 3 ? s.ffn : j == 1 ? q : d, padded(ranks[j], PANEL));
+    if (!ok) return 0;
+    for (int j = 0; j < 4; j++)
+        if (ranks[j]) pack(&l->low[j], w[12 + j], ranks[j], 0);
+    pack(&l->qkv, w[1], q, 0);
+    pack(&l->qkv, w[2], kv, q);
+    pack(&l->qkv, w[3], kv, q + kv);
+    pack(&l->out, w[4], d, 0);
+    /* Vector for vector, so that a panel holds a gate and its up. */
+    for (long j = 0; j < s.ffn; j += LANES) {
+        const long columns = s.ffn - j < LANES ? s.ffn - j : LANES;
+        pack(&l->gate_up, w[6] + j * l->gate_up.depth, columns, 2 * j);
+        pack(&l->gate_up, w[7] + j * l->gate_up.depth, columns, 2 * j + LANES);
+    }
+    pack(&l->down, w[8], d, 0);
+    return 1;
 }
 
 /* The value head sigmoid(weight . h + bias) that goes with every row; NULL removes it. 0 where memory is short. */
@@ -199,6 +222,14 @@ static void product(const struct pass *x, enum kind kind, const struct matrix *b
     split(x->threads, b->panels, share ? share : 1, multiply_part, &p);
 }
 
+/* A layer's product of a row of x->m's buffer `a`; adapters' sums are written behind the row first, and b goes on over them. */
+static void project(const struct pass *x, enum kind kind, const struct matrix *low, const struct matrix *b, float *a,
+                    long a_stride, float *c, long c_stride)
+{
+    if (low->packed) product(x, ASSIGN, low, x->rows, a, a_stride, a + low->depth, a_stride);
+    product(x, kind, b, x->rows, a, a_stride, c, c_stride);
+}
+
 struct norm {
     const struct model *m;
     const float *weight;
@@ -213,7 +244,7 @@ static void norm_part(void *loop, int thread, long from, long to)
     (void)thread;
     for (long r = from; r < to; r++) {
         const float *x = m->hidden + r * m->width_pad;
-        float *y = m->normed + r * m->width_pad;
+        float *y = m->normed + r * m->normed_pad;
         vec squares = {0};
         for (long i = 0; i < d; i += LANES) squares += load(x + i) * load(x + i); /* padding is zero */
         const float scale = 1.0f / sqrtf(lane_sum(squares) / (float)d + m->shape.epsilon);
@@ -336,6 +367,15 @@ INLINE void attend(const struct model *m, int thread, const long dim, const floa
     }
 }
 
+/* RMS norm of each of `heads` heads, where there is one. */
+static void norm_heads(float *x, long heads, long dim, const float *weight, float epsilon)
+{
+    for (long h = 0; weight && h < heads; h++, x += dim) {
+        const float scale = 1.0f / sqrtf(dot(x, x, dim) / (float)dim + epsilon);
+        for (long i = 0; i < dim; i++) x[i] *= scale * weight[i];
+    }
+}
+
 /* The rotary embedding (Su et al. 2021) of one head, times `scale`. */
 INLINE void rotate(const float *from, float *to, const float *cos, const float *sin, long half, float scale)
 {
@@ -348,28 +388,33 @@ INLINE void rotate(const float *from, float *to, const float *cos, const float *
 
 struct attention {
     const struct pass *x;
+    const struct layer *l;
     float *states; /* of the layer: a node's keys and values lie `stride` floats after the one's before it */
     long stride;
 };
 
-/* Rotate rows' queries and keys, and put keys and values where the tree keeps them. */
+/* Add biases to rows' queries, keys and values, norm and rotate queries and keys, and put keys and values where the tree
+ * keeps them. */
 static void keep_part(void *loop, int thread, long from, long to)
 {
     const struct attention *layer = loop;
     const struct pass *x = layer->x;
     const struct model *m = x->m;
+    const struct layer *l = layer->l;
     const struct shape s = m->shape;
-    const long dim = s.head_dim, kv = s.kv_heads * dim;
+    const long dim = s.head_dim, q = s.heads * dim, kv = s.kv_heads * dim;
     const float scale = 1.0f / sqrtf((float)dim);
     (void)thread;
     for (long r = from; r < to; r++) {
         float *qkv = m->qkv + r * m->qkv_pad, *keep = layer->states + x->nodes[r] * layer->stride;
         const long position = x->lengths[r] - 1;
         const float *cos = m->cos + position * (dim / 2), *sin = m->sin + position * (dim / 2);
+        for (long i = 0; l->bias && i < q + 2 * kv; i++) qkv[i] += l->bias[i];
+        norm_heads(qkv, s.heads, dim, l->query_norm, s.epsilon);
+        norm_heads(qkv + q, s.kv_heads, dim, l->key_norm, s.epsilon);
         for (long h = 0; h < s.heads; h++) rotate(qkv + h * dim, qkv + h * dim, cos, sin, dim / 2, scale);
-        for (long h = 0; h < s.kv_heads; h++)
-            rotate(qkv + (s.heads + h) * dim, keep + h * dim, cos, sin, dim / 2, 1.0f);
-        memcpy(keep + kv, qkv + (s.heads + s.kv_heads) * dim, (size_t)kv * sizeof(float));
+        for (long h = 0; h < s.kv_heads; h++) rotate(qkv + q + h * dim, keep + h * dim, cos, sin, dim / 2, 1.0f);
+        memcpy(keep + kv, qkv + q + kv, (size_t)kv * sizeof(float));
     }
 }
 
@@ -384,7 +429,7 @@ static void attend_part(void *loop, int thread, long from, long to)
         const float *query = m->qkv + r * m->qkv_pad;
         const int32_t *path = m->path + x->starts[r];
         const long length = x->lengths[r];
-        float *out = m->mixed + r * m->shape.heads * dim;
+        float *out = m->mixed + r * m->mixed_pad;
         if (dim == 32) attend(m, thread, 32, query, path, length, states, stride, out);
         else if (dim == 64) attend(m, thread, 64, query, path, length, states, stride, out);
         else if (dim == 128) attend(m, thread, 128, query, path, length, states, stride, out);
@@ -398,7 +443,7 @@ static void attention(const struct pass *x, long layer, float *pool)
 {
     const struct shape s = x->m->shape;
     const long node = 2 * s.kv_heads * s.head_dim;
-    struct attention loop = {x, pool + layer * node, s.layers * node};
+    struct attention loop = {x, &x->m->layers[layer], pool + layer * node, s.layers * node};
     split(x->threads, x->rows, 4, keep_part, &loop);
     split(x->threads, x->rows, 1, attend_part, &loop);
 }
@@ -487,7 +532,7 @@ int forward(struct model *m, float *pool, const int32_t *parent, const int32_t *
             int32_t *top_ids, float *top_logprobs, int64_t k, int threads)
 {
     const struct shape s = m->shape;
-    const long d = s.width, q = s.heads * s.head_dim;
+    const long d = s.width;
     int32_t starts[CHUNK], lengths[CHUNK];
     int failed = 0;
     threads = take_threads(threads);
@@ -504,29 +549,29 @@ int forward(struct model *m, float *pool, const int32_t *parent, const int32_t *
         for (long i = 0; i < s.layers; i++) {
             const struct layer *l = &m->layers[i];
             rms_norm(&x, l->norm1);
-            product(&x, ASSIGN, &l->qkv, rows, m->normed, m->width_pad, m->qkv, m->qkv_pad);
+            project(&x, ASSIGN, &l->low[0], &l->qkv, m->normed, m->normed_pad, m->qkv, m->qkv_pad);
             attention(&x, i, pool);
-            product(&x, ADD, &l->out, rows, m->mixed, q, m->hidden, m->width_pad);
+            project(&x, ADD, &l->low[1], &l->out, m->mixed, m->mixed_pad, m->hidden, m->width_pad);
             rms_norm(&x, l->norm2);
-            product(&x, SWIGLU, &l->gate_up, rows, m->normed, m->width_pad, m->ffn, m->ffn_pad);
-            product(&x, ADD, &l->down, rows, m->ffn, m->ffn_pad, m->hidden, m->width_pad);
+            project(&x, SWIGLU, &l->low[2], &l->gate_up, m->normed, m->normed_pad, m->ffn, m->deep_pad);
+            project(&x, ADD, &l->low[3], &l->down, m->ffn, m->deep_pad, m->hidden, m->width_pad);
         }
         rms_norm(&x, m->norm);
         for (long r = 0; m->value && r < rows; r++)
-            values[first + r] = 1.0f / (1.0f + expf(-dot(m->normed + r * m->width_pad, m->value, d) - m->value_bias));
+            values[first + r] = 1.0f / (1.0f + expf(-dot(m->normed + r * m->normed_pad, m->value, d) - m->value_bias));
         /* Only rows whose distribution is wanted go through the head: they move to the front. */
         long wanted[CHUNK], wanted_rows = 0;
         for (long r = 0; r < rows; r++)
             if (keep[first + r] >= 0 || target[first + r] >= 0) {
                 if (wanted_rows != r)
-                    memcpy(m->normed + wanted_rows * m->width_pad, m->normed + r * m->width_pad,
+                    memcpy(m->normed + wanted_rows * m->normed_pad, m->normed + r * m->normed_pad,
                            (size_t)d * sizeof(float));
                 wanted[wanted_rows++] = r;
             }
         for (long from = 0; from < wanted_rows; from += HEAD_CHUNK) {
             const long head_rows = wanted_rows - from < HEAD_CHUNK ? wanted_rows - from : HEAD_CHUNK;
             struct output o = {&x, wanted + from, keep + first, target + first, table, scores + first, top_ids, top_logprobs, k};
-            product(&x, ASSIGN, &m->head, head_rows, m->normed + from * m->width_pad, m->width_pad, m->logits,
+            product(&x, ASSIGN, &m->head, head_rows, m->normed + from * m->normed_pad, m->normed_pad, m->logits,
                     m->vocabulary_pad);
             split(threads, head_rows, 1, output_part, &o);
         }

@@ -24,16 +24,24 @@
 #define ROWS 8                     /* whose sums AVX512-BF16's product holds in registers */
 #define AHEAD 4                    /* AMX: steps of 32 that the weights are fetched ahead of their use */
 
-static uint16_t rounded(float x) { return (uint16_t)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(x)), 0); }
+/* The LANES floats at p in bfloat16; where only `left` are left, the others are 0. */
+INLINE __m256i rounded(const float *p, long left)
+{
+    const __mmask16 mask = left >= LANES ? 0xffff : left > 0 ? (__mmask16)((1 << left) - 1) : 0;
+    return (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, p));
+}
 
 void pack_bf16(struct matrix *b, const float *weights, long columns, long first)
 {
+    const __m256i pairs = _mm256_mullo_epi32(_mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0), _mm256_set1_epi32(LANES));
     for (long j = 0; j < columns; j++) {
         const long column = (first + j) % PANEL;
         uint16_t *panel = (uint16_t *)(b->packed + (first + j) / PANEL * b->step);
         panel += column / LANES * SQUARE + column % LANES * 2;
-        for (long k = 0; k < b->depth; k++)
-            panel[k / DEPTH_STEP * 2 * SQUARE + k % DEPTH_STEP / 2 * DEPTH_STEP + k % 2] = rounded(weights[j * b->depth + k]);
+        for (long k = 0; k < b->depth; k += LANES) { /* half a column of a square: its pairs lie a row of it apart */
+            const __m256i part = rounded(weights + j * b->depth + k, b->depth - k);
+            _mm256_i32scatter_epi32(panel + k / DEPTH_STEP * 2 * SQUARE + k % DEPTH_STEP * LANES, pairs, part, 4);
+        }
     }
 }
 
@@ -43,12 +51,8 @@ void round_rows(const float *a, long a_stride, long depth, long first, long end,
     for (long r = first; r < end; r++) {
         const float *from = a + r * a_stride;
         uint16_t *row = to + r / TILE * TILE * padded + r % TILE * DEPTH_STEP;
-        for (long k = 0; k < padded; k += LANES) {
-            const long left = depth - k;
-            const __mmask16 mask = left >= LANES ? 0xffff : left > 0 ? (__mmask16)((1 << left) - 1) : 0;
-            const __m256i part = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, from + k));
-            _mm256_storeu_si256((__m256i *)(row + k / DEPTH_STEP * SQUARE + k % DEPTH_STEP), part);
-        }
+        for (long k = 0; k < padded; k += LANES)
+            _mm256_storeu_si256((__m256i *)(row + k / DEPTH_STEP * SQUARE + k % DEPTH_STEP), rounded(from + k, depth - k));
     }
 }
 
