@@ -1,4 +1,4 @@
-"""What comes over a network or from a broken disk, again and again: hostile clients, hostile teachers, flipped bits of weights.
+"""What comes over a network, again and again: hostile clients and hostile teachers.
 `kill_test.py` kills, `serve.py --soak` has crowds; power cuts and full disks are in `tests/`.
 
     uv run python benchmarks/attack.py --minutes 5
@@ -30,12 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import httpx  # noqa: E402
-import torch  # noqa: E402
 from serve import BAD, Served  # noqa: E402
 from test_teacher_faults import KINDS, ONE, QUESTION, always, play  # noqa: E402
 
-from alphazero_llm_trainer.errors import CheckpointError  # noqa: E402
-from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed  # noqa: E402
 from alphazero_llm_trainer.teachers.answer import CallError  # noqa: E402
 from alphazero_llm_trainer.teachers.client import ChatClient  # noqa: E402
 from benchmarks import provenance  # noqa: E402
@@ -48,25 +45,6 @@ HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length
 
 # What a try came to: None, or what was wrong.
 Tries = Iterator[str | None]
-
-
-# -- disks -------------------------------------------------------------------------------------------------------------
-
-
-def weights(rng: Random, folder: Path) -> Tries:
-    """A bit of a file of best weights: it is noticed."""
-    path = folder / "best.safetensors"
-    save_sealed({"a": torch.arange(15.0).view(5, 3), "b": torch.tensor(2.0)}, path)
-    whole = path.read_bytes()
-    header = 8 + int.from_bytes(whole[:8], "little")
-    for _ in range(100):
-        at, bit = rng.randrange(header, len(whole)), rng.randrange(8)
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << bit)]) + whole[at + 1 :])
-        try:
-            load_sealed(path)
-            yield f"weights: bit {bit} of byte {at} was not noticed"
-        except CheckpointError:
-            yield None
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------
@@ -161,7 +139,6 @@ def clients(rng: Random, folder: Path) -> Tries:
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 PARTS: dict[str, Callable[[Random, Path], Tries]] = {
-    "flipped bits of weights": weights,
     "hostile teachers": teachers,
     "hostile clients": clients,
 }

@@ -388,7 +388,6 @@ def values(engine: InProcessEngine, *sequences: tuple[int, ...]) -> list[float]:
 
 
 def test_values_equal_the_librarys_hidden_state(engine: InProcessEngine) -> None:
-    assert engine.capabilities.values
     engine.set_value(*HEAD)
     rng = Random(30)
     asked = [random_prompt(rng, 1, 12) for _ in range(20)]
@@ -489,7 +488,6 @@ def test_samples_tell_their_log_probabilities_at_the_temperature_of_later_draws(
 
 def test_without_repetition_every_sequence_comes_up_once(engine: InProcessEngine) -> None:
     """Drawn one after the other, each request without what came before, until nothing to speak of is left."""
-    assert engine.capabilities.excludes
     seen: dict[tuple[int, ...], tuple[float, ...]] = {}
     for seed in range(60):
         request = GenerateRequest(PROMPT, max_new_tokens=2, temperature=0.7, seed=seed, without=tuple(seen.items()))

@@ -25,7 +25,7 @@ from alphazero_llm_trainer.cli.base import Parser, run_command
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError, StorageError
 from alphazero_llm_trainer.files import FolderLock, check_space
-from alphazero_llm_trainer.policy.weights import load_sealed, save_sealed
+from alphazero_llm_trainer.policy.weights import load_tensors, save_tensors
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.training.run import RunFolder, find_run
 
@@ -127,13 +127,13 @@ def test_weights_that_cannot_be_written_or_are_gone(tmp_path: Path) -> None:
     path = tmp_path / "run" / "best.safetensors"
     path.parent.mkdir()
     with small_files(1000), pytest.raises(StorageError, match=r"best\.safetensors can't be written"):
-        save_sealed({"a": torch.zeros(100_000)}, path)
+        save_tensors({"a": torch.zeros(100_000)}, path)
     assert not list(path.parent.iterdir())
     with pytest.raises(CheckpointError, match="restore it or train again"):
-        load_sealed(path)
+        load_tensors(path)
     shutil.rmtree(path.parent)
     with pytest.raises(StorageError, match="run was removed meanwhile"):
-        load_sealed(path)
+        load_tensors(path)
 
 
 def test_sample_writes_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

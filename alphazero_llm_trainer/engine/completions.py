@@ -15,20 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import EngineError
 from ..types import Cost
 from .admission import check_ids, check_request, check_tokens
 from .background import LoopThread
-from .protocol import Capabilities, Generated, GenerateRequest, Watch
+from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Watch
 from .step_ends import StepEnds
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 Pairs = tuple[tuple[int, float], ...]
@@ -64,14 +61,6 @@ class Answer:
     top: tuple[Pairs, ...]
     cached: int = 0
     scores: tuple[float | None, ...] = ()
-
-
-@dataclass(slots=True)
-class CompletionStats:
-    """What was sent since the engine was made, and tokens that the backend computed for it."""
-
-    completions: int = 0
-    computed_tokens: int = 0
 
 
 def sample_seed(seed: int, index: int) -> int:
@@ -116,7 +105,7 @@ async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
 
 
-class CompletionEngine(ABC):
+class CompletionEngine(Engine):
     """See the module. A subclass completes (`_complete`) and takes new weights (`_push`), both on `thread`'s event loop.
 
     Args:
@@ -139,8 +128,8 @@ class CompletionEngine(ABC):
     ) -> None:
         self.model, self.eos_id, self.eos_ids, self.step_ends = model, eos_id, eos_ids | {eos_id}, step_ends
         self.vocabulary: int = model.config.vocab_size
-        self.capabilities = Capabilities(scores=True, topk=True, trainable=trainable, max_context=context, values=False)
-        self.cost, self.stats, self.version = Cost(), CompletionStats(), 0
+        self.capabilities = Capabilities(context, trainable=trainable)
+        self.cost, self.stats, self.version = Cost(), EngineStats(), 0
         self.facts: dict[str, Any] = {}
         self.thread: LoopThread
         self._live: set[asyncio.Task[Any]] = set()
@@ -176,33 +165,12 @@ class CompletionEngine(ABC):
             check_tokens(prefix, self.capabilities.max_context, self.vocabulary, 1)
         return await self._run([self._peek(prefix, min(k, self.vocabulary)) for prefix in prefixes])
 
-    async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
-        """Raises EngineError: vLLM gives no hidden states here."""
-        raise EngineError(f"engine.backend {self.facts['backend']} has no value head: set engine.backend=inprocess")
-
     def set_policy(self, weights: Any, version: int) -> None:
-        """See `Engine.set_policy`; `weights` is a state dict or None. Raises EngineError while requests are under way."""
+        """See `Engine.set_policy`."""
         if weights is not None:
             self.model.load_state_dict(weights)
         self.thread.wait(self._swap())
         self.version = version
-
-    def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
-        """Raises EngineError for a head; see `values`."""
-        if weight is not None:
-            raise EngineError(
-                f"engine.backend {self.facts['backend']} has no value head: a critic has an engine of its own,"
-                " or set engine.backend=inprocess"
-            )
-
-    def sleep(self) -> None:  # noqa: B027 - a server has nothing to give back
-        """See `Engine.sleep`."""
-
-    def reset_prefix_cache(self) -> None:  # noqa: B027 - a server's cache is everybody's
-        """See `Engine.reset_prefix_cache`."""
-
-    def close(self) -> None:  # noqa: B027 - of what a subclass started
-        """See `Engine.close`."""
 
     # -- on the thread's event loop ----------------------------------------------------------------------------------
 
@@ -228,7 +196,6 @@ class CompletionEngine(ABC):
 
     async def _counted(self, ask: Ask) -> Answer:
         answer = await self._complete(ask)
-        self.stats.completions += 1
         self.stats.computed_tokens += len(ask.prompt_ids) - answer.cached + len(answer.token_ids)
         return answer
 

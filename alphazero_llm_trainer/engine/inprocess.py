@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,7 +26,7 @@ from .device import device_memory
 from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import TOP, WHOLE, PrefixTree
-from .protocol import Capabilities, Generated, GenerateRequest, Watch
+from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Watch
 from .queue_rows import Call, Computed, Forward, Rider
 from .sampling import Sampler
 from .schedule import Schedule
@@ -44,24 +43,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class InProcessStats:
-    """What the engine did since it was made: forwards, rows and tokens computed, seconds inside the model's forward."""
-
-    forwards: int = 0
-    rows: int = 0
-    computed_tokens: int = 0
-    forward_seconds: float = 0.0
-    step_seconds: float = 0.0
-
-
 @functools.cache
 def tell_once(reason: str) -> None:
     """Say that torch computes rows of the engine one by one, and why."""
     log.warning("torch computes the engine's forward, many times slower: %s", reason)
 
 
-class InProcessEngine:
+class InProcessEngine(Engine):
     """`engine.protocol.Engine` over a causal language model of transformers (Llama-like: RoPE by position ids).
 
     Args:
@@ -109,13 +97,11 @@ class InProcessEngine:
             dtype=dtype,
             device=weight.device,
         )
-        self.capabilities = Capabilities(
-            scores=True, topk=True, trainable=True, max_context=context, values=True, streams=True, excludes=True
-        )
+        self.capabilities = Capabilities(context, streams=True)
         self.max_batch = settings.rows(token_bytes * context, memory)
         self.forward = self._make_forward()
         self.valued = False
-        self.cost, self.stats, self.version = Cost(), InProcessStats(), 0
+        self.cost, self.stats, self.version = Cost(), EngineStats(), 0
         self.facts: dict[str, Any] = {"backend": "inprocess", "forward": self.forward.facts()}
         self.sampler = Sampler(kernels)
         self.queue = Schedule(self.tree, self.sampler, self.cost, self.eos_ids, step_ends)
@@ -184,7 +170,7 @@ class InProcessEngine:
         return await self._ask([partial(self._submit_value, tokens) for tokens in sequences])
 
     def set_policy(self, weights: Any, version: int) -> None:
-        """See `Engine.set_policy`; `weights` is a state dict or None. Raises EngineError while requests are under way."""
+        """See `Engine.set_policy`."""
         if self._busy():
             raise EngineError("set_policy was called while requests are under way: wait for them first")
         if weights is not None:
@@ -214,9 +200,6 @@ class InProcessEngine:
     def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""
         self.tree.clear()
-
-    def close(self) -> None:
-        """See `Engine.close`: nothing runs elsewhere."""
 
     # -- taking requests in ------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import EngineError
 from ..types import Cost, Direction, Problem, Step
 from .step_ends import StepEnds
 
@@ -20,13 +22,9 @@ Drawn = tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]  # (token ids, log
 class Capabilities:
     """What an engine offers; asking for more raises `EngineError`."""
 
-    scores: bool  # log-probabilities of given tokens
-    topk: bool  # the k likeliest tokens of each step
-    trainable: bool  # `set_policy` takes new weights
     max_context: int  # prompt and response together, tokens
-    values: bool = False  # `set_value` takes a value head, `values` evaluates sequences
-    streams: bool = False  # `generate` takes a `Watch` beside the requests
-    excludes: bool = False  # `GenerateRequest.without` is heeded
+    trainable: bool = True  # `set_policy` takes new weights
+    streams: bool = False  # `generate` shows a `Watch` the samples as they grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +37,8 @@ class GenerateRequest:
     `top_k` > 0 returns that many log-probabilities for each step.
 
     `without` are sequences that were drawn after the prompt, with their log-probabilities (nats) at the request's
-    temperature: where `capabilities.excludes`, a sample at a temperature above 0 is none of them, see `without.Taken`.
-    `tempered` is a temperature at which such an engine tells each token's log-probability too: that of later draws.
+    temperature: in process, a sample at a temperature above 0 is none of them, see `without.Taken`. `tempered` is a
+    temperature at which that engine tells each token's log-probability too: that of later draws.
     """
 
     prompt_ids: tuple[int, ...]
@@ -89,77 +87,77 @@ class Watch:
     samples: list[Sample] = field(default_factory=list)
 
 
-class EngineStats(Protocol):
-    """What an engine did since it was made, beyond its cost."""
+@dataclass(slots=True)
+class EngineStats:
+    """What an engine did since it was made, beyond its cost: tokens that went through the model, cached ones left out; and,
+    in process, forwards, their rows, seconds inside the model and inside the engine's steps."""
 
-    computed_tokens: int  # tokens that went through the model, cached ones left out
+    computed_tokens: int = 0
+    forwards: int = 0
+    rows: int = 0
+    forward_seconds: float = 0.0
+    step_seconds: float = 0.0
 
 
-class TokenEngine(Protocol):
-    """What search asks of a policy. Every call may wait while others join its batch; `cost` adds up what all calls took.
+class Engine(ABC):
+    """What search asks of a policy, and its keeper's side: new weights, a value head, memory.
 
-    `eos_ids` are all tokens that end a response, `eos_id` the one that a response is closed with; `step_ends` says
-    where steps end.
+    Every call may wait while others join its batch; `cost` adds up what all calls took. `eos_ids` are all tokens that end a
+    response, `eos_id` the one that a response is closed with; `step_ends` says where steps end. `facts` is what run.json
+    says about the engine.
     """
 
     capabilities: Capabilities
     cost: Cost
+    stats: EngineStats
     version: int
-
-    @property
-    def eos_id(self) -> int: ...
-
-    @property
-    def eos_ids(self) -> frozenset[int]: ...
-
-    @property
-    def step_ends(self) -> StepEnds: ...
-
-    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """One list of `n` sequences a request, in order. `watch` sees them grow where `capabilities.streams`."""
-        ...
-
-    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
-        """Log-probabilities (nats) of each continuation's tokens after its prefix: `[T]` a pair."""
-        ...
-
-    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
-        """The k likeliest next tokens of each prefix with their log-probabilities, likeliest first."""
-        ...
-
-
-@runtime_checkable
-class Engine(TokenEngine, Protocol):
-    """A token engine and its keeper's side: new weights, a value head, memory. `facts` is what run.json says about it."""
-
+    eos_id: int
+    eos_ids: frozenset[int]
+    step_ends: StepEnds
     facts: dict[str, Any]
 
-    @property
-    def stats(self) -> EngineStats: ...
+    @abstractmethod
+    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
+        """One list of `n` sequences a request, in order. `watch` sees them grow where `capabilities.streams`."""
+
+    @abstractmethod
+    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
+        """Log-probabilities (nats) of each continuation's tokens after its prefix: `[T]` a pair."""
+
+    @abstractmethod
+    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+        """The k likeliest next tokens of each prefix with their log-probabilities, likeliest first."""
+
+    @abstractmethod
+    def set_policy(self, weights: Any, version: int) -> None:
+        """Take new weights (None: the model object was changed in place); forget all that the old ones gave, value head too.
+
+        `weights` is a state dict. Raises EngineError while requests are under way.
+        """
 
     async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
         """The value head's output in (0, 1) after the last token of each sequence. Raises EngineError without a head."""
-        ...
-
-    def set_policy(self, weights: Any, version: int) -> None:
-        """Take new weights (None: the model object was changed in place); forget all that the old ones gave, value head too."""
-        ...
+        raise self._headless()
 
     def set_value(self, weight: torch.Tensor | None, bias: float = 0.0) -> None:
         """Take the value head V = sigmoid(weight . h + bias), h the final-norm hidden state `[D]`; None removes it."""
-        ...
+        if weight is not None:
+            raise self._headless()
 
-    def sleep(self) -> None:
+    def sleep(self) -> None:  # noqa: B027 - not every engine has something to do
         """Nothing will be asked for a while: give back the memory that can be given back. The next call wakes it."""
-        ...
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(self) -> None:  # noqa: B027 - not every engine has something to do
         """Drop what is cached of prompts and responses, so that the next call pays for all of its own."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - not every engine has something to do
         """End what runs outside of this process's memory for it; no call may follow."""
-        ...
+
+    def _headless(self) -> EngineError:
+        return EngineError(
+            f"engine.backend {self.facts['backend']} has no value head: a critic has an engine of its own, or set"
+            " engine.backend=inprocess"
+        )
 
 
 class ValueFunction(Protocol):

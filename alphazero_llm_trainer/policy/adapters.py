@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from ..config.sections import LoraConfig
 from ..errors import CheckpointError, ConfigError
-from .weights import raw
 
 POLICY, CRITIC, START = "default", "critic", "start"  # names of adapters; `value` and `prm` are those of critics
 PARTS = ("lora_A", "lora_B")
@@ -169,3 +169,8 @@ def fingerprint(model: Any, adapter: str | None = POLICY) -> str:
         if state is not None:  # of 4-bit weights, which are numbers of a block's scale
             digest.update(raw(state.absmax))
     return digest.hexdigest()
+
+
+def raw(tensor: Any) -> bytes:
+    """A tensor's bytes."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()

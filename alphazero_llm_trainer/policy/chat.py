@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from jinja2 import TemplateError
 from pydantic import BaseModel
 
-from ..engine.protocol import TokenEngine
 from ..errors import RequestError
-from ..types import NOTHING, Opening, Problem
+from ..types import Opening, Problem
 
 # Qwen 3's template: an answer without a hidden monologue. Llama 3's: always the same day, so that prompts are too.
 TEMPLATE_SETTINGS = {"enable_thinking": False, "date_string": "26 Jul 2024"}
@@ -85,13 +83,3 @@ class ChatMessage(BaseModel):
         """The message as a chat template takes it."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
-@dataclass(slots=True)
-class RemoteStudent(Chat):
-    """A student whose model is in another process: `engine` is the way to it."""
-
-    name: str
-    tokenizer: Any
-    engine: TokenEngine
-    opening: Opening = NOTHING

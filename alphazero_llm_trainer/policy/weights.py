@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ..errors import CheckpointError, StorageError
@@ -62,49 +61,26 @@ def not_finite(model: PreTrainedModel) -> list[str]:
     ]
 
 
-# -- files with a hash of their own ------------------------------------------------------------------------------------
+# -- tensors in a file of their own --------------------------------------------------------------------------------------
 
 
-def save_sealed(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors as a safetensors file that carries a hash of them, in one move.
-
-    Raises StorageError where the disk is full or a file may not be as large.
-    """
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+def save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Write tensors as a safetensors file, in one move. Raises StorageError where the disk is full or a file may not be as
+    large."""
     part = path.with_name(path.name + ".part")
     try:
-        save_file(tensors, part, metadata={"format": "pt", "sha256": digest(tensors)})
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, part, {"format": "pt"})
     except SafetensorError as error:  # the library's own for what the operating system refused
         part.unlink(missing_ok=True)
         raise StorageError(f"{path} can't be written ({error}): free some space, then go on with --resume") from error
     put_in_place(part, path)
 
 
-def load_sealed(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file. Raises CheckpointError where they don't fit their hash (other writers' files have none), and
-    StorageError where their folder is gone."""
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file. Raises CheckpointError where it can't be read, StorageError where its folder is gone."""
     try:
-        with safe_open(path, "pt") as file:
-            expected = (file.metadata() or {}).get("sha256")
-        tensors = load_file(path)
+        return load_file(path)
     except (OSError, SafetensorError) as error:
         if not path.parent.is_dir():
             raise StorageError(f"{path.parent} was removed meanwhile: put it back, or start a new run") from error
         raise CheckpointError(f"{path} can't be read ({error}): restore it or train again") from error
-    if expected is not None and digest(tensors) != expected:
-        raise CheckpointError(f"{path} doesn't fit its hash, it was changed or damaged: restore it or train again")
-    return tensors
-
-
-def digest(tensors: dict[str, torch.Tensor]) -> str:
-    """SHA-256 over names, shapes, types and bytes."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        found.update(raw(tensor))
-    return found.hexdigest()
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    """A tensor's bytes."""
-    return tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()

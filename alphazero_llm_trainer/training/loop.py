@@ -28,7 +28,7 @@ from ..mcts.extract import endings
 from ..mcts.journal import Journal
 from ..policy.critic import load_prm
 from ..policy.student import frozen_student, load_student
-from ..policy.weights import load_sealed
+from ..policy.weights import load_tensors
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
@@ -365,7 +365,7 @@ class Run(Measured):
             )
         if facts.get("best") is not None and facts["best"][1] != facts["rounds_done"]:
             try:
-                load_sealed(self.folder.best)
+                load_tensors(self.folder.best)
             except CheckpointError as error:
                 self.progress.say(f"{error}: training again from the first round, on the trees that are there")
                 unseal(self.folder.path)  # their best weights are not those that the new training keeps

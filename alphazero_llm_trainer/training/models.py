@@ -30,7 +30,7 @@ from ..policy.adapters import (
     recomputing,
 )
 from ..policy.folders import ADAPTER_FILE, trained_with, write_facts
-from ..policy.weights import save_sealed
+from ..policy.weights import save_tensors
 from .attention import attend_by_length
 from .memory import PROMPT, rows_of_a_forward
 
@@ -265,7 +265,7 @@ def save_adapter(model: PreTrainedModel, lora: LoraConfig, folder: Path, name: s
         PREFIX + key.replace(f".{name}.", "."): p.detach().cpu().contiguous()
         for key, p in own_parameters(model, name).items()
     }
-    save_sealed(state, folder / ADAPTER_FILE)
+    save_tensors(state, folder / ADAPTER_FILE)
     config = peft_config(lora)
     config.inference_mode = True
     config.save_pretrained(str(folder))
