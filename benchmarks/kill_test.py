@@ -120,13 +120,13 @@ def attack(victim: Victim, kills: int, rng: Random, limit: float) -> list[dict[s
 
 def under_ray(args: argparse.Namespace) -> int:
     """The attack on `sample`; the exit code."""
-    from alphazero_llm_trainer.mcts.journal import read_shards
+    from alphazero_llm_trainer.mcts.journal import JOURNAL, read
 
     arguments = [
         "--model", "embedded", "--num", str(args.questions), "--start", "2000",
         "--set", f"search.simulations={args.simulations}",
         "--set", "search.samples=8", "--set", "train.requeue_limit=0",
-        "--set", "sample.shard_trees=50", "--set", "search.concurrent=8",
+        "--set", "search.concurrent=8",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="kill-test-") as scratch:
         folder, calm = Path(scratch) / "attacked", Path(scratch) / "calm"
@@ -138,14 +138,14 @@ def under_ray(args: argparse.Namespace) -> int:
         if victim.process.returncode != 0:
             print((Path(scratch) / "log.txt").read_text()[-3000:])
             return 1
-        keys = Counter(record["key"] for record in read_shards(folder))
+        keys = Counter(record["key"] for record in read(folder / JOURNAL))
         aside = (folder / "set_aside.jsonl").read_text().count("\n")
-        whole = all(path.read_bytes().endswith(b"\n") for path in folder.glob("shard-*.jsonl"))
+        whole = (folder / JOURNAL).read_bytes().endswith(b"\n")
         print("the same questions in one process, undisturbed", flush=True)
         quiet = [*victim.command[:-5], "--out", str(calm)]
         subprocess.run(quiet, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         expected = {key: what_counts(record) for key, record in trees_in(calm).items()}
-        same = sum(expected.get(record["key"]) == what_counts(record) for record in read_shards(folder))
+        same = sum(expected.get(record["key"]) == what_counts(record) for record in read(folder / JOURNAL))
         status = json.loads((folder / "manifest.json").read_text())["status"]
     counts = Counter(kill["kind"] for kill in kills)
     figures = {

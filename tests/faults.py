@@ -17,7 +17,7 @@ import psutil
 
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import ConfigError, EngineError
-from alphazero_llm_trainer.mcts.journal import read_shards
+from alphazero_llm_trainer.mcts.journal import JOURNAL, read
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.rollouts import Collector, GradedTree
 from alphazero_llm_trainer.scale.sample import SampleJob
@@ -62,7 +62,7 @@ def a_job(
         overrides=[
             {"student": "embedded", "rewards": {"use_student_model": False}},
             {"search": {"concurrent": 4, "simulations": 2, "samples": 2}, "train": {"requeue_limit": 1}},
-            {"sample": {"shard_trees": 7, **sample}},
+            {"sample": sample},
         ]
     )
     tasks = load_tasks("embedded", "train", count, start=2000)
@@ -78,7 +78,7 @@ def keys_of(job: SampleJob) -> list[str]:
 def trees_in(folder: Path) -> dict[str, dict[str, Any]]:
     """Records by key; a key that is there twice fails."""
     found: dict[str, dict[str, Any]] = {}
-    for record in read_shards(folder):
+    for record in read(folder / JOURNAL):
         assert record["key"] not in found, f"{record['key']} is there twice"
         found[record["key"]] = record
     return found
@@ -123,7 +123,8 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 def lines_in(folder: Path) -> int:
     """Whole records in a folder that another process is writing."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("shard-*.jsonl"))
+    journal = folder / JOURNAL
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
 def workers(root: int) -> list[int]:

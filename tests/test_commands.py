@@ -20,7 +20,7 @@ from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 
 HEAVY = "{'torch', 'transformers', 'verifiers', 'trl', 'openai', 'datasets'}"
 COMMANDS = [
-    "info", "search", "train", "sft", "value", "prm", "eval", "compare", "view",
+    "info", "search", "train", "sft", "value", "prm", "eval", "view",
     "report", "sample", "export", "fetch", "serve", "merge",
 ]  # fmt: skip
 

@@ -193,8 +193,7 @@ def test_graded_outcomes_reach_targets_pairs_and_tables() -> None:
     task = Task(Problem("mine/1", "q", "mine"), "4")
     graded = GradedTree("mine/1", task, tree, SimpleNamespace(as_dict=dict), "simulations", False, 0)  # type: ignore[arg-type]
     assert row(graded.record()).outcome == "wrong"
-    totals = Totals()
-    totals.add({"ended_by": "simulations", "cost": {}, "tree": tree.to_dict()})
+    totals = Totals.of({"ended_by": "simulations", "cost": {}, "tree": tree.to_dict()})
     assert (totals.responses, totals.right) == (4, 0)
 
 

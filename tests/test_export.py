@@ -1,4 +1,4 @@
-"""Export: Parquet files that `datasets` loads, with every row of the readers and every column documented."""
+"""Export: Parquet files that `datasets` loads, with every row of the readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyarrow import parquet
 from verifiers.v1.episode import WireEpisode
 
 from alphazero_llm_trainer.cli import export as export_command
-from alphazero_llm_trainer.cli.export import COLUMNS, KINDS, Readers, export, records
+from alphazero_llm_trainer.cli.export import COMMON, KINDS, OWN, Readers, columns, export, records
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.mcts.extract import (
     OUTSIDE,
@@ -28,15 +28,15 @@ from alphazero_llm_trainer.mcts.extract import (
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.scale.sample import run_sample
 
-TABLES = list(COLUMNS)
+TABLES = list(OWN)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with 12 trees in two shards, and a half-written line after them."""
+    """A folder with 12 trees, and a half-written line after them."""
     folder = tmp_path_factory.mktemp("data")
     run_sample(a_job(12), folder)
-    with max(folder.glob("shard-*.jsonl")).open("ab") as file:
+    with (folder / "journal.jsonl").open("ab") as file:
         file.write(b'{"key": "half')
     return folder
 
@@ -80,7 +80,7 @@ def test_what_is_exported_is_loaded_again(
     assert count == len(rows) == len(wanted) > 0
     by_question = {record["key"]: record for record in records(data)}
     for row, want in zip(rows, wanted, strict=True):
-        assert list(row) == list(COLUMNS[kind])
+        assert list(row) == list(columns(kind))
         for name, value in ((name, value) for name, value in want.items() if name in row):
             real = name in ("target", "margin", "probabilities", "improved")
             assert row[name] == (pytest.approx(value, abs=1e-6) if real else listed(value))
@@ -91,8 +91,7 @@ def test_what_is_exported_is_loaded_again(
         assert row["policy_version"] == 0 and row["source"] == "embedded"
     file = parquet.ParquetFile(out)
     assert file.num_row_groups == -(-count // 5)  # written as it was read
-    described = {field.name: (field.metadata or {}).get(b"description", b"") for field in file.schema_arrow}
-    assert all(described.values()) and list(tmp_path.glob("**/*.part")) == []
+    assert list(tmp_path.glob("**/*.part")) == []
 
 
 def opened(path: Path) -> list[WireEpisode]:
@@ -176,7 +175,7 @@ def test_the_command_writes_every_kind_and_its_help_every_column(
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     text = capsys.readouterr().out
-    assert all(name in text and about in text for columns in COLUMNS.values() for name, (_, about) in columns.items())
+    assert all(name in text for names in (COMMON, *OWN.values()) for name in names)
 
 
 def test_trees_of_other_splits_are_no_training_set(
@@ -210,7 +209,7 @@ def test_mistakes_are_sentences(data: Path, tmp_path: Path, capsys: pytest.Captu
     out = str(tmp_path / "x.parquet")
     for argv, words in (
         (["--data", str(old), "--kind", "sft", "--out", out], "prompt_ids"),
-        (["--data", str(empty), "--kind", "sft", "--out", out], "shard-*.jsonl"),
+        (["--data", str(empty), "--kind", "sft", "--out", out], "journal.jsonl"),
         (["--data", str(tmp_path / "no"), "--kind", "sft", "--out", out], "--data"),
         (["--data", str(data), "--kind", "preferences", "--margin", "0", "--out", out], "--margin"),
         (["--data", str(data), "--kind", "preferences", "--least", "0", "--out", out], "--least"),

@@ -15,9 +15,10 @@ from faults import a_job, keys_of, trees_in, what_counts
 from power_cuts import NAMES, UNSYNCED, ForgetfulDisk, State, restored
 
 from alphazero_llm_trainer.files import before, read_sealed, sync, write_sealed, write_whole
-from alphazero_llm_trainer.mcts.journal import Journal
+from alphazero_llm_trainer.mcts.journal import JOURNAL, Journal
+from alphazero_llm_trainer.scale import folder as folder_module
+from alphazero_llm_trainer.scale.folder import SampleFolder
 from alphazero_llm_trainer.scale.sample import identity, run_sample
-from alphazero_llm_trainer.scale.sample_folder import SampleFolder
 from alphazero_llm_trainer.training.checkpoint import newest_whole, write_manifest
 
 
@@ -117,18 +118,18 @@ def trees_of(folder: Path) -> dict[str, Any]:
 
 
 def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tree is reported as done once a manifest names its shard. Two states of the disk are gone on from."""
-    job, root, rng = a_job(5, shard_trees=2), tmp_path / "disk", Random(0)
-    reported: frozenset[str] = frozenset()
+    """A tree is kept once the journal was synced. Two states of the disk are gone on from."""
+    job, root, rng = a_job(5), tmp_path / "disk", Random(0)
+    kept: frozenset[str] = frozenset()
     states: list[State] = []
     kinds = list(itertools.product(UNSYNCED, NAMES))
-    write = SampleFolder.write_manifest
+    sync_journal = Journal.sync
 
-    def write_manifest(folder: SampleFolder, status: str) -> None:
-        nonlocal reported
-        write(folder, status)
-        closed = [folder.path / entry["name"] for entry in folder.shards.closed]
-        reported = frozenset(json.loads(line)["key"] for path in closed for line in path.read_bytes().splitlines())
+    def sync_and_note(journal: Journal) -> None:
+        nonlocal kept
+        sync_journal(journal)
+        if journal.path == root / JOURNAL:
+            kept = frozenset(json.loads(line)["key"] for line in journal.path.read_bytes().splitlines())
 
     def look(disk: ForgetfulDisk) -> None:
         for unsynced, names in (kinds[0], rng.choice(kinds[1:])):
@@ -137,10 +138,10 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path: Path, mo
                 continue
             states.append(state)
             left = restored(state, tmp_path / "cut")
-            folder = SampleFolder(left, identity(job), len(job.tasks), job.config.sample.shard_trees, resume=True)
+            folder = SampleFolder(left, identity(job), len(job.tasks), resume=True)
             try:
-                folder.begin((folder.stored or {}).get("policy", {"name": "embedded"}))
-                assert reported <= folder.shards.keys <= set(keys_of(job)), f"{unsynced}, names {names}"
+                folder.begin(folder.stored.get("policy", {"name": "embedded"}))
+                assert kept <= set(folder.journal) <= set(keys_of(job)), f"{unsynced}, names {names}"
                 folder.end("stopped")
             finally:
                 folder.release()
@@ -148,12 +149,13 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path: Path, mo
 
     root.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(SampleFolder, "write_manifest", write_manifest)
+        patch.setattr(folder_module, "SYNC_TREES", 2)
+        patch.setattr(Journal, "sync", sync_and_note)
         disk = ForgetfulDisk(root, patch, look)
         run_sample(job, root)
         disk.close()
     whole = trees_of(root)
-    assert set(whole) == set(keys_of(job)) == reported and len(states) > 30
+    assert set(whole) == set(keys_of(job)) == kept and len(states) >= 20
     for number, state in enumerate(rng.sample(states, 2)):
         left = restored(state, tmp_path / f"on-{number}")
         run_sample(job, left, resume=True)

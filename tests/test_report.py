@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,9 +13,7 @@ from support import grpo_config
 
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap
 from alphazero_llm_trainer.mcts.tree import Tree
-from alphazero_llm_trainer.report.compare import difference, differing, load_runs
 from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.training import verdict
 from alphazero_llm_trainer.training.loop import Run
@@ -125,18 +122,6 @@ def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: 
     assert page.texts("Mean reward of sampled responses") == 1
 
 
-def test_compare_pairs_the_runs_by_problem(runs: list[Path], capsys: Any) -> None:
-    assert cli.main(["compare", *map(str, runs)]) == 0
-    said = capsys.readouterr().out
-    one, other = (run.card for run in load_runs(runs))
-    assert differing(one, other) == [("train.optimizer.epochs", "1", "2")]
-    assert re.search(r"train\.optimizer\.epochs +1 +2", said)
-    found, paired = difference(one, other)
-    assert paired
-    assert found == paired_bootstrap(other["after"]["correct"], one["after"]["correct"])
-    assert f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}], paired over the same problems" in said
-
-
 def test_flipped_problems_are_listed_with_both_answers(runs: list[Path], tmp_path: Path) -> None:
     run = tmp_path / "run-001"
     shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*"))
@@ -220,7 +205,6 @@ def test_metrics_describe_the_rounds_trees(runs: list[Path]) -> None:
         (["report", "broken"], "results.json is not a readable JSON object"),
         (["report", "another"], "another/results.json is not what this version's commands write"),
         (["report", "others"], "others/run.json is not what this version's commands write"),
-        (["compare", "empty", "empty"], "empty has no run.json of a training run"),
     ],
 )
 def test_bad_input_is_one_sentence(

@@ -20,7 +20,7 @@ from alphazero_llm_trainer.engine.protocol import TeacherProposal
 from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
-from alphazero_llm_trainer.report.trees import TreeReader, find_source
+from alphazero_llm_trainer.report.trees import Source, TreeReader
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
@@ -246,7 +246,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = ("problems.levels=[3,4]", "search.simulations=12", "search.temperature=1.3", "teachers.tier=embedded")
     more = [part for setting in settings for part in ("--set", setting)]
     assert main(["sample", "--model", "embedded", "--out", str(folder), "--num", "6", *more]) == 0
-    with (folder / "shard-00000.jsonl").open("ab") as file:
+    with (folder / "journal.jsonl").open("ab") as file:
         file.write(b'{"key": "half')
     return folder
 
@@ -262,7 +262,7 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled: Path, capsys: pytest.
     page = Data((sampled / "trees.html").read_text(encoding="utf-8"))
     rows = json.loads(page.blocks["facts"])["rows"]
     assert len(rows) == 6 and len(page.blocks) == 7
-    records = {record["key"]: record for record in find_source(sampled)}
+    records = {record["key"]: record for record in Source(sampled / "journal.jsonl")}
     for number, one in enumerate(rows):
         record, drawn = records[one["key"]], page.tree(number)
         assert one["tokens"] == record["cost"]["sampled_tokens"] and one["nodes"] == len(record["tree"]["parent"])
@@ -274,8 +274,9 @@ def test_a_run_is_a_list_and_a_question_is_a_tree(sampled: Path, capsys: pytest.
     assert view(sampled, "--question", rows[2]["id"], "--out", sampled / "one.html") == 0
     single = Data((sampled / "one.html").read_text(encoding="utf-8"))
     assert single.tree()["key"] == rows[2]["key"] and json.loads(single.blocks["facts"])["single"]
-    assert view(sampled / "shard-00000.jsonl", "--trees", "2") == 0
-    assert json.loads(Data((sampled / "shard-00000.html").read_text(encoding="utf-8")).blocks["facts"])["left_out"] == 4
+    (sampled / "few.jsonl").write_bytes((sampled / "journal.jsonl").read_bytes())
+    assert view(sampled / "few.jsonl", "--trees", "2") == 0
+    assert json.loads(Data((sampled / "few.html").read_text(encoding="utf-8")).blocks["facts"])["left_out"] == 4
 
 
 def test_a_search_printed_as_json_is_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,7 +290,7 @@ def test_a_search_printed_as_json_is_a_tree(tmp_path: Path, capsys: pytest.Captu
     for name in ("chosen", "search", "response"):
         raw.pop(name)
     (tmp_path / "old.json").write_text(json.dumps(raw), encoding="utf-8")
-    source = find_source(tmp_path / "old.json")
+    source = Source(tmp_path / "old.json")
     [record] = [TreeReader(source, None)(record) for record in source]
     assert record["chosen"] == drawn["chosen"] and "search" not in record
 
@@ -299,7 +300,7 @@ def test_mistakes_are_one_sentence(sampled: Path, tmp_path: Path, capsys: pytest
     empty.write_text('{"key": "half')
     text.write_text("[1]")
     for arguments, said in (
-        ([tmp_path / "nowhere"], "name a run folder"),
+        ([tmp_path / "nowhere"], "a run's folder"),
         ([empty], "no finished tree"),
         ([text], "is no tree"),
         ([sampled, "--question", "q-none"], "'q-none'"),

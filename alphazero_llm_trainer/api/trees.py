@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..mcts.extract import Trajectory, trajectories
+from ..mcts.journal import journal_of
 from ..mcts.tree import Tree
-from ..report.trees import find_source
+from ..report.trees import Source
 from ..types import Problem
 
 
@@ -38,7 +39,7 @@ def read_trees(path: str | Path) -> Iterator[SavedTree]:
 
     Raises DataError where there are none.
     """
-    for record in find_source(Path(path)):
+    for record in Source(journal_of(Path(path))):
         problem = record.get("problem", {})
         question = problem.get("question", record.get("question", ""))
         named = Problem(problem.get("id", record["key"]), question, problem.get("source", ""))

@@ -27,7 +27,7 @@ from ..mcts.extract import (
     trajectories,
     value_targets,
 )
-from ..mcts.journal import journals, read
+from ..mcts.journal import journal_of, read
 from ..mcts.tree import Tree
 from ..problems.load import check_train_split
 from ..training.credit import group_advantages, is_flat, step_advantages
@@ -41,67 +41,43 @@ TRACE_VERSION = 1
 HARNESS = "alphazero-llm-trainer"
 CUT = ("length", "depth")  # verdicts of responses that a limit ended
 
-# Column -> (type, what it is). Types: ids are lists of int32, the rest is named as pyarrow names it.
+# Column -> its type: ids are lists of int32, the rest is named as pyarrow names it. docs/guides/sample-and-export.md says what
+# they are.
 COMMON = {
-    "question_id": ("string", "the question's id; one tree each"),
-    "question": ("string", "the question's text"),
-    "source": ("string", "the data set it comes from"),
-    "policy_version": ("int64", "version of the weights that the tree was searched with"),
-    "prompt_ids": ("ids", "tokens of the whole prompt, before the tree's root"),
+    "question_id": "string",
+    "question": "string",
+    "source": "string",
+    "policy_version": "int64",
+    "prompt_ids": "ids",
 }
-COLUMNS: dict[str, dict[str, tuple[str, str]]] = {
-    "value": {
-        **COMMON,
-        "token_ids": ("ids", "the response's tokens down to the state; empty at the root"),
-        "target": ("float32", "mean outcome in [0, 1] of the finished responses through the state"),
-        "weight": ("int64", "how many finished responses that is"),
-        "node": ("int64", "the state's node in the tree"),
-    },
+OWN = {
+    "value": {"token_ids": "ids", "target": "float32", "weight": "int64", "node": "int64"},
     "preferences": {
-        **COMMON,
-        "prefix_ids": ("ids", "the response's tokens before the step; empty for a first step"),
-        "chosen_ids": ("ids", "tokens of the step with the better outcomes"),
-        "rejected_ids": ("ids", "tokens of its sibling with the worse ones"),
-        "margin": ("float32", "difference of the two steps' mean outcomes, in (0, 1]"),
-        "count": ("int64", "the smaller of the two numbers of finished responses behind them"),
+        "prefix_ids": "ids",
+        "chosen_ids": "ids",
+        "rejected_ids": "ids",
+        "margin": "float32",
+        "count": "int64",
     },
-    "sft": {
-        **COMMON,
-        "completion_ids": ("ids", "tokens of a distinct correct response"),
-        "completion": ("string", "its text"),
-        "count": ("int64", "how often it was sampled"),
-        "author": ("string", "student, or the teachers that wrote one of its steps"),
-    },
+    "sft": {"completion_ids": "ids", "completion": "string", "count": "int64", "author": "string"},
     "policy": {
-        **COMMON,
-        "prefix_ids": ("ids", "the response's tokens down to an expanded node; empty at the root"),
-        "children_ids": (
-            "lists of ids",
-            "tokens that each child adds (a token-level tree: one, but after a forced prefix)",
-        ),
-        "probabilities": ("floats", "each child's share of the visits; they sum to 1"),
-        "improved": (
-            "floats",
-            "Gumbel's target: the student's probabilities, raised or lowered by completed Q; they sum to 1",
-        ),
-        "visits": ("int64", "how many visits they share out"),
-        "node": ("int64", "the node in the tree"),
+        "prefix_ids": "ids",
+        "children_ids": "lists of ids",
+        "probabilities": "floats",
+        "improved": "floats",
+        "visits": "int64",
+        "node": "int64",
     },
 }
+# Columns of another name of a `Trajectory`.
+SFT = {"completion_ids": "token_ids", "completion": "text", "count": "samples", "author": "source"}
 ROLLOUTS = "rollouts"
-KINDS = {**dict.fromkeys(COLUMNS, ".parquet"), ROLLOUTS: ".jsonl"}
-SFT = {
-    "completion_ids": "token_ids",
-    "completion": "text",
-    "count": "samples",
-    "author": "source",
-}  # columns of another name of a `Trajectory`
-ABOUT = {
-    "value": "value targets: what states were worth",
-    "preferences": "step preferences: pairs of steps after one prefix, for a process reward model",
-    "sft": "correct responses, for supervised training",
-    "policy": "visit distributions and improved policies, for policy distillation",
-}
+KINDS = {**dict.fromkeys(OWN, ".parquet"), ROLLOUTS: ".jsonl"}
+EPILOG = f"""\
+{chr(10).join(f"{kind}: {', '.join(columns)}" for kind, columns in OWN.items())}
+{ROLLOUTS}: responses in groups, for prime-rl and other trainers: JSON lines, each an episode of verifiers with one trace.
+Every table has {", ".join(COMMON)}.
+Load a table with datasets.load_dataset("parquet", data_files="FILE.parquet")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +108,11 @@ def records(data: Path, any_split: bool = False) -> Iterator[dict[str, Any]]:
 
     Raises DataError when there are none, and, without `any_split`, for one of another split than train.
     """
-    for path in journals(data):
-        for record in read(path):
-            if not any_split:
-                check_train_split(record, path, ", or add --any-split to evaluate with them")
-            yield record
+    path = journal_of(data)
+    for record in read(path):
+        if not any_split:
+            check_train_split(record, path, ", or add --any-split to evaluate with them")
+        yield record
 
 
 def grown(trees: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Tree]]:
@@ -152,40 +128,32 @@ def grown(trees: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Tre
 def rows(kind: str, trees: Iterable[dict[str, Any]], readers: Readers) -> Iterator[dict[str, Any]]:
     """The rows of all trees: the columns of `kind`, or episodes."""
     renamed = SFT if kind == "sft" else {}
-    own = {name: renamed.get(name, name) for name in COLUMNS.get(kind, ()) if name not in COMMON}
     for record, tree in grown(trees):
         if kind == ROLLOUTS:
             yield from episodes(record, tree, readers.credit)
             continue
         problem = record["problem"]
-        common = {
-            "question_id": problem["id"],
-            "question": problem["question"],
-            "source": problem["source"],
-            "policy_version": record["policy_version"],
-            "prompt_ids": record["prompt_ids"],
-        }
+        common = problem["id"], problem["question"], problem["source"], record["policy_version"], record["prompt_ids"]
         for row in readers.targets(kind, tree):
-            yield {**common, **{name: getattr(row, attribute) for name, attribute in own.items()}}
+            own = {name: getattr(row, renamed.get(name, name)) for name in OWN[kind]}
+            yield {**dict(zip(COMMON, common, strict=True)), **own}
 
 
 def schema(kind: str) -> pyarrow.Schema:
-    """The Parquet schema of a kind; each field's metadata says what it holds."""
+    """The Parquet schema of a kind."""
     import pyarrow
 
     ids = pyarrow.list_(pyarrow.int32())
-    types = {"ids": ids, "lists of ids": pyarrow.list_(ids), "floats": pyarrow.list_(pyarrow.float32())}
-    return pyarrow.schema(
-        [
-            pyarrow.field(
-                name,
-                types[named] if named in types else getattr(pyarrow, named)(),
-                nullable=False,
-                metadata={"description": text},
-            )
-            for name, (named, text) in COLUMNS[kind].items()
-        ]
-    )
+    lists = {"ids": ids, "lists of ids": pyarrow.list_(ids), "floats": pyarrow.list_(pyarrow.float32())}
+    types = {
+        name: lists[named] if named in lists else getattr(pyarrow, named)() for name, named in columns(kind).items()
+    }
+    return pyarrow.schema([pyarrow.field(name, type, nullable=False) for name, type in types.items()])
+
+
+def columns(kind: str) -> dict[str, str]:
+    """The columns of a kind of table, with their types."""
+    return {**COMMON, **OWN[kind]}
 
 
 def export(data: Path, kind: str, out: Path, readers: Readers, any_split: bool = False) -> int:
@@ -333,23 +301,8 @@ def episode(record: dict[str, Any], found: Trajectory, advantages: list[float], 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def epilog() -> str:
-    """Every column of every kind."""
-    lines = ["Columns of every kind:"]
-    lines += [f"  {name:<16}{text}" for name, (_, text) in COMMON.items()]
-    for kind, columns in COLUMNS.items():
-        lines.append(f"{kind} ({ABOUT[kind]}):")
-        lines += [f"  {name:<16}{text}" for name, (_, text) in columns.items() if name not in COMMON]
-    lines += [
-        f"{ROLLOUTS} (responses in groups, for prime-rl and other trainers): JSON lines, each an episode of verifiers with one",
-        "  trace; its branch has token_ids, sampled_mask, logprobs and advantages, its info the tree, nodes and version.",
-    ]
-    lines.append('Load a Parquet file with datasets.load_dataset("parquet", data_files="FILE.parquet").')
-    return "\n".join(lines)
-
-
 def add_export(commands: Any) -> None:
-    parser = commands.add_parser("export", help="tree journals as training sets", epilog=epilog())
+    parser = commands.add_parser("export", help="tree journals as training sets", epilog=EPILOG)
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of `sample`, or a run folder")
     parser.add_argument("--kind", required=True, choices=[*KINDS, "all"], help="what the rows are")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the file; for --kind all a folder")

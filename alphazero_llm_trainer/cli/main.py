@@ -13,7 +13,7 @@ from .export import add_export
 from .fetch import add_fetch
 from .info import add_info
 from .merge import add_merge
-from .report import add_compare, add_report
+from .report import add_report
 from .sample import add_sample
 from .search import add_search
 from .serve import add_serve
@@ -25,8 +25,7 @@ PROGRAM = "alphazero-llm-trainer"
 COMMANDS = (
     add_info, add_search,  # look around
     add_train, add_sft, add_value, add_prm,
-    add_eval, add_compare,
-    add_view, add_report,
+    add_eval, add_view, add_report,
     add_sample, add_export, add_fetch,  # data and models
     add_serve, add_merge,  # use the student
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The `report` and `compare` commands: what runs that are there already reached."""
+"""The `report` command: what a folder that is there already holds, as a page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .base import add_json, check_out, print_json
+from .base import check_out
 
 
 def add_report(commands: Any) -> None:
@@ -16,24 +16,9 @@ def add_report(commands: Any) -> None:
     parser.set_defaults(run=run_report)
 
 
-def add_compare(commands: Any) -> None:
-    parser = commands.add_parser("compare", help="two training runs side by side, paired by problem")
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="such as checkpoints/run-001")
-    add_json(parser)
-    parser.set_defaults(run=run_compare)
-
-
 def run_report(args: argparse.Namespace) -> int:
     from ..report.folder import write_report
 
     check_out(args.out)
     print(write_report(args.folder, args.out))
-    return 0
-
-
-def run_compare(args: argparse.Namespace) -> int:
-    from ..report.compare import comparison_facts, comparison_text, load_runs
-
-    runs = load_runs(args.runs)
-    print_json(comparison_facts(runs)) if args.json else print(comparison_text(runs))
     return 0

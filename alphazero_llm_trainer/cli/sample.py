@@ -32,8 +32,8 @@ One engine in this process batches all trees (search.concurrent of them). --work
 processes that do the same, on this machine or on the cluster at --address; GPUs are shared among them. The trees are the
 same for the same seed.
 
-DIR gets manifest.json, shard-00000.jsonl, ... (one finished tree a line, exactly one a question), set_aside.jsonl
-(questions that failed three times while they ran alone) and attempts.jsonl. Whatever dies, --resume goes on.
+DIR gets manifest.json, journal.jsonl (one finished tree a line, exactly one a question) and set_aside.jsonl
+(questions that failed three times while they ran alone). Whatever dies, --resume goes on.
 The searches are those of GRPO (config/sample.yaml): search.simulations and search.samples set a tree's size; in token mode
 give more simulations, such as 60. Teachers propose steps, so token mode doesn't ask them.
 A tree names its split; export and value refuse the trees of every split but train.
@@ -87,8 +87,9 @@ def run_sample_command(args: argparse.Namespace, config: Config) -> int:
 
 def sample(args: argparse.Namespace, job: SampleJob, progress: Progress) -> int:
     """See `run_sample_command`; `job` is checked."""
+    from ..mcts.journal import JOURNAL
+    from ..scale.folder import bytes_of
     from ..scale.sample import run_sample
-    from ..scale.sample_folder import bytes_of
     from ..scale.totals import estimate, table
 
     config, tasks, stop = job.config, job.tasks, Stop()
@@ -96,7 +97,7 @@ def sample(args: argparse.Namespace, job: SampleJob, progress: Progress) -> int:
     if args.dry_run:
         with tempfile.TemporaryDirectory(prefix="alphazero-dry-run-") as folder:
             summary = run_sample(job, Path(folder), stop=stop, progress=progress)
-            needed = bytes_of(args.num, Path(folder), summary.session.trees)
+            needed = args.num * bytes_of(Path(folder) / JOURNAL) // max(summary.trees, 1)
         if summary.status == "stopped":
             return EXIT_STOPPED
         if args.json:

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import DataError
 from ..files import refused
-from ..report.trees import Source, TreeReader, chosen_records, find_source
+from ..mcts.journal import journal_of
+from ..report.trees import Source, TreeReader, chosen_records
 from ..viewer.page import MOST_ROWS, MOST_TREES, RUN_PAGE, run_page, tree_page
 from .base import check_least, check_out
 
@@ -39,7 +40,7 @@ def run_view(args: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     check_least(1, trees=args.trees)
     check_out(args.out, file=True)
-    source = find_source(args.run_or_journal)
+    source = Source(journal_of(args.run_or_journal))
     reader = TreeReader(source, args.tokenizer)
     records: Iterable[dict[str, Any]] = source if args.question is None else chosen_records(source, args.question)
     title = source.title if args.question is None else f"{args.question} · {source.title}"

@@ -237,8 +237,6 @@ class TeachersConfig(Section):
 
 class SampleConfig(Section):
     place = "sample"
-    shard_trees: Positive
-    attempts: Positive
     timeout_seconds: PositiveFloat
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 from ..errors import DataError
 from ..files import parse_json, sync
 from .record import Record, check
+
+JOURNAL = "journal.jsonl"
 
 
 class Journal(Mapping[str, dict[str, Any]]):
@@ -125,131 +126,12 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     return (record for _, record in placed(path))
 
 
-# -- shards ------------------------------------------------------------------------------------------------------------
-
-JOURNAL, PATTERN = "journal.jsonl", "shard-*.jsonl"
-
-
-class Shards:
-    """A journal in numbered files `shard-00000.jsonl`, ... of `size` records each. Keys are unique over all of them.
-
-    A full file is closed for good: `closed` then holds its `{"name", "records", "bytes", "sha256"}`, which a manifest stores
-    and hands in again to go on.
-
-    Args:
-        folder: where the files are.
-        size: records a file, at least 1.
-        closed: what the manifest says about finished files; each is checked against its hash.
-        known: told (file name, record) of everything found in files that the manifest does not call finished.
-
-    Raises:
-        DataError: a finished file is missing or changed, a line is broken, or a key is there twice.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        size: int,
-        closed: Sequence[Mapping[str, Any]] = (),
-        known: Callable[[str, dict[str, Any]], None] = lambda name, record: None,
-    ) -> None:
-        self.folder, self.size = folder, size
-        self.closed: list[dict[str, Any]] = [dict(entry) for entry in closed]
-        self.keys: set[str] = set()
-        self.dropped_bytes = 0
-        for entry in self.closed:
-            path = folder / entry["name"]
-            self._take(path, [record["key"] for record in read(path)])
-            if entry["sha256"] != digest(path):
-                raise DataError(f"journal {path} is not what its manifest says (sha256 differs): restore it")
-        # No manifest calls these finished: the one that was being written, or one just filled before it.
-        names = {entry["name"] for entry in self.closed}
-        unfinished = [path for path in shard_paths(folder) if path.name not in names]
-        for path in unfinished:
-            if path != unfinished[0]:
-                self.close(finished=True)
-            self._file = Journal(path)
-            self.dropped_bytes += self._file.dropped_bytes
-            self._take(path, list(self._file))
-            for record in self._file.values():
-                known(path.name, record)
-        if not unfinished:
-            self._file = self._next()
-
-    def _next(self) -> Journal:
-        return Journal(self.folder / f"shard-{len(self.closed):05d}.jsonl")
-
-    def _take(self, path: Path, keys: Sequence[str]) -> None:
-        for key in keys:
-            if key in self.keys:
-                raise DataError(f"journal {path} has a second tree for {key!r}: remove one of its two lines")
-            self.keys.add(key)
-
-    @property
-    def name(self) -> str:
-        """The file that the last record went to."""
-        return self._file.path.name
-
-    def append(self, record: dict[str, Any]) -> bool:
-        """Write a record with a new `key`, as `Journal.append` does. True when a full file was closed before it.
-
-        Raises DataError for a key that is there already.
-        """
-        if record["key"] in self.keys:
-            raise DataError(f"journal {self.folder} has a tree for {record['key']!r} already: each is searched once")
-        full = len(self._file) >= self.size
-        if full:
-            self.close(finished=True)
-            self._file = self._next()
-        self._file.append(record)
-        self.keys.add(record["key"])
-        return full
-
-    def close(self, finished: bool = False) -> None:
-        """Write through to the disk and close; `finished` counts the last file as closed for good."""
-        self._file.close()
-        path, records = self._file.path, len(self._file)
-        if not records:
-            path.unlink()
-        elif finished:
-            entry = {"name": path.name, "records": records, "bytes": path.stat().st_size, "sha256": digest(path)}
-            self.closed.append(entry)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def journals(path: Path) -> list[Path]:
-    """The journal files of a path: the file itself, or a folder's journal, else its shards.
-
-    Raises DataError where there is none.
-    """
-    if path.is_file():
-        return [path]
-    found = [path / JOURNAL] if (path / JOURNAL).is_file() else shard_paths(path)
-    if not found:
-        raise DataError(f"--data {path} has no {JOURNAL} and no {PATTERN}: name a journal or a run's folder")
-    return found
-
-
-def shard_paths(folder: Path) -> list[Path]:
-    """The folder's shards in the order they were written."""
-    return sorted(folder.glob(PATTERN))
-
-
-def read_shards(folder: Path) -> Iterator[dict[str, Any]]:
-    """The records of all shards of a folder, one in memory at a time; a half-written last line is left out.
-
-    Raises DataError when there is no shard.
-    """
-    paths = shard_paths(folder)
-    if not paths:
-        raise DataError(f"{folder} holds no {PATTERN}: name a folder that `sample` wrote")
-    for path in paths:
-        yield from read(path)
+def journal_of(path: Path) -> Path:
+    """A path's journal: the file itself, or the folder's. Raises DataError where there is none."""
+    file = path / JOURNAL if path.is_dir() else path
+    if not file.is_file():
+        raise DataError(f"{path} has no {JOURNAL}: name a journal or a run's folder")
+    return file
 
 
 def drop_half_line(path: Path) -> int:

@@ -9,15 +9,16 @@ from typing import Any
 from ..errors import DataError
 from ..eval.results import read_json
 from ..files import write_whole
+from ..mcts.journal import JOURNAL
 from ..training.checkpoint import read_lines
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
 from .critics import critic_parts
 from .evaluation import evaluation_parts
 from .page import link, page
 from .training import training_parts
-from .trees import TreeReader, find_source
+from .trees import Source, TreeReader
 
-RUN, METRICS, JOURNAL, ANSWERS = "run.json", "metrics.jsonl", "journal.jsonl", "test.jsonl"
+RUN, METRICS, ANSWERS = "run.json", "metrics.jsonl", "test.jsonl"
 # What a folder's file says about it, and the sections it gives.
 KINDS: dict[str, Callable[[dict[str, Any], Path], list[str]]] = {
     RUN: lambda card, folder: training_parts(card, read_lines(folder / METRICS), read_lines(folder / ANSWERS)),
@@ -38,7 +39,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         raise DataError(f"{folder} has none of {', '.join(KINDS)}: name a folder that a command wrote")
     out.mkdir(parents=True, exist_ok=True)
     if (folder / JOURNAL).is_file():
-        source = find_source(folder)
+        source = Source(folder / JOURNAL)
         trees = map(TreeReader(source, None), source)
         write_whole(out / RUN_PAGE, run_page(trees, title=source.title, limit=MOST_TREES))
         parts.insert(0, link(RUN_PAGE, "All questions and trees"))

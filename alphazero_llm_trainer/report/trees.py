@@ -12,7 +12,7 @@ from ..config.sections import SearchConfig
 from ..errors import ConfigError, DataError
 from ..files import read_object
 from ..mcts.choose import Text, choose, most_visited
-from ..mcts.journal import JOURNAL, read, read_shards, shard_paths
+from ..mcts.journal import JOURNAL, read
 from ..mcts.record import Record, check
 from ..mcts.select import constant
 from ..mcts.tree import Tree
@@ -26,14 +26,14 @@ EMBEDDED = Path(__file__).parent.parent / "assets" / "student"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where records come from: a journal file, a folder of shards, or one search's JSON."""
+    """Where records come from: a journal, or one search's JSON."""
 
     path: Path
 
     @property
     def home(self) -> Path:
         """The folder, which may hold a card of the run."""
-        return self.path if self.path.is_dir() else self.path.parent
+        return self.path.parent
 
     @property
     def single(self) -> bool:
@@ -43,7 +43,7 @@ class Source:
     @property
     def is_run(self) -> bool:
         """Whether it is all that its folder holds, so that its page is the folder's."""
-        return self.path.is_dir() or self.path.name == JOURNAL
+        return self.path.name == JOURNAL
 
     @property
     def title(self) -> str:
@@ -55,18 +55,7 @@ class Source:
         if self.single:
             yield _one_search(self.path)
         else:
-            yield from read_shards(self.path) if self.path.is_dir() else read(self.path)
-
-
-def find_source(path: Path) -> Source:
-    """What `path` is. Raises DataError where it holds no journal."""
-    if (path / JOURNAL).is_file():
-        return Source(path / JOURNAL)
-    if not path.is_file() and not shard_paths(path):
-        raise DataError(
-            f"{path} holds no {JOURNAL} and no shard-*.jsonl: name a run folder, a journal or a search's JSON"
-        )
-    return Source(path)
+            yield from read(self.path)
 
 
 def _one_search(path: Path) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,16 @@ from typing import Any
 from ..config.load import Config
 from ..errors import DataError
 from ..live import Progress
+from ..rollouts import Collector
 from ..types import Task
-from .pool import LocalPool, Pool, RayPool
-from .sample_folder import SampleFolder
+from .folder import SampleFolder
 from .totals import Summary, Totals, tell_tree
-from .worker import MakeCollector, default_collector
+from .worker import FATAL
+from .workers import InProcess, OnRay
+
+Stop = Callable[[], bool]
+POLL_SECONDS = 0.25  # between two looks at `stop`
+ATTEMPTS = 3  # failures of a question while it ran alone after which it is set aside
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class SampleJob:
         student_path: a folder with the student's weights, or None for the configured ones.
         workers: 1 searches in this process; more start Ray with so many workers.
         address: an existing Ray cluster, or None for one on this machine.
-        make_collector: what searches; `default_collector` unless a test says otherwise.
+        make_collector: what searches; `Collector` unless a test says otherwise.
     """
 
     config: Config
@@ -41,48 +48,35 @@ class SampleJob:
     student_path: Path | None = None
     workers: int = 1
     address: str | None = None
-    make_collector: MakeCollector = default_collector
+    make_collector: Callable[..., Collector] = Collector
+
+    def open_workers(self, folder: Path, progress: Progress) -> InProcess | OnRay:
+        """The workers that are asked for, with their policy loaded."""
+        parts = self.config, self.student_path, self.make_collector
+        if self.workers > 1 or self.address is not None:
+            return OnRay(*parts, self.workers, self.address, progress.say)
+        return InProcess(*parts, folder)
 
 
 def identity(job: SampleJob) -> dict[str, Any]:
     """What decides the trees. Pacing (how many at once, where they run, shard sizes) is left out: it may change."""
-    config = job.config
-    kept = config.model_dump(
-        mode="json", include={"student", "problems", "dataset", "search", "rewards", "teachers", "train"}
+    decides = job.config.model_dump(
+        mode="json",
+        include={
+            "student": True,
+            "problems": {"source", "levels", "hold_out"},
+            "dataset": True,
+            "search": True,
+            "rewards": True,
+            "teachers": True,
+            "train": {"groups", "requeue_limit", "reward"},  # what the collector reads
+        },
+        exclude={
+            "search": {"concurrent"},
+            "teachers": {"budget", "timeout_seconds", "max_retries", "max_concurrent"},
+        },
     )
-    kept["problems"] = {key: kept["problems"][key] for key in ("source", "levels")}
-    if config.problems.hold_out != "questions":  # earlier manifests have no such key
-        kept["problems"]["hold_out"] = config.problems.hold_out
-    kept["search"].pop("concurrent")
-    kept["train"] = {key: kept["train"][key] for key in TREE_KEYS}
-    for key in ("budget", "timeout_seconds", "max_retries", "max_concurrent"):
-        kept["teachers"].pop(key)
-    return {
-        "config": kept,
-        "source": config.problems.source,
-        "split": job.split,
-        "start": job.start,
-        "seed": config.seed,
-        "mode": kept["search"].get("mode", "step"),
-    }
-
-
-# The keys of `train` that the collector reads.
-TREE_KEYS = ("groups", "requeue_limit", "reward")
-
-
-def open_pool(job: SampleJob, folder: SampleFolder, progress: Progress) -> Pool:
-    """The workers that `job` asks for, with their policy loaded."""
-    if job.workers > 1 or job.address is not None:
-        return RayPool(job.config, job.student_path, job.workers, job.address, job.make_collector, progress.say)
-
-    def on_start(key: str, alone: bool) -> None:
-        # The log is there once `begin` has run, which needs the policy first.
-        folder.attempts.start(key, alone)
-
-    pool = LocalPool(job.config, job.student_path, job.make_collector, on_start)
-    pool.worker.collector.keep_books(folder.path)
-    return pool
+    return {"config": decides, "split": job.split, "start": job.start, "seed": job.config.seed}
 
 
 def run_sample(
@@ -90,7 +84,7 @@ def run_sample(
     out: Path,
     *,
     resume: bool = False,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Stop = lambda: False,
     progress: Progress | None = None,
     on_record: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> Summary:
@@ -113,62 +107,109 @@ def run_sample(
     if len(tasks) < len(job.tasks):
         raise DataError("two questions have the same id: sample needs one id a question")
     began = time.perf_counter()
-    folder = SampleFolder(out, identity(job), len(tasks), job.config.sample.shard_trees, resume)
+    folder = SampleFolder(out, identity(job), len(tasks), resume)
     try:
-        with closing(open_pool(job, folder, progress)) as pool:
-            folder.begin(pool.policy)
-            return _sample(job, tasks, folder, pool, stop, progress, on_record, began)
+        with closing(job.open_workers(folder.path, progress)) as workers:
+            folder.begin(workers.policy)
+            run = Run(job, tasks, folder, workers, stop, progress, on_record)
+            return asyncio.run(run.sample(time.perf_counter() - began))
     finally:
         folder.release()
 
 
-def _sample(
-    job: SampleJob,
-    tasks: dict[str, Task],
-    folder: SampleFolder,
-    pool: Pool,
-    stop: Callable[[], bool],
-    progress: Progress,
-    on_record: Callable[[dict[str, Any]], None],
-    began: float,
-) -> Summary:
-    session = Totals()
-    schedule = folder.schedule(list(tasks), job.config.sample.attempts)
-    if folder.shards.dropped_bytes:
-        progress.say(f"dropped {folder.shards.dropped_bytes:,} bytes of a half-written tree: it is searched again")
-    progress.start(len(tasks), len(tasks) - len(schedule), "tree")
-    searching, reported = time.perf_counter(), 0.0
+@dataclass(slots=True)
+class Run:
+    """One session of a sample run; see `run_sample`."""
 
-    def put_aside() -> None:
-        for key, (reason, attempts) in schedule.set_aside.items():
-            if key not in folder.put_aside:
-                folder.set_aside(key, reason, attempts)
-                progress.say(f"set aside: {key} after {attempts} attempts: {reason}")
+    job: SampleJob
+    tasks: Mapping[str, Task]
+    folder: SampleFolder
+    workers: InProcess | OnRay
+    stop: Stop
+    progress: Progress
+    on_record: Callable[[dict[str, Any]], None]
 
-    status = "stopped"
-    try:
-        put_aside()
-        for record in pool.collect(schedule, tasks, job.split, job.config.seed, stop):
-            folder.write(record)
-            session.add(record)
-            if time.perf_counter() - reported > 1.0:
-                stats, reported = pool.stats(), time.perf_counter()
-            dollars = session.cost.dollars + sum(cost.dollars for cost in stats.teachers.values())
-            tell_tree(progress, session, dollars, record)
-            put_aside()
-            on_record(record)
-        put_aside()
-        status = "complete" if not len(schedule) else "stopped"
-    finally:
-        progress.stop()
-        folder.end(status)
-    return Summary(
-        status,
-        len(tasks),
-        folder.totals,
-        session,
-        pool.stats(),
-        time.perf_counter() - searching,
-        searching - began,
-        [(r["key"], r["reason"], r["attempts"]) for r in folder.put_aside.values()],
-    )
+    async def sample(self, start_seconds: float) -> Summary:
+        """Search what is left of the questions into the folder."""
+        folder, progress, session = self.folder, self.progress, Totals()
+        left = folder.left(self.tasks)
+        if folder.journal.dropped_bytes:
+            progress.say(f"dropped {folder.journal.dropped_bytes:,} bytes of a half-written tree: it is searched again")
+        progress.start(len(self.tasks), len(self.tasks) - len(left), "tree")
+        searching, status = time.perf_counter(), "stopped"
+
+        def summary() -> Summary:
+            counts = len(self.tasks), len(folder.journal), [*folder.aside.values()]
+            workers, seconds = self.workers, time.perf_counter() - searching
+            return Summary(status, *counts, session, workers.teachers(), workers.restarts, seconds, start_seconds)
+
+        try:
+            async with aclosing(self.collect(left)) as records:
+                async for record in records:
+                    folder.write(record)
+                    one = Totals.of(record)
+                    session.add(one)
+                    tell_tree(progress, session, summary().dollars, record, one)
+                    self.on_record(record)
+            status = "stopped" if folder.left(self.tasks) else "complete"
+        finally:
+            progress.stop()
+            folder.end(status)
+        return summary()
+
+    async def collect(self, keys: Sequence[str]) -> AsyncGenerator[dict[str, Any], None]:
+        """Journal records of the questions as they end.
+
+        Questions run beside each other, `search.concurrent` a worker. One that failed, or whose worker died, may have been
+        taken down by a neighbour: it runs again after the others, with nothing beside it on its worker. Only such failures
+        count, and after `ATTEMPTS` of them it is set aside. A `FATAL` error is raised.
+        """
+        for width in (self.job.config.search.concurrent, *[1] * ATTEMPTS):
+            slots = [worker for _ in range(width) for worker in range(self.workers.count)]
+            failed: dict[str, Exception] = {}
+            async with aclosing(self.beside(keys, slots)) as outcomes:
+                async for key, outcome in outcomes:
+                    if isinstance(outcome, FATAL):
+                        raise outcome
+                    if isinstance(outcome, Exception):
+                        failed[key] = outcome
+                    elif outcome is not None:
+                        yield outcome
+            keys = [*failed]
+        if not self.stop():
+            for key, error in failed.items():
+                self.folder.set_aside(key, reason_of(error), ATTEMPTS)
+                self.progress.say(f"set aside: {key} after {ATTEMPTS} attempts: {reason_of(error)}")
+
+    async def beside(
+        self, keys: Iterable[str], slots: Iterable[int]
+    ) -> AsyncGenerator[tuple[str, dict[str, Any] | Exception | None], None]:
+        """What each question gave or raised, with at most one in each slot of a worker at a time; less once `stop` says so."""
+        waiting, free = deque(keys), deque(slots)
+        flying: dict[asyncio.Future[Any], tuple[int, str]] = {}
+        try:
+            while (waiting or flying) and not self.stop():
+                while waiting and free:
+                    worker, key = free.popleft(), waiting.popleft()
+                    search = self.workers.search(worker, key, self.tasks[key], self.job.split, self.job.config.seed)
+                    flying[asyncio.ensure_future(search)] = worker, key
+                done, _ = await asyncio.wait(flying, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    worker, key = flying.pop(one)
+                    free.append(worker)
+                    error = one.exception()
+                    if error is not None and not isinstance(error, Exception):
+                        raise error
+                    yield key, one.result() if error is None else error
+        finally:
+            for one in flying:
+                one.cancel()
+            await asyncio.gather(*flying, return_exceptions=True)
+
+
+def reason_of(error: Exception) -> str:
+    """An exception as one short line."""
+    text = str(error).strip().splitlines()
+    if isinstance(error, TimeoutError):
+        return text[0]
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

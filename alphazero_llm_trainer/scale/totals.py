@@ -8,13 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..live import Progress, last_tree
-from ..mcts.extract import endings, shortfall
-from ..mcts.tree import OUTCOME, Rollout, Tree
+from ..mcts.extract import endings, shortfall, trajectories
+from ..mcts.tree import ROOT, Tree
+from ..rollouts import FAILED, FAILED_REWARD
 from ..types import Cost
-from .worker import WorkerStats
-
-FAILED = "failed"  # how `ended_by` of a question without a tree begins
-COUNT = Rollout.__slots__.index("count")  # a saved rollout is a list in this order
 
 
 @dataclass(slots=True)
@@ -39,124 +36,108 @@ class Totals:
     ends: dict[str, int] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Count one journal record."""
-        self.cost.add(Cost(**record["cost"]))
-        if record["ended_by"].startswith(FAILED):
-            self.skipped += 1
-            return
-        tree = record["tree"]
-        self.trees += 1
-        self.simulations += tree["N"][0]
-        self.saved += record.get("saved", 0)
-        right = 0
-        known = tree.get(OUTCOME, tree["hre"])
-        ends = [(n, g) for v, n, g in zip(tree["verdict"], tree["samples"], known, strict=True) if v is not None]
-        ends += [(rollout[COUNT], Rollout(*rollout).grade) for rollout in tree["rollouts"]]
-        for count, grade in ends:
-            self.responses += max(count, 1)
-            right += max(count, 1) if grade == 1.0 else 0
-        self.ends = dict(Counter(self.ends) + endings(Tree.from_dict(tree)))
-        self.right += right
-        self.solved += right > 0
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Totals:
+        """One journal record's."""
+        cost = Cost(**record["cost"])
+        if record["ended_by"].startswith((FAILED, FAILED_REWARD)):
+            return cls(skipped=1, cost=cost)
+        tree = Tree.from_dict(record["tree"])
+        found = trajectories(tree)
+        right, saved = sum(one.samples for one in found if one.right), record.get("saved", 0)
+        responses, ends = sum(one.samples for one in found), dict(endings(tree))
+        return cls(1, 0, tree.N[ROOT], saved, responses, right, int(right > 0), ends, cost)
 
-    def merge(self, other: Totals) -> None:
+    def add(self, other: Totals) -> None:
         """Add another sum to this one."""
         for name in ("trees", "skipped", "simulations", "saved", "responses", "right", "solved"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.ends = dict(Counter(self.ends) + Counter(other.ends))
         self.cost.add(other.cost)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Totals:
-        return cls(**{**raw, "cost": Cost(**raw["cost"])})
-
-
-def tell_tree(progress: Progress, session: Totals, dollars: float, record: Mapping[str, Any]) -> None:
-    """One more question has its tree, `record`; `session` is the sum of this session's."""
-    alone = Totals()
-    alone.add(record)
-    last = (record["key"], len(record["tree"]["N"]), alone.simulations, alone.right, alone.responses)
+def tell_tree(progress: Progress, session: Totals, dollars: float, record: Mapping[str, Any], one: Totals) -> None:
+    """One more question has its tree, `record`, which adds up to `one`; `session` is the sum of this session's."""
+    last = record["key"], len(record["tree"]["N"]), one.simulations, one.right, one.responses, record["ended_by"]
     progress.note("solved", f"{session.solved:,} of {session.trees:,} questions")
-    progress.note("last tree", last_tree(*last, record["ended_by"]))
+    progress.note("last tree", last_tree(*last))
     progress.dollars = lambda: dollars
-    progress.advance(tokens=session.cost.sampled_tokens - progress.tokens)
+    progress.advance(tokens=one.cost.sampled_tokens)
 
 
 @dataclass(slots=True)
 class Summary:
-    """A sample run's end: sums over the folder and over this session, and what the session took.
+    """A sample run's end: what its folder has, and this session's sums.
 
-    status: "complete" or "stopped"; set_aside: (question id, reason, attempts) of all sessions; seconds: this session's
-    wall-clock from the first question to the last, start-up left out.
+    status: "complete" or "stopped"; trees, set_aside: of all sessions; teachers: cost by teacher, one a process;
+    restarts: workers that were started again; seconds: wall-clock from the first question to the last.
     """
 
     status: str
     questions: int
-    folder: Totals
+    trees: int
+    set_aside: list[dict[str, Any]]
     session: Totals
-    stats: WorkerStats
+    teachers: list[dict[str, Cost]]
+    restarts: int
     seconds: float
     start_seconds: float
-    set_aside: list[tuple[str, str, int]] = field(default_factory=list)
 
     @property
     def dollars(self) -> float:
         """What providers charged in this session."""
-        return self.session.cost.dollars + sum(cost.dollars for cost in self.stats.teachers.values())
+        return self.session.cost.dollars + sum(cost.dollars for part in self.teachers for cost in part.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain figures for `--json`; rates are this session's."""
-        seconds, session, folder = max(self.seconds, 1e-9), self.session, self.folder
+        """Plain figures for `--json`: all but `trees` and `set_aside` are this session's."""
+        seconds, session = max(self.seconds, 1e-9), self.session
+        teachers: dict[str, Cost] = {}
+        for part in self.teachers:
+            for name, cost in part.items():
+                teachers.setdefault(name, Cost()).add(cost)
         return {
             "status": self.status,
             "questions": self.questions,
-            "trees": folder.trees,
-            "skipped": folder.skipped,
+            "trees": self.trees,
+            "skipped": session.skipped,
             "set_aside": len(self.set_aside),
             "session_trees": session.trees,
             "trees_per_second": session.trees / seconds,
             "sampled_tokens_per_second": session.cost.sampled_tokens / seconds,
-            "simulations": folder.simulations,
-            "simulations_saved": folder.saved,
-            "sampled_tokens": folder.cost.sampled_tokens,
-            "responses_right": folder.right / folder.responses if folder.responses else None,
-            "solved": folder.solved / folder.trees if folder.trees else None,
+            "simulations": session.simulations,
+            "simulations_saved": session.saved,
+            "sampled_tokens": session.cost.sampled_tokens,
+            "responses_right": session.right / session.responses if session.responses else None,
+            "solved": session.solved / session.trees if session.trees else None,
             "dollars": self.dollars,
             "seconds": self.seconds,
             "start_seconds": self.start_seconds,
-            **asdict(self.stats),
+            "restarts": self.restarts,
+            "teachers": {name: asdict(cost) for name, cost in teachers.items()},
         }
 
 
 def table(summary: Summary) -> str:
-    """The final figures, one a line. Rates and memory are this session's, the rest is the folder's."""
+    """The final figures, one a line. All but the numbers of trees and of questions set aside are this session's."""
     facts = summary.as_dict()
-    percent = {
-        name: "none finished" if facts[name] is None else f"{facts[name]:.1%}" for name in ("responses_right", "solved")
-    }
+    shares = {name: "none" if facts[name] is None else f"{facts[name]:.1%}" for name in ("responses_right", "solved")}
+    why = " (they don't fit the engine, or their reward failed)" if facts["skipped"] else ""
     rows = {
         "trees": f"{facts['trees']:,} of {facts['questions']:,} questions, {facts['trees_per_second']:.2f} a second",
         "simulations": f"{facts['simulations']:,}, {facts['simulations_saved']:,} saved",
         "sampled tokens": f"{facts['sampled_tokens']:,}, {facts['sampled_tokens_per_second']:,.0f} a second",
-        "responses right": percent["responses_right"],
-        "questions solved": percent["solved"],
-        "skipped": f"{facts['skipped']:,}"
-        + " (they don't fit the engine, or their reward failed)" * bool(facts["skipped"]),
+        "responses right": shares["responses_right"],
+        "questions solved": shares["solved"],
+        "skipped": f"{facts['skipped']:,}{why}",
         "set aside": f"{facts['set_aside']:,}",
         "cost": f"${facts['dollars']:.4f}",
         "seconds": f"{facts['seconds']:.1f} and {facts['start_seconds']:.1f} to start",
-        "peak memory": f"{facts['peak_bytes'] / 2**20:,.0f} MiB, all processes",
         "workers restarted": f"{facts['restarts']:,}",
     }
-    width = max(map(len, rows))
-    lines = [f"{name.ljust(width)}  {value}" for name, value in rows.items()]
-    short = shortfall(summary.folder.ends)
+    lines = [f"{name:<17}  {value}" for name, value in rows.items()]
+    short = shortfall(summary.session.ends)
     lines += [] if short is None else [short]
-    lines += [f"set aside: {key} after {attempts} attempts: {reason}" for key, reason, attempts in summary.set_aside]
+    lines += ["set aside: {key} after {attempts} attempts: {reason}".format(**one) for one in summary.set_aside]
     return "\n".join(lines)
 
 

@@ -4,56 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
-import sys
 import threading
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.load import Config
-from ..engine.protocol import ValueFunction
 from ..errors import CheckpointError, ConfigError
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree
 from ..types import Cost, Task
 
-if TYPE_CHECKING:
-    from ..policy.student import Student
-
 # Every question would fail of these, so they end the run and set none aside.
 FATAL = (ConfigError, CheckpointError)
-# Builds what searches questions. The default is the `Collector` of training; tests hand in one that fails on purpose.
-MakeCollector = Callable[["Student", Config, Perplexity | None, ValueFunction | None], Collector]
-
-
-def default_collector(
-    student: Student, config: Config, perplexity: Perplexity | None, value: ValueFunction | None
-) -> Collector:
-    """The `Collector` of training, with gold."""
-    return Collector(student, config, perplexity, value=value)
-
-
-@dataclass(slots=True)
-class WorkerStats:
-    """What workers did in this session.
-
-    computed_tokens: tokens that went through the policy; peak_bytes: the processes' largest memory, added up;
-    restarts: workers that were started again; teachers: cost by teacher.
-    """
-
-    computed_tokens: int = 0
-    peak_bytes: int = 0
-    restarts: int = 0
-    teachers: dict[str, Cost] = field(default_factory=dict)
-
-    def add(self, other: WorkerStats) -> None:
-        """Add what another worker did."""
-        self.computed_tokens += other.computed_tokens
-        self.peak_bytes += other.peak_bytes
-        for teacher, cost in other.teachers.items():
-            self.teachers.setdefault(teacher, Cost()).add(cost)
 
 
 class Worker:
@@ -62,12 +26,13 @@ class Worker:
     Args:
         config: decides the trees; `sample.timeout_seconds` bounds each.
         student_path: a folder with the student's weights, or None for the configured ones.
-        make_collector: what searches.
+        make_collector: what searches: `Collector`, or a test's that fails on purpose.
     """
 
-    def __init__(self, config: Config, student_path: Path | None, make_collector: MakeCollector) -> None:
+    def __init__(self, config: Config, student_path: Path | None, make_collector: Callable[..., Collector]) -> None:
         self.config, self.student_path, self.make_collector = config, student_path, make_collector
         self.policy: dict[str, Any] = {}
+        self.life = uuid.uuid4().hex  # another one where Ray has started the process again
         self._loading = threading.Lock()
 
     def load(self) -> dict[str, Any]:
@@ -97,7 +62,7 @@ class Worker:
         value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
         # What is loaded now stays: without this, every full collection walks the libraries' million objects again.
         gc.freeze()
-        self.student, self.collector = student, self.make_collector(student, config, perplexity, value)
+        self.student, self.collector = student, self.make_collector(student, config, perplexity, value=value)
         self.policy = {
             "name": student.name,
             "version": student.engine.version,
@@ -105,54 +70,40 @@ class Worker:
             "value": None if value is None else value.card["files"],
         }
 
-    async def ready(self) -> dict[str, Any]:
-        """`load`, in a thread of its own: what is loaded may ask an event loop of its own for its numerics."""
-        return await asyncio.to_thread(self.load)
+    async def ready(self) -> tuple[str, dict[str, Any]]:
+        """This process's life, and `load`, in a thread of its own: what is loaded may ask an event loop for its numerics."""
+        return self.life, await asyncio.to_thread(self.load)
 
-    async def search(self, key: str, task: Task, split: str, seed: int) -> tuple[dict[str, Any] | None, WorkerStats]:
-        """The question's journal record, or None where a budget stopped it; and what this worker has done so far.
+    async def search(
+        self, key: str, task: Task, split: str, seed: int
+    ) -> tuple[dict[str, Any] | None, dict[str, Cost]]:
+        """The question's journal record, or None where a budget stopped it; and `teachers` so far.
 
         Raises TimeoutError after `sample.timeout_seconds`, and what the search raises.
         """
-        await self.ready()
         seconds = self.config.sample.timeout_seconds
         try:
             tree = await asyncio.wait_for(self._tree(key, task, seed), seconds)
         except TimeoutError:
             raise TimeoutError(f"no tree within {seconds:g} s") from None
-        return None if tree.ended_by == "stopped" else tree.record(seed=seed, split=split), self.stats()
+        return None if tree.ended_by == "stopped" else tree.record(seed=seed, split=split), self.teachers()
 
     async def _tree(self, key: str, task: Task, seed: int) -> GradedTree:
         async for tree in self.collector.collect([(key, task)], seed):
             return tree
         raise RuntimeError(f"the collector gave no tree for {key}")
 
-    def stats(self) -> WorkerStats:
-        """This process's part so far."""
-        return WorkerStats(
-            self.student.engine.stats.computed_tokens, peak_bytes(), teachers=teacher_costs(self.collector)
-        )
+    def teachers(self) -> dict[str, Cost]:
+        """What each teacher and the terminal checker took so far in this process."""
+        collector = self.collector
+        spent = {} if collector.teachers is None else {n: one.cost for n, one in collector.teachers.ledgers.items()}
+        if collector.checker is not None:
+            spent[collector.checker.name] = collector.checker.ledger.cost
+        if collector.remote is None:
+            return spent
+        # The ledgers of a resumed run have its earlier processes' costs in them.
+        return {name: collector.remote.books.session.get(name, Cost()) for name in spent}
 
     async def close(self) -> None:
         """Let go of what a server keeps for the engine; no call may follow."""
         self.student.engine.close()
-
-
-def teacher_costs(collector: Collector) -> dict[str, Cost]:
-    """What each teacher and the terminal checker took so far in this process."""
-    spent = {} if collector.teachers is None else {n: one.cost for n, one in collector.teachers.ledgers.items()}
-    if collector.checker is not None:
-        spent[collector.checker.name] = collector.checker.ledger.cost
-    if collector.remote is None:
-        return spent
-    # The ledgers of a resumed run have its earlier processes' costs in them.
-    return {name: collector.remote.books.session.get(name, Cost()) for name in spent}
-
-
-def peak_bytes() -> int:
-    """The most memory this process has held: resident, and on its CUDA device where it uses one."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    torch = sys.modules.get("torch")
-    on_device = torch is not None and torch.cuda.is_initialized()
-    return held + (torch.cuda.max_memory_allocated() if torch is not None and on_device else 0)

@@ -19,7 +19,7 @@ from ..errors import DataError
 from ..eval.critic_figures import Pairs, States
 from ..live import Progress
 from ..mcts.extract import graded, step_preferences, value_targets
-from ..mcts.journal import Journal, journals, placed, record_at
+from ..mcts.journal import Journal, journal_of, placed, record_at
 from ..mcts.tree import Tree
 from ..policy.adapters import fingerprint
 from ..policy.student import Student
@@ -96,7 +96,7 @@ def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
     Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`.
     """
     found: dict[str, Question] = {}
-    for path in (file for folder in paths for file in journals(folder)):
+    for path in map(journal_of, paths):
         for place, record in placed(path):
             check_train_split(record, path)
             try:

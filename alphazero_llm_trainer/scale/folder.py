@@ -1,0 +1,138 @@
+"""A sample run's folder: manifest, journal and what was set aside. One process writes it at a time."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ..config.load import flat
+from ..errors import ConfigError, DataError
+from ..files import FolderLock, check_space, read_sealed, write_sealed
+from ..mcts.journal import JOURNAL, Journal
+
+FORMAT = 2
+log = logging.getLogger(__name__)
+MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
+SYNC_TREES = 100  # so many trees a power cut may take; they are searched again
+
+
+class SampleFolder:
+    """The output of `sample`; `open` it, `begin` once the policy is known, `write` each record, `end`.
+
+    Args:
+        path: the folder, made where it is missing.
+        identity: what decides the trees (configuration, split, seed); a resumed run's must be the same.
+        questions: how many questions the run has; a resumed run may have more.
+        resume: go on with what is there; an empty folder is a new run.
+
+    Raises:
+        ConfigError: another run is there, another process writes there, or the identity differs.
+        DataError: the manifest is broken.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any], questions: int, resume: bool) -> None:
+        self.path = path
+        self.facts: dict[str, Any] = {**identity, "questions": questions}
+        self._lock = FolderLock(path)
+        try:
+            self._go_on(resume)
+        except (ConfigError, DataError):
+            self.release()
+            raise
+
+    def _go_on(self, resume: bool) -> None:
+        """Look at what is there. Raises as the class says."""
+        path = self.path
+        self.stored = self._read_manifest()
+        # A session that ended before its first manifest has left files with nothing in them.
+        taken = self.stored or any(bytes_of(path / name) for name in (JOURNAL, SET_ASIDE))
+        if taken and not resume:
+            raise ConfigError(
+                f"--out {path} holds a run already: add --resume to go on with it, or name another folder"
+            )
+        if taken and not self.stored:
+            raise DataError(f"{path} has a {JOURNAL} but no {MANIFEST}: restore it, or name another folder")
+        if self.stored:
+            same(self.stored, self.facts, path)
+
+    def _read_manifest(self) -> dict[str, Any]:
+        file = self.path / MANIFEST
+        if not file.exists():
+            return {}
+        try:
+            stored = read_sealed(file, log.warning)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{file} is not readable JSON: restore it, or name another folder") from error
+        if stored.get("format") != FORMAT:
+            raise DataError(f"{file} is not a sample run's manifest of format {FORMAT}: name another folder")
+        return stored
+
+    def begin(self, policy: Mapping[str, Any]) -> None:
+        """Open everything for writing with `policy` (name, fingerprint and version of the weights).
+
+        Raises ConfigError when the folder's trees come from other weights, and DataError for a broken journal.
+        """
+        if self.stored:
+            same({"policy": self.stored["policy"]}, {"policy": dict(policy)}, self.path)
+        self.facts["policy"] = dict(policy)
+        self.journal, self.aside = Journal(self.path / JOURNAL), Journal(self.path / SET_ASIDE)
+        there = len(self.journal)
+        left = self.facts["questions"] - there
+        needed = left * bytes_of(self.path / JOURNAL) // max(there, 1)
+        check_space(self.path, needed, f"a folder of {left:,} more trees")
+        self.write_manifest("running")
+
+    def left(self, keys: Iterable[str]) -> list[str]:
+        """Those of `keys` that have no tree and were not set aside."""
+        return [key for key in keys if key not in self.journal and key not in self.aside]
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record."""
+        self.journal.append(record)
+        if len(self.journal) % SYNC_TREES == 0:
+            self.journal.sync()
+            check_space(self.path, 0, f"the next {SYNC_TREES} trees")
+
+    def set_aside(self, key: str, reason: str, attempts: int) -> None:
+        """Record that a question gets no tree."""
+        self.aside.append({"key": key, "reason": reason, "attempts": attempts})
+
+    def end(self, status: str) -> None:
+        """Close all files with `status` "complete" or "stopped". A process that dies leaves "running"."""
+        with ExitStack() as closing:  # a full disk fails one of them, and the others are closed all the same
+            closing.callback(self.release)
+            closing.callback(self.aside.close)
+            self.journal.close()
+            self.write_manifest(status)
+
+    def release(self) -> None:
+        """Let another process write here."""
+        self._lock.release()
+
+    def write_manifest(self, status: str) -> None:
+        """Readers see the manifest of before or this one, never half of it."""
+        counts = {"trees": len(self.journal), "set_aside": len(self.aside)}
+        write_sealed(self.path / MANIFEST, {"format": FORMAT, "status": status, **self.facts, **counts})
+
+
+def bytes_of(file: Path) -> int:
+    """A file's size; 0 where it is missing."""
+    return file.stat().st_size if file.exists() else 0
+
+
+def same(stored: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError for the first key of `asked` that `stored` has otherwise; the number of questions may grow."""
+    had, wanted = dict(flat(stored)), dict(flat(json.loads(json.dumps(asked))))
+    for key, value in wanted.items():
+        if key == "questions":
+            if value < had.get(key, 0):
+                raise ConfigError(f"--num is {value}, the run in {path} has {had[key]}: ask for as many or more")
+        elif had.get(key) != value:
+            name = key.removeprefix("config.")
+            raise ConfigError(
+                f"{name} is {value!r}, the run in {path} has {had.get(key)!r}: use that value, or name another --out"
+            )
