@@ -61,6 +61,11 @@ BATCHES = (1, 8, 32, 64)
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+def told(row: dict[str, Any]) -> str:
+    """The figures of a row as text."""
+    return ", ".join(f"{key} {value:,.2f}" for key, value in row.items() if isinstance(value, float))
+
+
 def random_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     shape = LlamaConfig(
@@ -184,14 +189,7 @@ def decode_table(
         long = [engine.stats for engine in engines if engine.stats.forwards > 1]
         row["forward_share"] = sum(s.forward_seconds for s in long) / sum(s.step_seconds for s in long)
         rows.append(row)
-        print(
-            f"{name:20} {batch:5} {row['ours_tokens_per_second']:9,.0f} {row['hf_generate_tokens_per_second']:9,.0f}"
-            f" {row['reprefill_tokens_per_second']:9,.0f} {row['over_hf_generate']:6.2f}x {row['over_reprefill']:6.1f}x"
-            f" {row['ours_decode_tokens_per_second']:9,.0f} {row['hf_generate_decode_tokens_per_second']:9,.0f}"
-            f" {row['decode_over_hf_generate']:6.2f}x {floor:9,.0f} {row['share_of_floor']:7.0%}"
-            f" {row['forward_share']:8.0%} {row['forward']}",
-            flush=True,
-        )
+        print(f"{name:20} {batch:5}", told(row), flush=True)
     return rows
 
 
@@ -231,9 +229,7 @@ def search_table(questions: int) -> dict[str, Any]:
         "rows_per_forward": stats.rows / stats.forwards,
         "forward_share": stats.forward_seconds / seconds,
     }
-    print(f"\nstep-level search, {questions} trees at once, embedded student")
-    for key, value in row.items():
-        print(f"  {key:32} {value:12,.2f}")
+    print("step-level search, embedded student:", told(row))
     return row
 
 
@@ -281,7 +277,7 @@ def real_table(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, repe
                 "forward_share": min(one["forward"] for one in found),
             }
             rows.append(row)
-            print(f"{way:20} {threads} threads", *(f"{key} {row[key]:,.2f}" for key in list(row)[3:]), flush=True)
+            print(f"{way:20} {threads} threads", told(row), flush=True)
     return rows
 
 
@@ -356,7 +352,7 @@ def step_search(args: argparse.Namespace) -> None:
     if len(engines) == 2:
         result["ratios"] = {key: engines["inprocess"][key] / engines["vllm"][key] for key in rates}
     provenance.write(out, "step_search_vllm", result)
-    print(backend, *(f"{key} {value:,.2f}" for key, value in engines[backend].items()))
+    print(backend, told(engines[backend]))
 
 
 def main() -> None:
@@ -384,12 +380,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     student = load_student(load_config(overrides=["student=embedded"]))
     prompts = [student.prompt_ids(t.problem.question) for t in load_tasks("embedded", "train", 64, start=5000)]
-    print(f"{NEW_TOKENS} new tokens a row, {args.threads} thread(s), tokens/s")
-    print(f"{'':26} {'with prefill':>45} {'decoding alone':>27}")
-    print(
-        f"{'model':20} {'batch':>5} {'ours':>9} {'generate':>9} {'reprefill':>9} {'/gen':>7} {'/repre':>7}"
-        f" {'ours':>9} {'generate':>9} {'/gen':>7} {'floor':>9} {'of it':>7} {'in model':>8} forward"
-    )
+    print(f"{NEW_TOKENS} new tokens a row, {args.threads} thread(s)")
     decode = decode_table("embedded 0.66 M", student.model, prompts, args.repeats)
     decode += decode_table("embedded, 8 a prompt", student.model, prompts, args.repeats, samples=8)
     generator = torch.Generator().manual_seed(1)
