@@ -90,9 +90,9 @@ class GradedTree:
                 record["ended_by"],
                 record["flat_at_first"],
                 record["extensions"],
-                tuple(record.get("prompt_ids", ())),  # journals of version 0.1 have none of these three
-                record.get("policy_version", 0),
-                record.get("saved", 0),
+                tuple(record["prompt_ids"]),
+                record["policy_version"],
+                record["saved"],
             )
         except (KeyError, TypeError) as error:
             raise DataError(f"journal record {record.get('key')!r} lacks {error}: remove its line") from error
@@ -153,7 +153,7 @@ class Collector:
         """What a trajectory earned for credit: `train.reward` picks correctness alone or the combined reward."""
         return trajectory.reward if self.combined else float(trajectory.hre or 0.0)
 
-    def worth(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
+    def node_values(self, tree: Tree) -> tuple[Sequence[int], Sequence[float]]:
         """For each node a count and the sum of what it earned, in the currency of `reward`: with `hre` the responses
         through it and how many of them were right, with `combined` its visits and their rewards."""
         return (tree.N, tree.W) if self.combined else outcomes(tree, correctness=True)
@@ -249,32 +249,26 @@ def check_collecting(config: Config, valued: bool) -> None:
         "teachers.tier": config.teachers.tier != "none",
         "teachers.terminal_checker": config.teachers.terminal_checker,
     }
+    judges = {**teachers, "search.value": valued}
+
+    def refuse(settings: Mapping[str, bool], why: str) -> None:
+        for name, used in settings.items():
+            if used:
+                raise ConfigError(f"{name} is set and {why}")
+
     if train.method == "expert_iteration" and train.groups == "verified":
-        unfit = {
-            **teachers,
-            "search.value": valued,
-            "search.mode=token": mode == "token",
-            "rewards.custom": config.rewards.own,
-            "rewards.hre_weight=0": config.rewards.hre_weight == 0,
-        }
-        for name, used in unfit.items():
-            if used:
-                raise ConfigError(
-                    f"{name} is set and train.method is expert_iteration, which learns from right responses that a rule"
-                    " judged: name another method, such as --use-grpo (train.method=grpo)"
-                )
+        graded = {"rewards.custom": config.rewards.own, "rewards.hre_weight=0": config.rewards.hre_weight == 0}
+        refuse(
+            {**judges, "search.mode=token": mode == "token", **graded},
+            "train.method is expert_iteration, which learns from right responses that a rule judged: name another method,"
+            " such as --use-grpo (train.method=grpo)",
+        )
     if mode == "token":
-        for name, used in teachers.items():
-            if used:
-                raise ConfigError(f"{name} is set and search.mode is token: it works on steps; use step or unset it")
+        refuse(teachers, "search.mode is token: it works on steps; use step or unset it")
         if train.groups != "tree":
             raise ConfigError(f"train.groups is {train.groups} and search.mode is token: set train.groups=tree")
     if train.groups == "verified":
-        for name, used in {**teachers, "search.value": valued}.items():
-            if used:
-                raise ConfigError(
-                    f"{name} is set and train.groups is verified: the source's rule alone judges there; unset one"
-                )
+        refuse(judges, "train.groups is verified: the source's rule alone judges there; unset one")
     if train.reward == "hre" and config.rewards.hre_weight == 0:
         raise ConfigError("train.reward is hre and rewards.hre_weight is 0: unset train.reward, or set it to combined")
     check_settings(config.search, valued)

@@ -101,18 +101,6 @@ def test_the_kernel_is_left_for_short_sequences_under_autocast_alone(
     assert asked == [40, 40, 41, 41]
 
 
-def test_recomputed_layers_attend_as_they_did(model: LlamaForCausalLM) -> None:
-    attend_by_length(model)
-    given = padded()
-    plain = pass_over(model, given, given["attention_mask"].bool())
-    again = copy.deepcopy(model)
-    again.zero_grad()
-    again.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    again.train()
-    for own, other in zip(pass_over(again, given, given["attention_mask"].bool()), plain, strict=True):
-        torch.testing.assert_close(own, other)
-
-
 def test_a_row_that_an_additive_mask_hides_all_from_is_finite() -> None:
     generator = torch.Generator().manual_seed(0)
     states = [torch.randn(1, 2, 12, 16, generator=generator) for _ in range(3)]

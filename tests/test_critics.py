@@ -8,11 +8,13 @@ import json
 import math
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import EOS, VOCABULARY, run, tiny_engine, tiny_llama
 from transformers import AutoModelForTokenClassification
 
@@ -28,7 +30,7 @@ from alphazero_llm_trainer.eval import critic_figures as metrics
 from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.mcts.tree import ROOT, Tree
 from alphazero_llm_trainer.policy.adapters import fingerprint
-from alphazero_llm_trainer.policy.critic import load_critic, load_prm, load_value
+from alphazero_llm_trainer.policy.critic import CriticVerifier, load_critic, load_prm
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.training.critic import (
@@ -36,7 +38,6 @@ from alphazero_llm_trainer.training.critic import (
     Score,
     arguments,
     bradley_terry,
-    collate,
     cross_entropy,
     headed,
     new_network,
@@ -55,22 +56,13 @@ from alphazero_llm_trainer.training.critic_data import (
     with_step_labels,
 )
 from alphazero_llm_trainer.training.critic_run import save_critic, train_critic
-from alphazero_llm_trainer.training.rows import ValueRow, pack_values
+from alphazero_llm_trainer.training.packing import ValueRow, collate, pack_values
 from alphazero_llm_trainer.training.size import used_questions
 from alphazero_llm_trainer.training.value import value_rows
 from alphazero_llm_trainer.types import Problem, RewardParts, Step
 
 PROMPT = (7, 8, 9)
 SMALL = {"epochs": 6, "learning_rate": 5e-3, "batch_size": 16}
-
-
-class FakeTokenizer:
-    """Enough of a tokenizer to train and to save a folder with."""
-
-    pad_token_id, pad_token, eos_token, chat_template = 0, "<pad>", "<eos>", None
-
-    def save_pretrained(self, folder: Path) -> None:
-        (Path(folder) / "tokenizer.json").write_text("{}")
 
 
 def a_student(seed: int = 0, adapter: str = "full", quantization: str = "none") -> Student:
@@ -118,15 +110,13 @@ def embedded() -> Student:
 
 def test_a_row_holds_each_token_of_the_trie_once() -> None:
     paths = [((), 0.5, 8), ((1, 2), 0.25, 4), ((1, 3), 0.75, 4), ((1, 2, 4), 1.0, 1), ((1, 2), 0.75, 4)]
-    row = pack_values("q", PROMPT, paths)
+    row = pack_values(PROMPT, paths)
     assert row.token_ids == (7, 8, 9, 1, 2, 4, 3)
     assert row.ends == (7, 7, 7, 7, 6, 6, 7)
     assert row.positions == (0, 1, 2, 3, 4, 5, 4)
-    assert row.weights == (0, 0, 8, 0, 8, 1, 4)
+    assert row.weights == pytest.approx([share / 21 for share in (0, 0, 8, 0, 8, 1, 4)])
     assert row.targets == (0, 0, 0.5, 0, 0.5, 1.0, 0.75)  # two nodes with the same tokens are one state
     assert row.states == (2, 4, 6, 5, 4)
-    with pytest.raises(ValueError, match="prompt is empty"):
-        pack_values("q", (), paths)
 
 
 def test_a_packed_forward_equals_flat_ones() -> None:
@@ -135,8 +125,8 @@ def test_a_packed_forward_equals_flat_ones() -> None:
     torch.nn.init.normal_(network.score.weight)
     torch.nn.init.constant_(network.score.bias, 0.3)
     paths = [(5, 6, 7), (5, 6, 8, 9), (10,), (), (5, 6), (11, 12, 13, 14)]
-    short = pack_values("s", (20, 21), [((30,), 1.0, 1)])
-    row = pack_values("q", PROMPT, [(path, 0.5, 1) for path in paths])
+    short = pack_values((20, 21), [((30,), 1.0, 1)])
+    row = pack_values(PROMPT, [(path, 0.5, 1) for path in paths])
     logits, _ = state_logits(network, [row, short], 2)
     for path, logit in zip(paths, logits, strict=True):
         with torch.no_grad():
@@ -147,21 +137,20 @@ def test_a_packed_forward_equals_flat_ones() -> None:
 def test_the_packed_gradient_equals_the_flat_one() -> None:
     paths = [((5, 6, 7), 1.0, 2.0), ((5, 6, 8), 0.0, 1.0), ((5, 9), 0.25, 3.0)]
 
-    def gradient(batches: list[list[ValueRow]]) -> torch.Tensor:
+    def gradient(rows: list[ValueRow], shares: list[float]) -> torch.Tensor:
         policy = tiny_llama()
         network = headed(policy, policy.config, policy.model)
         torch.nn.init.normal_(network.score.weight, generator=torch.Generator().manual_seed(0))
         loss: Any = 0.0
-        for rows in batches:
-            inputs = collate(rows, torch.float32)
+        for row, share in zip(rows, shares, strict=True):
+            inputs = collate([row], torch.float32)
             targets, weights = inputs.pop("targets"), inputs.pop("weights")
-            part = cross_entropy(network(**inputs).logits[..., 0], targets, weights)
-            loss = loss + part * weights.sum() / 6.0
+            loss = loss + share * cross_entropy(network(**inputs).logits[..., 0], targets, weights)
         loss.backward()
         return torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
 
-    whole = gradient([[pack_values("q", PROMPT, paths)]])
-    flat = gradient([[pack_values("q", PROMPT, [path])] for path in paths])
+    whole = gradient([pack_values(PROMPT, paths)], [1.0])
+    flat = gradient([pack_values(PROMPT, [path]) for path in paths], [weight / 6 for _, _, weight in paths])
     torch.testing.assert_close(whole, flat, atol=1e-6, rtol=1e-4)
 
 
@@ -170,7 +159,7 @@ def test_extra_layers_change_nothing_until_they_are_trained() -> None:
     deeper, adapter = new_network(student, settings(), "value")
     plain = headed(student.model, student.model.config, student.model.base_model)
     assert deeper.config.num_hidden_layers == 4 and student.model.config.num_hidden_layers == 2 and not adapter
-    row = pack_values("q", PROMPT, [((1, 2), 1.0, 1.0)])
+    row = pack_values(PROMPT, [((1, 2), 1.0, 1.0)])
     for network in (plain, deeper):
         torch.nn.init.ones_(network.score.weight)
     torch.testing.assert_close(state_logits(deeper, [row], 1)[0], state_logits(plain, [row], 1)[0])
@@ -429,6 +418,13 @@ def test_a_critic_learns_and_its_folder_says_what_training_saw(
         assert found == pytest.approx(expected, abs=2e-5)
 
     asyncio.run(ask())
+    verifier, steps = CriticVerifier(critic, kind), [Step((20, 21), (), "a\n"), Step((22, EOS), (), "b")]
+    judged = run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps))
+    assert judged.total == (min(judged.steps) if kind == "prm" else judged.steps[-1]) and len(judged.steps) == 2
+    scored = verifier.scored_tokens
+    assert run(lambda: verifier(Problem("p", "q", "s"), PROMPT, steps)) == judged and verifier.scored_tokens == scored
+    with pytest.raises(CheckpointError, match=r"is a (PRM|value network): name a folder that"):
+        load_critic(out, student, config, "value" if kind == "prm" else "prm")
     if adapter == "full":
         loaded = AutoModelForTokenClassification.from_pretrained(out).eval()
         alone = torch.cat(state_logits(loaded, [example.row()], 1)).sigmoid()
@@ -470,77 +466,46 @@ def test_an_update_in_several_forwards_is_the_update_in_one(tmp_path: Path) -> N
 
 
 def test_training_stops_when_held_out_questions_gain_nothing() -> None:
-    policy = tiny_llama()
+    policy, losses = tiny_llama(), iter([0.7, 0.5, 0.6, 0.55, 0.9])
     network = headed(policy, policy.config, policy.model)
-    losses = iter([0.7, 0.5, 0.6, 0.55, 0.9])
-    watch = HeldOut(
-        network, CriticConfig(patience=2), lambda: {"held_out_loss": next(losses)}, lambda line: None, lambda: False
-    )
-
-    class Control:
-        should_training_stop = should_log = False
-
-    class At:
-        global_step, max_steps = 1, 9
-
+    watch = HeldOut(network, CriticConfig(patience=2), lambda: {"held_out_loss": next(losses)}, print, lambda: False)
+    at, control = SimpleNamespace(global_step=1, max_steps=9), SimpleNamespace(should_training_stop=False)
     for stopped in (False, False, False, True):
-        torch.nn.init.constant_(network.score.bias, float(len(watch.best)))
-        watch.on_log(None, At, Control, {"loss": 0.1})
-        assert Control.should_training_stop is stopped
+        watch.on_log(None, at, control, {"loss": 0.1})
+        assert control.should_training_stop is stopped
     assert watch.best["held_out_loss"] == 0.5
     with pytest.raises(TrainingError, match="the loss is nan: lower"):
-        watch.on_log(None, At, Control, {"loss": math.nan})
+        watch.on_log(None, at, control, {"loss": math.nan})
 
 
 def test_the_learning_rate_and_its_rise_suit_the_model_and_the_data(tmp_path: Path) -> None:
-    large = torch.nn.Module()
+    large, config = torch.nn.Module(), load_config(recipe="critic.yaml")
     large.weight = torch.nn.Parameter(torch.empty(LARGE, device="meta"))
-
-    def given(model: torch.nn.Module, adapter: bool, rows: int, **critic: Any) -> tuple[float, int]:
-        config = load_config(overrides=[{"train": {"optimizer": critic}}], recipe="critic.yaml")
+    for model, adapter, rows, expected in (
+        (tiny_llama(), False, 2000, (5e-4, 50)),
+        (large, False, 90, (2e-5, 3)),  # a quarter of 3 updates in each of 4 epochs
+        (large, True, 90, (5e-4, 3)),
+    ):
         found = arguments(config, model, adapter, rows, 32, tmp_path, False)
-        return found["learning_rate"], found["warmup_steps"]
-
-    assert given(tiny_llama(), False, 2000) == (5e-4, 50)
-    assert given(large, False, 90) == (2e-5, 3)  # a quarter of 3 updates in each of 4 epochs
-    assert given(large, True, 90)[0] == 5e-4
-    assert given(large, False, 2000, learning_rate=3e-4) == (3e-4, 50)
-
-
-def test_a_prm_judges_steps_by_the_least_and_a_value_by_the_last(tmp_path: Path) -> None:
-    student, config = a_student(), settings(epochs=1)
-    steps = [Step((20, 21), (-1.0, -1.0), "a\n"), Step((22, EOS), (-1.0, -1.0), "b")]
-    for kind in ("value", "prm"):
-        out = tmp_path / kind
-        trained = train_critic(kind, student, config, parts_of(tmp_path, 60), out)  # type: ignore[arg-type]
-        save_critic(out, trained, student, config, {})
-    prm_verifier = load_prm(tmp_path / "prm", student, config)
-    judged = run(lambda: prm_verifier(Problem("p", "q", "s"), PROMPT, steps))
-    assert judged.total == min(judged.steps) and len(judged.steps) == 2
-    assert prm_verifier.name == "prm" and prm_verifier.computes and prm_verifier.scored_tokens == 7
-    again = run(lambda: prm_verifier(Problem("p", "q", "s"), PROMPT, steps))
-    assert again == judged and prm_verifier.scored_tokens == 7  # all is cached
-    assert run(lambda: prm_verifier(Problem("p", "q", "s"), PROMPT, [])).total == 1.0
-    with pytest.raises(CheckpointError, match="is a PRM: name a folder that `value` wrote"):
-        load_value(tmp_path / "prm", student, config)
-    card = tmp_path / "value" / "critic.json"
-    card.write_text(card.read_text().replace('"vocabulary": ', '"vocabulary": 1'))
-    with pytest.raises(CheckpointError, match=r"for 1\d+ tokens, student tiny"):
-        load_value(tmp_path / "value", student, config)
+        assert (found["learning_rate"], found["warmup_steps"]) == expected
 
 
 def test_a_broken_folder_is_refused(embedded: Student, tmp_path: Path) -> None:
     config, card = load_config(overrides=["student=embedded"]), tmp_path / "critic.json"
     with pytest.raises(CheckpointError, match=r"has no critic\.json: name a folder that `prm` finished, or set"):
         load_prm(tmp_path, embedded, config)
-    facts = {"kind": "prm", "base": "", "rollout_weight": 1.0, "vocabulary": 3, "files": {"critic.safetensors": "0"}}
-    for text, message in (("{}", "broken"), (json.dumps(facts), "lacks critic")):
-        card.write_text(text)
+    facts: dict[str, Any] = {"kind": "prm", "base": "", "rollout_weight": 1.0, "vocabulary": 3, "files": {}}
+    numbers = tmp_path / "critic.safetensors"
+    save_file({"weight": torch.zeros(8), "bias": torch.zeros(1)}, numbers)
+    for files, message in (
+        (None, "broken"),
+        ({"absent": "0"}, "lacks absent"),
+        ({numbers.name: "0"}, r"truncated or changed critic\.safetensors"),
+        ({}, r"is of width 8 for 3 tokens, student embedded has \d+ and"),
+    ):
+        card.write_text("{}" if files is None else json.dumps(facts | {"files": files}))
         with pytest.raises(CheckpointError, match=message):
             load_prm(tmp_path, embedded, config)
-    (tmp_path / "critic.safetensors").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"truncated or changed critic\.safetensors"):
-        load_prm(tmp_path, embedded, config)
 
 
 def test_parts_without_a_pair_are_refused(tmp_path: Path) -> None:

@@ -186,9 +186,9 @@ def test_less_is_forecast_for_what_saves_memory() -> None:
 def test_ppo_s_critic_is_counted() -> None:
     made = forecast(configured("train.method=ppo"))
     # A copy of the backbone (its embeddings are the output layer's too) and a layer more.
-    from alphazero_llm_trainer.training.ppo_critic import EXTRA_LAYERS, Critic
+    from alphazero_llm_trainer.training.ppo_critic import Critic
 
-    critic = bytes_of(Critic(llama(), EXTRA_LAYERS).backbone.parameters())
+    critic = bytes_of(Critic(llama()).backbone.parameters())
     assert part(made, "critic") == critic
     assert part(made, "optimiser") == 2 * (critic + bytes_of(llama().parameters()))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support import tiny_llama
 from trl.trainer import add_fused_lm_head
 
-from alphazero_llm_trainer.training.packing import IGNORED, Work, common, plan, spread, tensors, together
+from alphazero_llm_trainer.training.packing import IGNORED, Work, plan, spread, tensors, together
 
 FREE_PAIRS = Work(1.0, 0.0)  # never splits a trie
 DEAR_PAIRS = Work(1.0, 10.0)  # splits where it can
@@ -103,12 +103,6 @@ def test_each_prefix_is_computed_once(rows):
     assert sum(map(len, tries)) == len(prefixes) + sum(map(len, prompts)) + twins
     # Each prefix is a label once.
     assert sum(label != IGNORED for trie in tries for label in trie.labels) == len(prefixes)
-
-
-@given(st.lists(token, max_size=6), st.lists(token, max_size=6))
-def test_common(a, b):
-    found = common(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64))
-    assert a[:found] == b[:found] and (found == min(len(a), len(b)) or a[found] != b[found])
 
 
 @given(st.integers(1, 4), st.data())

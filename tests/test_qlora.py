@@ -255,7 +255,7 @@ def test_policy_reference_value_and_critic_share_one_base(student: Student, conf
     reference, before = logprobs(student.model, student), engine_scores(frozen)
     make_trainable(student.model, student.spec, "lora")
     network, _ = new_network(student, config, "value")
-    critic = Critic(student.model, 0, student.spec.lora)
+    critic = Critic(student.model, student.spec.lora)
     assert not [
         name for name, p in student.model.named_parameters() if p.requires_grad and not adapters.is_adapted(name)
     ]

@@ -10,7 +10,7 @@ from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.problems.grading import GRADERS
 from alphazero_llm_trainer.rewards.combined import combined, steps_of
-from alphazero_llm_trainer.rewards.perplexity import perplexity, pre
+from alphazero_llm_trainer.rewards.perplexity import pre
 
 shares = st.floats(0, 1)
 logprobs = st.lists(st.floats(-2000, 0), max_size=8)
@@ -33,14 +33,6 @@ def test_hre(response, gold, loose, strict):
     assert [grade.score for grade in rule.grade_many([(response, gold)], strict=True)] == [strict]
 
 
-def test_perplexity_closed_forms():
-    assert perplexity([math.log(0.25)] * 3) == pytest.approx(4.0)
-    assert perplexity([math.log(0.5), math.log(0.125)]) == pytest.approx(4.0)
-    assert perplexity([0.0]) == 1.0
-    assert perplexity([]) == math.inf
-    assert perplexity([-5000.0]) == math.inf
-
-
 @pytest.mark.parametrize(
     ("ppl", "base", "expected"),
     [(4, 4, 0.5), (2, 4, 0.75), (1, 4, 0.875), (6, 4, 0.25), (8, 4, 0.0), (80, 4, 0.0), (1, 1, 0.5)],
@@ -61,10 +53,11 @@ def test_pre_with_nothing_to_measure():
 
 @given(logprobs.filter(bool), logprobs.filter(bool))
 def test_pre_is_the_design_formula(a, b):
-    ppl, base = perplexity(a), perplexity(b)
+    losses = [-math.fsum(one) / len(one) for one in (a, b)]
     value = pre(a, b)
     assert 0.0 <= value <= 1.0
-    if math.isfinite(ppl) and math.isfinite(base):
+    if max(losses) < 700:  # where a float holds the perplexities
+        ppl, base = map(math.exp, losses)
         clipped = max(-1.0, min(1.0, (base - ppl) / base))
         assert value == pytest.approx((clipped + 1) / 2, abs=1e-9)
 
@@ -117,12 +110,6 @@ def test_combined_stays_in_range_and_is_monotonic(h, p, steps, right, wrong):
     assert 0.0 <= value <= 1.0
     assert total(1.0, steps, right, wrong) >= value >= total(h, steps + 1, right, wrong)
     assert total(h, steps, right + 1, wrong) >= value >= total(h, steps, right, wrong + 1)
-
-
-def test_directions_never_lift_a_wrong_answer_above_a_right_one():
-    wrong = combined(0.0, 0.5, steps=4, right=4, wrong=0, weights=RewardConfig())
-    right = combined(1.0, 0.5, steps=4, right=0, wrong=4, weights=RewardConfig())
-    assert right.total > wrong.total
 
 
 @pytest.mark.parametrize(

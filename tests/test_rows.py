@@ -37,12 +37,16 @@ OVERRIDES = [
 
 
 class Likely:
-    """A verifier of its own kind: a step is as right as its tokens are likely on average."""
+    """A verifier of its own kind: a step is as right as its tokens are likely on average. It counts its calls under way."""
 
     name, computes = "likely", False
-    scored_tokens = 0
+    scored_tokens = alive = most = 0
 
     async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
+        self.alive += 1
+        self.most = max(self.most, self.alive)
+        await asyncio.sleep(0)
+        self.alive -= 1
         scores = tuple(math.exp(math.fsum(step.logprobs) / len(step.logprobs)) for step in steps)
         self.scored_tokens += sum(len(step.token_ids) for step in steps)
         return Judgement(scores, math.prod(scores))
@@ -59,8 +63,11 @@ def by_response(rows: Sequence[TrainRow]) -> dict[tuple[tuple[int, ...], tuple[i
 
 
 def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.credit=process", "train.process_weight=0.25")
-    rows = by_response(source.rows())
+    source = source_of(tmp_path, "train.credit=process", "train.process_weight=0.25", "search.concurrent=3")
+    rows, verifier = by_response(source.rows()), source.builder.verifier
+    assert source.stats is not None and isinstance(verifier, Likely)
+    assert source.stats.cost.scored_tokens == verifier.scored_tokens > 0
+    assert verifier.most == 3  # as many at once as trees are searched at once
     trees, mixed = source.trees(), 0
     for tree in trees:
         found = trajectories(tree.tree)
@@ -82,13 +89,6 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
             expected = [t.samples * clamp(whole + 0.25 * step, 3.0) for step in steps]
             assert rows[source.prompt(tree), t.token_ids] == pytest.approx(expected)
     assert mixed >= 3
-
-
-def test_what_the_verifier_computed_is_in_the_rounds_cost(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.credit=process")
-    source.rows()
-    assert source.stats is not None and source.builder.verifier is not None
-    assert source.stats.cost.scored_tokens == source.builder.verifier.scored_tokens > 0
 
 
 @pytest.mark.parametrize("credit", ["step", "group"])
@@ -137,25 +137,6 @@ def test_a_run_that_goes_on_draws_the_same_rows_from_its_journal(tmp_path: Path)
     assert len(replayed) >= 60 and all(row.advantages[0] == 0.5 for row in replayed)
     questions = {row.prompt_ids for row in replayed}
     assert questions == {source.builder.student.worked(task)[0] for task in source.builder.demonstrations}
-
-
-def test_a_rounds_steps_are_judged_no_more_at_once_than_trees_are_searched(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "train.credit=process", "search.concurrent=3")
-    most = alive = 0
-
-    class Counted(Likely):
-        async def __call__(self, problem: Problem, prompt_ids: tuple[int, ...], steps: Sequence[Step]) -> Judgement:
-            nonlocal most, alive
-            alive += 1
-            most = max(most, alive)
-            await asyncio.sleep(0)
-            judged = await super().__call__(problem, prompt_ids, steps)
-            alive -= 1
-            return judged
-
-    source.builder.verifier = Counted()
-    source.rows()
-    assert most == 3
 
 
 def test_rft_takes_each_questions_right_responses_and_nothing_else(tmp_path: Path) -> None:

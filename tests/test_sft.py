@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from safetensors.torch import load_file
 
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.train import TrainConfig
-from alphazero_llm_trainer.errors import DataError, TrainingError
+from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems import embedded
 from alphazero_llm_trainer.training.models import Economy, trained_state
@@ -66,14 +65,6 @@ def test_a_question_weighs_nothing_for_a_student_that_goes_on() -> None:
     assert settings_of(config).sft.question_weight == 0.1 and settings_of(config, 100).sft.question_weight == 0.0
     given = load_config(overrides=["train.sft.question_weight=0.3"])
     assert settings_of(given).sft.question_weight == settings_of(given, 100).sft.question_weight == 0.3
-
-
-def test_a_row_without_a_solution_is_refused(student: Student) -> None:
-    task = replace(embedded.build("train", 0, 1), solution=None)
-    with pytest.raises(DataError, match="embedded/train/1/0"):
-        sft_rows([task], student)
-    with pytest.raises(DataError, match="at least one row"):
-        train_student(tiny(student), [], settings(), 0)
 
 
 def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(rows: list[TrainRow]) -> None:

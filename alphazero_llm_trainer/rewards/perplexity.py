@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 NEUTRAL = 0.5  # as perplexing as the baseline
 
 
-def perplexity(logprobs: Sequence[float]) -> float:
-    """exp of the mean negative log-probability (nats) of `[T]` tokens; infinite for no tokens or beyond a float."""
-    try:
-        return math.exp(mean_loss(logprobs))
-    except OverflowError:
-        return math.inf
-
-
 def mean_loss(logprobs: Sequence[float]) -> float:
     """Mean negative log-probability in nats; infinite for no tokens."""
     return -math.fsum(logprobs) / len(logprobs) if len(logprobs) else math.inf
@@ -50,7 +42,7 @@ def pre(logprobs: Sequence[float], base_logprobs: Sequence[float]) -> float:
         return NEUTRAL
     # (base - ppl) / base is 1 - ppl/base; in log space the quotient can't overflow, and it is never below 0.
     ratio = math.exp(min(loss - base, math.log(2.0)))
-    return 1.0 - ratio / 2.0
+    return 1.0 - ratio / 2.0  # (1 - ratio) in [-1, 1] -> [0, 1]
 
 
 @dataclass(slots=True)

@@ -72,7 +72,7 @@ def process_advantages(
     found = []
     for row, tokens in zip(scores, lengths, strict=True):
         advantages: list[list[float]] = []
-        left = 0.0
+        left = 0.0  # the sum from here to the end: a step answers for what comes after it
         for score, length in zip(reversed(row), reversed(tokens), strict=True):
             left += (score - mean) / (std + EPSILON)
             advantages.append([clamp(left, ADVANTAGE_CLIP)] * length)
@@ -94,27 +94,22 @@ def gae(
         values: V of the state in which each token was chosen.
     """
     advantages = [0.0] * len(rewards)
-    following, after = 0.0, 0.0
+    following, after = 0.0, 0.0  # A_t+1 and V(s_t+1): backwards, because A_t is made of A_t+1
     for t in reversed(range(len(rewards))):
         following = rewards[t] + gamma * after - values[t] + gamma * lam * following
         advantages[t], after = following, values[t]
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
-def visit_distillation(visits: Sequence[int], temperature: float = 1.0) -> list[float]:
-    """The search's policy at a node: visit counts to the power 1/temperature, normalised (Silver et al. 2017, AlphaGo
-    Zero, section "Self-play", pi). The target that cross-entropy training pulls the policy's own step choice to;
-    `[0, ...]` where nothing was visited. Temperature 0 is all on the most visited (the first of equals).
+def visit_distillation(visits: Sequence[int]) -> list[float]:
+    """The search's policy at a node: the children's shares of the visits (Silver et al. 2017, AlphaGo Zero, section
+    "Self-play", pi at temperature 1). The target that cross-entropy training pulls the policy's own step choice to;
+    `[0, ...]` where nothing was visited.
     """
-    most = max(visits, default=0)
-    if most == 0:
-        return [0.0] * len(visits)
-    if temperature == 0:
-        first = list(visits).index(most)
-        return [float(i == first) for i in range(len(visits))]
-    raised = [(n / most) ** (1.0 / temperature) for n in visits]
-    total = math.fsum(raised)
-    return [value / total for value in raised]
+    most = max(visits, default=0) or 1
+    shares = [n / most for n in visits]
+    total = math.fsum(shares) or 1.0
+    return [share / total for share in shares]
 
 
 def policy_advantages(
@@ -133,7 +128,7 @@ def policy_advantages(
     """
     advantages: list[float] = []
     for siblings, index, length in zip(children, chosen, lengths, strict=True):
-        likeliest = max(logprob for _, logprob in siblings)
+        likeliest = max(logprob for _, logprob in siblings)  # exp of differences: exp of a long step's own is 0
         own = [math.exp(logprob - likeliest) for _, logprob in siblings]
         advantages += [siblings[index][0] - own[index] / math.fsum(own)] * length
     return advantages
@@ -145,4 +140,5 @@ def asymmetric(advantages: Sequence[float], negative_weight: float) -> list[floa
 
 
 def clamp(value: float, limit: float) -> float:
+    """The nearest number in [-limit, limit]."""
     return max(-limit, min(limit, value))

@@ -1,7 +1,7 @@
 """What the trainings of a value network and of a PRM share: the network, its forwards, stopping, calibration.
 
 Both are a token classifier with one label that starts as the policy: its number at a token is the logit of a state's
-value, or of a step. States of one question share one sequence, a trie (`rows.ValueRow`), in which each token attends to
+value, or of a step. States of one question share one sequence, a trie (`packing.ValueRow`), in which each token attends to
 its own ancestors alone; so every token is computed once.
 """
 
@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PrinterCallback, TrainerCallback
@@ -37,8 +36,7 @@ from .models import (
     quiet_arguments,
     trained_state,
 )
-from .packing import ancestor_mask
-from .rows import ValueRow
+from .packing import ValueRow, collate
 
 Line = dict[str, float]
 
@@ -70,8 +68,7 @@ def new_network(student: Student, config: Config, kind: Kind) -> tuple[Any, bool
         bind(network, policy, kind)
     else:
         shape, backbone = copy.deepcopy(policy.config), copy.deepcopy(policy.base_model)
-        alike = len(set(getattr(shape, "layer_types", None) or [])) < 2 and hasattr(backbone, "layers")
-        deepen(backbone, shape, EXTRA_LAYERS if alike else 0)
+        deepen(backbone, shape, EXTRA_LAYERS)
         network = make_trainable(headed(policy, shape, backbone), spec, trained)
     if Economy.of(config, spec, policy).checkpointing:
         checkpoint_layers(network)
@@ -80,41 +77,24 @@ def new_network(student: Student, config: Config, kind: Kind) -> tuple[Any, bool
 
 def headed(policy: PreTrainedModel, shape: Any, backbone: Any) -> Any:
     """A token classifier with one label over a backbone of configuration `shape`; its score layer is 0."""
-    shape.num_labels, shape.classifier_dropout, shape.architectures = 1, 0.0, None
-    with torch.device("meta"):
-        network: Any = AutoModelForTokenClassification.from_config(shape)
-    setattr(network, network.base_model_prefix, backbone)
     score = Score(shape.hidden_size, 1)
     torch.nn.init.zeros_(score.weight)
     torch.nn.init.zeros_(score.bias)
     weight: Any = policy.get_input_embeddings().weight
-    network.score = score.to(weight.device)
+    return classifier(AutoModelForTokenClassification, shape, backbone, score.to(weight.device))
+
+
+def classifier(family: Any, shape: Any, backbone: Any, score: torch.nn.Module) -> Any:
+    """One of transformers' classifiers with one label, over layers that exist already; it has no weights of its own."""
+    shape.num_labels, shape.classifier_dropout, shape.architectures = 1, 0.0, None
+    with torch.device("meta"):
+        network = family.from_config(shape)
+    setattr(network, network.base_model_prefix, backbone)
+    network.score = score
     return network
 
 
 # -- forwards ----------------------------------------------------------------------------------------------------------
-
-
-def collate(rows: Sequence[ValueRow], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Rows, padded on the right: `input_ids`, `position_ids`, `targets`, `weights` `[B, T]` and a mask `[B, 1, T, T]`.
-
-    The mask is additive: a token sees itself and its ancestors in the trie, nothing beside it.
-    """
-    count, width = len(rows), max(len(row.token_ids) for row in rows)
-    ids, positions, ends = (np.zeros((count, width), dtype=np.int64) for _ in range(3))
-    targets, weights = (np.zeros((count, width), dtype=np.float32) for _ in range(2))
-    ends[:] = np.arange(1, width + 1)  # padding sees itself alone, so that no row of the mask is empty
-    for i, row in enumerate(rows):
-        end = len(row.token_ids)
-        ids[i, :end], positions[i, :end], ends[i, :end] = row.token_ids, row.positions, row.ends
-        targets[i, :end], weights[i, :end] = row.targets, row.weights
-    return {
-        "input_ids": torch.from_numpy(ids),
-        "position_ids": torch.from_numpy(positions),
-        "attention_mask": ancestor_mask(torch.from_numpy(ends), dtype),
-        "targets": torch.from_numpy(targets),
-        "weights": torch.from_numpy(weights),
-    }
 
 
 @torch.inference_mode()
@@ -162,6 +142,7 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Te
 
 def bradley_terry(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
     """The mean of `-log sigmoid(r_better - r_worse)` over pairs `[P]` (nats)."""
+    # softplus(x) = log(1 + exp(x)) = -log sigmoid(-x), which a large difference does not overflow.
     return F.softplus(worse - better).mean()
 
 
@@ -248,11 +229,8 @@ class HeldOut(TrainerCallback):
         if logs is None or "loss" not in logs or self.stop():  # every `evaluate_every` updates, and after the last one
             return
         line = {"step": float(state.global_step), "loss": float(logs["loss"]), **self.measure()}
-        for name in ("loss", "held_out_loss"):
-            if not math.isfinite(line[name]):
-                raise TrainingError(
-                    f"the {name.replace('_', ' ')} is {line[name]}: lower train.optimizer.learning_rate"
-                )
+        if not math.isfinite(line["loss"] + line["held_out_loss"]):
+            raise TrainingError(f"the loss is {line['loss']}: lower train.optimizer.learning_rate")
         self.watch(line)
         if not self.best or line["held_out_loss"] < self.best["held_out_loss"]:
             self.best, self.worse, self.kept = line, 0, trained_state(self.network)

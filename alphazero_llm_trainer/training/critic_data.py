@@ -27,8 +27,8 @@ from ..problems.load import check_train_split, tasks_of
 from ..problems.source import open_source
 from ..rollouts import Collector
 from ..types import Task
+from .packing import ValueRow, pack_values
 from .progress import tell_tree
-from .rows import ValueRow, pack_values
 
 Ids = tuple[int, ...]
 HELD_OUT = 0.1  # of the questions, for validation and for the test each
@@ -174,7 +174,7 @@ class Example:
     def row(self) -> ValueRow:
         """All states in one sequence, in their order."""
         states = [(ids, state.target, state.weight) for ids, state in self.states.items()]
-        return pack_values(self.text, self.prompt_ids, states)
+        return pack_values(self.prompt_ids, states)
 
 
 def tree_example(question: Question, student: Student, settings: CriticConfig) -> Example:

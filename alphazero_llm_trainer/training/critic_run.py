@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from ..config.load import Config
 from ..errors import DataError
-from ..eval.critic_figures import CHANCE, blend, pair_accuracy, reliability
+from ..eval.critic_figures import CHANCE, blend, in_order, pair_accuracy, reliability
 from ..files import sync_all, write_json
 from ..live import Progress
 from ..policy.adapters import fingerprint
@@ -25,7 +25,7 @@ from .memory import MASK_BYTES
 from .models import Economy, save_adapter
 from .prm import prm_trainer
 from .progress import StepProgress
-from .value import even, value_rows, value_trainer
+from .value import value_rows, value_trainer
 
 Parts = tuple[Sequence[Question], Sequence[Question], Sequence[Question]]
 PARTS = ("training", "validation", "test")
@@ -46,7 +46,7 @@ class Measured:
 
     def __init__(self, examples: Sequence[Example], config: Config, network: Any, bfloat16: bool) -> None:
         self.states, self.pairs = columns(examples)
-        self.rows = [even(one.row()) for one in examples]  # each question weighs the same in what is fitted
+        self.rows = [one.row() for one in examples]  # each question weighs the same in what is fitted
         self.weights = torch.tensor([row.weights[i] for row in self.rows for i in row.states])
         self.targets = torch.tensor(self.states.target, dtype=torch.float32)
         self.network, self.bfloat16 = network, bfloat16
@@ -62,8 +62,7 @@ class Measured:
         logits = self.logits()
         better, worse = logits[self.pairs.better], logits[self.pairs.worse]
         own = cross_entropy(logits, self.targets, self.weights) if kind == "value" else bradley_terry(better, worse)
-        right = (better > worse).float() + 0.5 * (better == worse).float()
-        return {"held_out_loss": float(own), "held_out_pairs": float(right.mean())}
+        return {"held_out_loss": float(own), "held_out_pairs": float(in_order(logits.numpy(), self.pairs).mean())}
 
 
 def train_critic(

@@ -38,7 +38,7 @@ from .fsdp import check_unpacked, uses_fsdp
 from .learner import Learner, Schedule
 from .models import Economy, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
-from .ppo_critic import make_critic
+from .ppo_critic import Critic
 from .preflight import preflight
 from .progress import UpdateProgress, tell_round, tell_tree
 from .ranks import ALONE, Ranks
@@ -223,7 +223,7 @@ class Run(Measured):
             objective = Grpo(train, model)
         elif train.method == "ppo":
             lora = self.student.spec.lora if self.adapter == "lora" else None
-            objective = Ppo(train, model, make_critic(self.student.model, lora))
+            objective = Ppo(train, model, Critic(self.student.model, lora))
         else:
             objective = Likelihood()
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)

@@ -201,14 +201,11 @@ def check_full(model: PreTrainedModel, spec: StudentModel, adapter: str) -> None
 def deepen(backbone: Any, shape: Any, extra_layers: int) -> None:
     """Put layers on top of a backbone in place (and into `shape`, its configuration), each an identity at first.
 
-    Raises ConfigError for a quantised backbone, or one whose layers are of different kinds.
+    Not on a backbone that is no list of equal layers.
     """
-    if not extra_layers:
-        return
-    quantised = getattr(backbone, "is_quantized", False) or getattr(shape, "quantization_config", None)
     kinds = getattr(shape, "layer_types", None) or []
-    if quantised or len(set(kinds)) > 1:
-        raise ConfigError("extra_layers needs a policy of plain, equal layers: use 0 for this one")
+    if len(set(kinds)) > 1 or not hasattr(backbone, "layers"):
+        return
     for index in range(shape.num_hidden_layers, shape.num_hidden_layers + extra_layers):
         layer = copy.deepcopy(backbone.layers[-1]).requires_grad_(True)
         layer.self_attn.layer_idx = index

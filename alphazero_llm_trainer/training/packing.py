@@ -10,6 +10,7 @@ Training", and FACTS.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 IGNORED = -100  # the label of a position that predicts nothing
 FORWARD = 48  # tokens of padding that a sequence may cost before it gets a forward of its own
@@ -227,3 +229,82 @@ def spread(scores: Sequence[torch.Tensor], where: Ids) -> torch.Tensor:
 
 def _none() -> Ids:
     return np.zeros(0, dtype=np.int64)
+
+
+# -- states of a question, for critics ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRow:
+    """All states of a question in one sequence: the prompt, then the responses' tokens as a depth-first trie `[T]`.
+
+    `ends[i]` is the end of token i's subtree: token j is seen by token i when `j <= i < ends[j]`. `positions[i]` is the
+    token's place in its own response, prompt included. `targets[i]` in [0, 1] and `weights[i]` belong to the state
+    whose last token i is; a weight of 0 means that the token is no target, and all of a question's sum to 1. `states` gives
+    for each target, in the order it came in, its index in the sequence.
+    """
+
+    token_ids: tuple[int, ...]
+    ends: tuple[int, ...]
+    positions: tuple[int, ...]
+    targets: tuple[float, ...]
+    weights: tuple[float, ...]
+    states: tuple[int, ...]
+
+
+def pack_values(prompt_ids: Sequence[int], targets: Sequence[tuple[Sequence[int], float, float]]) -> ValueRow:
+    """(response tokens down to a state, target, weight) triples of one question as one row: each token occurs once.
+
+    States with the same tokens become one, with the weighted mean of their targets.
+    """
+    head = len(prompt_ids) - 1
+    # Node 0 of the trie is the prompt's last token: the root's state. Parents come before their children.
+    tokens, parents, nodes = [prompt_ids[-1]], [0], []
+    known: dict[tuple[int, int], int] = {}
+    for path, _, _ in targets:
+        node = 0
+        for token in path:
+            parent, node = node, known.setdefault((node, token), len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                parents.append(parent)
+        nodes.append(node)
+    count, length = len(tokens), head + len(tokens)
+    sizes = [1] * count  # of a node's subtree: its place is after its parent and its elder siblings' subtrees
+    for node in range(count - 1, 0, -1):
+        sizes[parents[node]] += sizes[node]
+    place, depth, free = [head] * count, [head] * count, [head + 1] * count
+    for node in range(1, count):
+        parent = parents[node]
+        place[node], depth[node], free[node] = free[parent], depth[parent] + 1, free[parent] + 1
+        free[parent] += sizes[node]
+    ids, ends, positions = [*prompt_ids[:-1], *tokens], [length] * length, [*range(length)]
+    for node, at in enumerate(place):
+        ids[at], ends[at], positions[at] = tokens[node], at + sizes[node], depth[node]
+    totals, weights = [0.0] * length, [0.0] * length
+    states = tuple(place[node] for node in nodes)
+    for at, (_, target, weight) in zip(states, targets, strict=True):
+        totals[at] += weight * target
+        weights[at] += weight
+    means = tuple(total / weight if weight else 0.0 for total, weight in zip(totals, weights, strict=True))
+    whole = math.fsum(weights) or 1.0
+    shares = tuple(weight / whole for weight in weights)
+    return ValueRow(tuple(ids), tuple(ends), tuple(positions), means, shares, states)
+
+
+def collate(rows: Sequence[ValueRow], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Rows, padded on the right: `input_ids`, `position_ids`, `targets`, `weights` `[B, T]` and a mask `[B, 1, T, T]`."""
+
+    def padded(name: str) -> torch.Tensor:
+        return pad_sequence([torch.tensor(getattr(row, name)) for row in rows], batch_first=True)
+
+    ends = padded("ends")
+    # Padding sees itself alone, so that no row of the mask is empty.
+    ends = torch.where(ends > 0, ends, torch.arange(1, ends.shape[1] + 1))
+    return {
+        "input_ids": padded("token_ids"),
+        "position_ids": padded("positions"),
+        "attention_mask": ancestor_mask(ends, dtype),
+        "targets": padded("targets"),
+        "weights": padded("weights"),
+    }

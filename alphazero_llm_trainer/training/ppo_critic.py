@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ..config.sections import LoraConfig
-from ..errors import ConfigError
 from ..policy.adapters import CRITIC as CRITIC_ADAPTER
 from ..policy.adapters import bind, own_parameters
 from .models import attach, deepen
@@ -18,30 +17,25 @@ from .packing import spread, tensors
 from .rows import TrainRow
 from .scoring import MASKS_IN_4D, plan_rows
 
-EXTRA_LAYERS = 1  # of the critic, where it is trained whole
-
 
 class Critic(torch.nn.Module):
     """V of the state before each token: a copy of the policy's backbone under a linear layer that starts at V = 0.5.
 
-    With `lora` it is no copy but an adapter of its own in the policy's layers, beside the policy's. `extra_layers` more
-    go on top of a copy, each an identity at first: a policy's last layer knows what it expects of the next token, and
-    only layers above can hold that against the token that came.
+    Where the policy trains adapters (`lora`) it is no copy but one more of them in the policy's layers. Else one layer goes on
+    top of the copy, an identity at first: a policy's last layer knows what it expects of the next token, and only a layer
+    above can hold that against the token that came.
     """
 
-    def __init__(self, policy: PreTrainedModel, extra_layers: int = 0, lora: LoraConfig | None = None) -> None:
+    def __init__(self, policy: PreTrainedModel, lora: LoraConfig | None = None) -> None:
         super().__init__()
-        if extra_layers and lora is not None:
-            raise ConfigError(
-                f"train.ppo.extra_layers is {extra_layers} and the student trains adapters: use null or 0"
-            )
         backbone: Any = policy.base_model if lora is not None else copy.deepcopy(policy.base_model)
         shape = copy.deepcopy(backbone.config) if lora is not None else backbone.config
         if lora is not None:
             attach(policy, lora, CRITIC_ADAPTER)
             bind(self, policy, CRITIC_ADAPTER)
+        else:
+            deepen(backbone, shape, 1)
         self.shared = lora is not None
-        deepen(backbone, shape, extra_layers)
         if backbone.config._attn_implementation not in MASKS_IN_4D:
             # It always computes packed rows: a mask of our own.
             backbone.config._attn_implementation = "sdpa"
@@ -68,8 +62,3 @@ class Critic(torch.nn.Module):
             hidden = self.backbone(**given, use_cache=False).last_hidden_state
             found.append(self.score(hidden.to(self.score.weight.dtype))[..., 0])
         return spread(found, made.where)
-
-
-def make_critic(policy: PreTrainedModel, lora: LoraConfig | None) -> Critic:
-    """The critic of a policy; where adapters are trained (`lora`), it is one too."""
-    return Critic(policy, EXTRA_LAYERS if lora is None else 0, lora)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
@@ -18,7 +17,7 @@ from trl import RewardConfig, RewardTrainer
 from ..config.load import Config
 from ..policy.adapters import bind
 from ..policy.student import Student
-from .critic import arguments, forward_size
+from .critic import arguments, classifier, forward_size
 from .critic_data import Example
 
 MOST_PAIRS = 16  # of a question that are learnt from; the widest margins
@@ -61,11 +60,8 @@ def prm_trainer(
 def sequence_classifier(network: Any, student: Student, adapter: bool) -> Any:
     """TRL's view of a critic: the score of a whole sequence is that of its last token. It shares all of `network`'s weights."""
     shape = copy.deepcopy(network.config)
-    shape.num_labels, shape.pad_token_id, shape.architectures = 1, student.tokenizer.pad_token_id, None
-    with torch.device("meta"):
-        model: Any = AutoModelForSequenceClassification.from_config(shape)
-    setattr(model, model.base_model_prefix, network.base_model)
-    model.score = network.score
+    shape.pad_token_id = student.tokenizer.pad_token_id
+    model = classifier(AutoModelForSequenceClassification, shape, network.base_model, network.score)
     if adapter:
         bind(model, student.model, "prm")
     return model

@@ -125,7 +125,7 @@ def supervise(
             "student": student.name,
             "started_from": None if path is None else str(path),
             "adapter": adapter,
-            "test_before": {"problems": len(test), **asdict(wilson(sum(before), len(before)))},
+            "test_before": share(before),
         }
     rows = sft_rows(demonstrations, student, settings.sft.question_weight or 0.0)
     economy = Economy.of(config, student.spec, student.model)
@@ -163,31 +163,25 @@ def measure_test(
     """Greedy accuracy and pass@8 at temperature 1 with 95% intervals; and which greedy answers are right."""
     shown: dict[str, Any] = {"max_tokens": limit, "progress": progress}
     greedy = answer_all(student, test, doing="test problems, greedy", **shown).first
-    sampling: dict[str, Any] = {
-        "n": SAMPLES,
-        "temperature": 1.0,
-        "seed": seed,
-        "doing": f"test problems, {SAMPLES} samples each",
-    }
-    sampled = answer_all(student, test, **shown, **sampling).correct
-    interval = wilson(sum(greedy), len(greedy))
-    solved = sum(any(row) for row in sampled)
-    passed = wilson(solved, len(sampled))
-    mean = sum(pass_at_k(SAMPLES, sum(row), 1) for row in sampled) / len(sampled)
+    sampling: dict[str, Any] = {"n": SAMPLES, "temperature": 1.0, "seed": seed}
+    sampled = answer_all(student, test, doing=f"test problems, {SAMPLES} samples each", **shown, **sampling).correct
     facts = {
-        "test_greedy": {"problems": len(test), **asdict(interval)},
-        "test_pass_at_8": {"problems": len(test), **asdict(passed)},
-        "test_mean_at_temperature_1": mean,
+        "test_greedy": share(greedy),
+        "test_pass_at_8": share([any(row) for row in sampled]),
+        "test_mean_at_temperature_1": sum(pass_at_k(SAMPLES, sum(row), 1) for row in sampled) / len(sampled),
     }
     return facts, greedy
+
+
+def share(right: Sequence[bool]) -> dict[str, Any]:
+    """How many problems there are, and the share that is right with its interval."""
+    return {"problems": len(right), **asdict(wilson(sum(right), len(right)))}
 
 
 def sft_rows(tasks: Iterable[Task], student: Student, question_weight: float = 0.0) -> list[TrainRow]:
     """Rows of worked solutions: answer tokens weigh 1, question tokens `question_weight` (its first one is never predicted)."""
     rows: list[TrainRow] = []
     for task in tasks:
-        if task.solution is None:
-            raise DataError(f"task {task.problem.id!r} has no worked solution to train on; leave it out.")
         prompt, answer = student.worked(task)
         weights = (1.0,) * len(answer)
         if question_weight:  # the question is a part of what is predicted then
@@ -222,8 +216,6 @@ def train_student(
 
     Returns steps, seconds (of training alone), the losses of all updates and the evaluations.
     """
-    if not rows:
-        raise DataError("the list of demonstrations is empty; give at least one row.")
     steps, optimizer = settings.sft.steps, settings.optimizer
     assert steps is not None and optimizer.learning_rate is not None  # `settings_of`
     shown = progress if progress is not None else Progress(quiet=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,10 @@ from transformers import TrainingArguments as Arguments
 from ..config.load import Config
 from ..mcts.extract import value_targets
 from ..policy.student import Student
-from .critic import arguments, collate, cross_entropy, forward_size
+from .critic import arguments, cross_entropy, forward_size
 from .critic_data import Question
 from .memory import MASK_BYTES
-from .rows import ValueRow, pack_values
+from .packing import ValueRow, collate, pack_values
 
 
 def value_rows(questions: Iterable[Question], student: Student) -> list[ValueRow]:
@@ -33,14 +31,8 @@ def value_rows(questions: Iterable[Question], student: Student) -> list[ValueRow
             for tree in question.trees()
             for state in value_targets(tree, every_token=True)
         ]
-        rows.append(even(pack_values(question.text, student.prompt_ids(question.text), targets)))
+        rows.append(pack_values(student.prompt_ids(question.text), targets))
     return rows
-
-
-def even(row: ValueRow) -> ValueRow:
-    """The row with weights that sum to 1; as it is where it has none."""
-    total = math.fsum(row.weights) or 1.0
-    return replace(row, weights=tuple(weight / total for weight in row.weights))
 
 
 class ValueTrainer(Trainer):
