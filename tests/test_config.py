@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from alphazero_llm_trainer.config.load import (
@@ -44,13 +44,6 @@ def plain_types(annotation: Any) -> set[Any]:
 
 
 FLOATS = [path for path, field in LEAVES.items() if float in plain_types(field.annotation)]
-INTS = [path for path, field in LEAVES.items() if field.annotation is int or plain_types(field.annotation) & {int}]
-
-
-def nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    for part in reversed(path):
-        value = {part: value}
-    return value
 
 
 def value_at(config: Any, path: tuple[str, ...]) -> Any:
@@ -78,29 +71,10 @@ def refused(caught: pytest.ExceptionInfo[BaseException], *words: str) -> None:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", FLOATS, ids=".".join)
-def test_every_float_may_be_written_with_an_exponent(path: tuple[str, ...], tmp_path: Path) -> None:
-    file, text = tmp_path / "mine.yaml", "2e-2"
-    file.write_text("\n".join("  " * i + f"{part}:" for i, part in enumerate(path)) + f" {text}\n")
-    for config in (load_config(file), load_config(overrides=[f"{'.'.join(path)}={text}"])):
-        value = value_at(config, path)
-        assert type(value) is float and value == float(text)
-
-
-@pytest.mark.parametrize("path", FLOATS, ids=".".join)
-def test_every_float_refuses_what_it_is_not(path: tuple[str, ...]) -> None:
-    for text in ("-0.5", ".nan", "fast"):
-        with pytest.raises(ConfigError) as caught:
-            load_config(overrides=[f"{'.'.join(path)}={text}"])
-        refused(caught, ".".join(path))
-
-
-@pytest.mark.parametrize("path", INTS, ids=".".join)
-def test_every_integer_refuses_what_it_is_not(path: tuple[str, ...]) -> None:
-    for text in ("-1", "1.5", "many"):
-        with pytest.raises(ConfigError) as caught:
-            load_config(overrides=[f"{'.'.join(path)}={f'[{text}]' if path == ('problems', 'levels') else text}"])
-        refused(caught, ".".join(path))
+def test_every_float_may_be_written_with_an_exponent() -> None:
+    for path in FLOATS:
+        value = value_at(load_config(overrides=[f"{'.'.join(path)}=2e-2"]), path)
+        assert type(value) is float and value == 0.02
 
 
 def test_a_temperature_that_is_all_but_0_is_refused() -> None:
@@ -127,14 +101,6 @@ def test_the_other_files_hold_models_and_tiers() -> None:
     )
     assert config.models["llama-3.2-3b"].quantization == "nf4" and config.models["llama-3.2-3b"].lora.rank == 32
     assert config.teacher_tiers["production"].teachers[0].prompt_cost > 0
-
-
-def test_configurations_are_frozen() -> None:
-    config = load_config()
-    with pytest.raises(ValidationError):
-        config.seed = 8  # type: ignore[misc]
-    with pytest.raises(ValidationError):
-        config.train.optimizer.epochs = 8  # type: ignore[misc]
 
 
 def test_a_configuration_survives_json() -> None:
@@ -164,10 +130,12 @@ def test_later_settings_win(tmp_path: Path) -> None:
 
 
 def test_overrides_are_yaml() -> None:
-    assert parse_override("a.b=[1, 2]") == {"a": {"b": [1, 2]}}
-    assert parse_override("a=x=y") == {"a": "x=y"}
-    assert parse_override("a=") == {"a": None}
-    assert parse_override("a=false") == {"a": False}
+    assert parse_override("a.b=[1, 2]") == {"a": {"b": [1, 2]}} and parse_override("a=x=y") == {"a": "x=y"}
+    assert parse_override("a=") == {"a": None} and parse_override("a=false") == {"a": False}
+    assert parse_override("models.llama-3.2-3b.path=x") == {"models": {"llama-3.2-3b": {"path": "x"}}}
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=["student=[a"])
+    refused(caught, "--set student", "[a")
 
 
 def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_path: Path) -> None:
@@ -200,17 +168,9 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
             ["unknown", "train.grpo", "did you mean train.optimizer.learning_rate?"],
         ),
         ("train.zzz=1", ["train.zzz", "unknown", "see config/training.yaml"]),
-        ("seed=true", ["seed is True", "give a number"]),
         ("rewards.hre_weight=1.4", ["rewards.hre_weight", "1.4", "less than or equal to 1"]),
-        ("rewards.hre_weight=-0.1", ["rewards.hre_weight", "-0.1"]),
         ("search.simulations=0", ["search.simulations", "0", "greater than 0"]),
-        ("search.simulations=lots", ["search.simulations", "lots"]),
         ("search.select=best", ["search.select", "best", "ucb1"]),
-        ("train.optimizer.name=3", ["train.optimizer", "3"]),
-        ("train.demonstration_share=1", ["train.demonstration_share"]),
-        ("search.samples=0", ["search.samples", "0"]),
-        ("problems.levels=[5]", ["problems.levels", "5"]),
-        ("rewards.use_student_model=perhaps", ["rewards.use_student_model", "perhaps"]),
         ("student=gpt", ["student", "gpt", "embedded"]),
         ({"rewards": {"hre_weight": 0, "pre_weight": 0}}, ["rewards.hre_weight", "rewards.pre_weight"]),
         ({"models": {"x": {"adapter": "full"}}}, ["models.x.path", "missing"]),
@@ -223,29 +183,19 @@ def test_a_wrong_value_is_one_sentence(override: Any, words: list[str]) -> None:
     refused(caught, *words)
 
 
-@pytest.mark.parametrize("text", ["seed", "=3", " =3", "", "seed: 3"])
+@pytest.mark.parametrize("text", ["seed", "=3"])
 def test_an_override_without_key_or_value(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=[text])
     refused(caught, "--set", "KEY=VALUE")
 
 
-def test_an_override_that_is_not_yaml() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(overrides=["student=[a"])
-    refused(caught, "--set student", "[a")
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"seed: [1\n", ["not valid YAML", "line"]),
         (b"seed: 1\n\tstudent: x\n", ["not valid YAML", "line 2"]),
-        (b"\xff\xfe\x00", ["not valid YAML"]),
-        (b"- 1\n- 2\n", ["list", "mapping"]),
         (b"just words\n", ["str", "mapping"]),
         (b"sede: 1\n", ["sede", "unknown"]),
-        (b"3: 1\n", ["3"]),
         (b"search:\n", ["search"]),
     ],
 )
@@ -258,10 +208,9 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, content: bytes, words: lis
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.yaml", tmp_path):
-        with pytest.raises(ConfigError) as caught:
-            load_config(path)
-        refused(caught, str(path), "can't be read")
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path)
+    refused(caught, str(tmp_path), "can't be read")
 
 
 def test_the_shipped_comments_explain_every_choice() -> None:

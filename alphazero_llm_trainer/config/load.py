@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -62,8 +62,12 @@ class Config(Section):
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
-    """`{"train": {"seed": value}}` for `train.seed`."""
-    for part in reversed(key.split(".")):
+    """`{"train": {"seed": value}}` for `train.seed`. A student's name may hold dots: `models.llama-3.2-3b.path`."""
+    parts = key.split(".")
+    if parts[0] == "models" and len(parts) > 1:
+        field = next((i for i in range(2, len(parts)) if parts[i] in StudentModel.model_fields), len(parts))
+        parts = ["models", ".".join(parts[1:field]), *parts[field:]]
+    for part in reversed(parts):
         value = {part: value}
     return value
 
@@ -86,18 +90,7 @@ def parse_override(text: str) -> dict[str, Any]:
         value: Any = parse_yaml(raw)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--set {key}: the value {shown(raw)} is not valid YAML: quote it") from error
-    for part in reversed(split_key(key.strip())):
-        value = {part: value}
-    return value
-
-
-def split_key(key: str) -> list[str]:
-    """A key's parts. A student's name may hold dots: `models.llama-3.2-3b.path` is of `llama-3.2-3b`."""
-    parts = key.split(".")
-    if parts[0] != "models":
-        return parts
-    field = next((i for i in range(2, len(parts)) if parts[i] in StudentModel.model_fields), len(parts))
-    return ["models", ".".join(parts[1:field]), *parts[field:]] if len(parts) > 1 else parts
+    return nested(key.strip(), value)
 
 
 def load_config(
@@ -155,7 +148,6 @@ def validate(raw: Mapping[str, Any]) -> Config:
         raise ConfigError(
             "rewards.hre_weight is 0 and rewards.use_student_model is false: nothing is rewarded; set one"
         )
-    check_teachers(config.teacher_tiers)
     urls = [("engine.vllm.base_url", config.engine.vllm.base_url)]
     urls += [(f"teacher_tiers.{name}.base_url", tier.base_url or "") for name, tier in config.teacher_tiers.items()]
     for field, url in urls:
@@ -213,42 +205,22 @@ def cuda_here() -> bool:
         return False
 
 
-def check_teachers(tiers: Mapping[str, TeacherTier]) -> None:
-    """Raises ConfigError for a model of OpenRouter's that is not named as OpenRouter names models."""
-    for name, tier in tiers.items():
-        if tier.base_url is None or "openrouter.ai" not in tier.base_url:
-            continue
-        for model in (*tier.teachers, *([] if tier.terminal_checker is None else [tier.terminal_checker])):
-            if model.model.count("/") != 1:
-                raise ConfigError(
-                    f"teacher_tiers.{name} names the model {model.model!r}: write vendor/model or vendor/model:variant"
-                )
-
-
 def explain(error: ValidationError) -> str:
     """A pydantic error as one sentence: field, value, fix."""
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"unknown configuration key {field}: {nearest(first['loc'], first['input'])}"
+        return f"unknown configuration key {field}: {nearest(field, first['input'])}"
     if first["type"] == "missing":
         return f"configuration key {field} is missing: add it"
     reason = first["msg"][0].lower() + first["msg"][1:]
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
 
 
-def nearest(place: Sequence[str | int], given: Any) -> str:
-    """What to write in place of an unknown key: the one of its name elsewhere, else the one beside it that is spelt alike."""
-    while isinstance(given, Mapping) and len(given) == 1:  # a section there isn't, with one key
-        (name, given), *_ = given.items()
-        place = [*place, str(name)]
-    there = [key for key, _ in flat(shipped_section("")) if key.rpartition(".")[2] == place[-1]]
-    if len(there) == 1:
-        return f"did you mean {there[0]}?"
-    section: Any = shipped_section("")
-    for part in place[:-1]:
-        section = section.get(part, {}) if isinstance(section, Mapping) else {}
-    found = difflib.get_close_matches(str(place[-1]), [str(key) for key in section], n=1)
-    if found:
-        return f"did you mean {'.'.join([*map(str, place[:-1]), found[0]])}?"
-    return "remove it or see config/training.yaml for the keys there are"
+def nearest(field: str, given: Any) -> str:
+    """What to write in place of an unknown key: the one of its name elsewhere, else the one that is spelt alike."""
+    wrong, _ = next(flat({field: given}), (field, None))  # a section there isn't is known by its first key
+    keys = [key for key, _ in flat(shipped_section(""))]
+    there = [key for key in keys if key.rpartition(".")[2] == wrong.rpartition(".")[2]]
+    found = there if len(there) == 1 else difflib.get_close_matches(wrong, keys, n=1, cutoff=0.8)
+    return f"did you mean {found[0]}?" if found else "remove it or see config/training.yaml for the keys there are"

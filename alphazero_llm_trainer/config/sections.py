@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -11,8 +11,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -44,12 +42,6 @@ def on_or_off(given: Any) -> Any:
     return {True: "on", False: "off"}[given] if isinstance(given, bool) else given
 
 
-def kinds(annotation: Any) -> set[Any]:
-    """The types inside unions, `Annotated` and containers."""
-    inner = get_args(annotation)
-    return {kind for part in inner for kind in kinds(part)} if inner else {annotation}
-
-
 class Section(BaseModel):
     """Base of every section: frozen, no unknown keys. YAML 1.1 reads `2e-5` as a string; the field types coerce it.
 
@@ -69,14 +61,6 @@ class Section(BaseModel):
         left_open = {key for key, field in cls.model_fields.items() if not field.is_required() and values[key] is None}
         known = {key: value for key, value in values.items() if key not in left_open}
         return merge(known, given, f"{cls.place}." if cls.place else "")
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def no_mistaken_type(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML's `true` is no 1."""
-        if isinstance(value, bool) and kinds(cls.model_fields[str(info.field_name)].annotation) & {int, float}:
-            raise PydanticCustomError("number", "give a number")
-        return value
 
 
 class ProblemsConfig(Section):
@@ -126,8 +110,7 @@ class EngineConfig(Section):
     max_context: Positive
     cache_tokens: NonNegative
     cache_bytes: NonNegative | None
-    # YAML reads `off` as false.
-    native: Annotated[Literal["auto", "off"], BeforeValidator(lambda given: "off" if given is False else given)]
+    native: Annotated[Literal["auto", "off"], BeforeValidator(on_or_off)]
     dtype: Literal["auto", "float32", "bfloat16"]
     vllm: VllmConfig
 
