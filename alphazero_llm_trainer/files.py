@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -34,19 +32,6 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(text, encoding="utf-8")
     put_in_place(temporary, path)
-
-
-def write_sealed(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON object with its own hash, as `write_whole` does; the one of before stays beside it for `read_sealed`."""
-    if path.is_file():
-        spare = path.with_name(path.name + ".part")
-        spare.unlink(missing_ok=True)
-        try:
-            os.link(path, spare)
-        except OSError:  # a file system without hard links
-            shutil.copyfile(path, spare)
-        os.replace(spare, before(path))
-    write_json(path, {**value, "sha256": json_hash(value)})
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
@@ -104,41 +89,6 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"it holds a {type(found).__name__}, no object")
     return found
-
-
-def read_sealed(path: Path, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """What `write_sealed` wrote, or a JSON object without a hash (an older version's).
-
-    Where the file is broken, it is the one of before, and `say` is told. Raises OSError or ValueError where that is, too.
-    """
-    try:
-        return unsealed(path)
-    except ValueError as error:
-        try:
-            found = unsealed(before(path))
-        except (OSError, ValueError):
-            raise error from None
-        say(f"{path} is broken ({error}): going on from {before(path).name}")
-        return found
-
-
-def unsealed(path: Path) -> dict[str, Any]:
-    """The object without its hash. Raises ValueError where the hash doesn't fit."""
-    found = read_object(path)
-    expected = found.pop("sha256", None)
-    if expected is not None and expected != json_hash(found):
-        raise ValueError("it doesn't fit its hash")
-    return found
-
-
-def before(path: Path) -> Path:
-    """Where the last but one version of a sealed file is."""
-    return path.with_name(path.name + ".before")
-
-
-def json_hash(value: dict[str, Any]) -> str:
-    """SHA-256 of an object as it is read back."""
-    return hashlib.sha256(json.dumps(json.loads(json.dumps(value))).encode()).hexdigest()
 
 
 # -- one writer --------------------------------------------------------------------------------------------------------

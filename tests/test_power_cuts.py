@@ -14,7 +14,7 @@ import pytest
 from faults import a_job, keys_of, trees_in, what_counts
 from power_cuts import NAMES, UNSYNCED, ForgetfulDisk, State, restored
 
-from alphazero_llm_trainer.files import before, read_sealed, sync, write_sealed, write_whole
+from alphazero_llm_trainer.files import sync, write_whole
 from alphazero_llm_trainer.mcts.journal import JOURNAL, Journal
 from alphazero_llm_trainer.scale import folder as folder_module
 from alphazero_llm_trainer.scale.folder import SampleFolder
@@ -54,29 +54,13 @@ def test_a_file_is_the_old_one_or_the_new_one_at_every_cut(tmp_path: Path, monke
         if done[-1] >= 0:
             seen.add(int((left / "plain").read_text()))
             assert int((left / "plain").read_text()) >= done[-1]
-            assert read_sealed(left / "sealed")["number"] >= done[-1]
         shutil.rmtree(left)
 
     disk = ForgetfulDisk(root, monkeypatch, look)
     for number in range(50):
         write_whole(root / "plain", str(number))
-        write_sealed(root / "sealed", {"number": number})
         done.append(number)
-    assert disk.cuts >= 200 and seen == set(range(50))
-
-
-@pytest.mark.parametrize("damage", [b"", b'{"number": 2', b'{"number": 3, "sha256": "0"}'])
-def test_a_broken_object_is_the_one_of_before(tmp_path: Path, damage: bytes) -> None:
-    said: list[str] = []
-    for number in (1, 2):
-        write_sealed(tmp_path / "run.json", {"number": number})
-    assert read_sealed(tmp_path / "run.json", said.append) == {"number": 2} and not said
-    (tmp_path / "run.json").write_bytes(damage)
-    assert read_sealed(tmp_path / "run.json", said.append) == {"number": 1}
-    assert len(said) == 1 and "run.json is broken" in said[0]
-    before(tmp_path / "run.json").unlink()
-    with pytest.raises(ValueError):
-        read_sealed(tmp_path / "run.json")
+    assert disk.cuts >= 100 and seen == set(range(50))
 
 
 def test_checkpoints_at_every_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +155,7 @@ def test_the_newest_whole_checkpoint(tmp_path: Path) -> None:
         write_manifest(folder, {"rounds_done": number})
     assert newest_whole(tmp_path, said.append)[1]["rounds_done"] == 12 and not said
     (tmp_path / "checkpoint-12" / "weights.bin").write_bytes(b"")
-    card = json.loads((tmp_path / "checkpoint-8" / "alphazero.json").read_text())
-    (tmp_path / "checkpoint-8" / "alphazero.json").write_text(json.dumps({**card, "rounds_done": 9}))
+    (tmp_path / "checkpoint-8" / "alphazero.json").write_text('{"rounds_done": 8')
     assert newest_whole(tmp_path, said.append)[1]["rounds_done"] == 4
     assert len(said) == 2 and "checkpoint-12" in said[0] and "checkpoint-8" in said[1]
     (tmp_path / "checkpoint-4" / "alphazero.json").write_bytes(b"")

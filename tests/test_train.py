@@ -390,8 +390,7 @@ def unfinished(run: Path, to: Path) -> Path:
     """A copy of a run as it was before its last evaluation."""
     shutil.copytree(run, to)
     card = json.loads((run / "run.json").read_text())
-    for name in ("after", "sha256"):
-        del card[name]
+    del card["after"]
     (to / "run.json").write_text(json.dumps(card))
     return to
 

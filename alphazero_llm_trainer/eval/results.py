@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from ..config.load import flat
 from ..errors import ConfigError, DataError
-from ..files import json_hash, read_object, refused, unsealed, write_json
+from ..files import read_object, refused, write_json
 from ..problems.grading import Verdict
 from .cells import NO_ANSWER, TOO_LONG, Cell, Samples
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
@@ -97,8 +97,7 @@ class EvalFolder:
     def write(self, cell: Cell | Samples) -> None:
         """Keep a finished cell: whole, or not at all."""
         key = ("samples", cell.samples) if isinstance(cell, Samples) else (cell.method, cell.budget)
-        figures = cell.as_dict()
-        write_json(self.file(cell.benchmark, *key), {**figures, "sha256": json_hash(figures)})
+        write_json(self.file(cell.benchmark, *key), cell.as_dict())
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -110,10 +109,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_cell(file: Path, kind: TypeAdapter[C]) -> C:
-    """A cell, or DataError where it was changed since it was measured. Cells of version 0.4 have no hash."""
+    """A cell. Raises DataError where the file holds none."""
     try:
         # As JSON: read strictly, a mapping in Python is no dataclass.
-        found: C = kind.validate_json(json.dumps(unsealed(file)), strict=True)
+        found: C = kind.validate_json(json.dumps(read_object(file)), strict=True)
     except (OSError, ValueError) as error:
         raise DataError(
             f"{file} is not a cell as it was measured: remove it, and --resume measures it again"

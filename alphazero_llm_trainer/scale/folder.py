@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 
 from ..config.load import flat
 from ..errors import ConfigError, DataError
-from ..files import FolderLock, check_space, read_sealed, write_sealed
+from ..files import FolderLock, check_space, read_object, write_json
 from ..mcts.journal import JOURNAL, Journal
 
 FORMAT = 2
-log = logging.getLogger(__name__)
 MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
 SYNC_TREES = 100  # so many trees a power cut may take; they are searched again
 
@@ -64,7 +62,7 @@ class SampleFolder:
         if not file.exists():
             return {}
         try:
-            stored = read_sealed(file, log.warning)
+            stored = read_object(file)
         except (OSError, ValueError) as error:
             raise DataError(f"{file} is not readable JSON: restore it, or name another folder") from error
         if stored.get("format") != FORMAT:
@@ -116,7 +114,7 @@ class SampleFolder:
     def write_manifest(self, status: str) -> None:
         """Readers see the manifest of before or this one, never half of it."""
         counts = {"trees": len(self.journal), "set_aside": len(self.aside)}
-        write_sealed(self.path / MANIFEST, {"format": FORMAT, "status": status, **self.facts, **counts})
+        write_json(self.path / MANIFEST, {"format": FORMAT, "status": status, **self.facts, **counts})
 
 
 def bytes_of(file: Path) -> int:

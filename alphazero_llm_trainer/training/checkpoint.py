@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..files import parse_json, sync_all, unsealed, write_sealed
+from ..files import parse_json, read_object, sync_all, write_json
 
 MANIFEST = "alphazero.json"
 LONGEST_NAME = 255
@@ -20,7 +20,7 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
     sync_all(folder)
     files = {path.name: fingerprint(path) for path in sorted(folder.iterdir()) if path.is_file()}
     files.pop(MANIFEST, None)
-    write_sealed(folder / MANIFEST, {**facts, "files": files})
+    write_json(folder / MANIFEST, {**facts, "files": files})
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        facts = unsealed(path)
+        facts = read_object(path)
     except OSError as error:
         raise CheckpointError(
             f"checkpoint {folder} has no {MANIFEST}: it was never finished, use an earlier one"

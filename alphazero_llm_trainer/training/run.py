@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 
 from ..config.load import Config, validate
 from ..errors import CheckpointError, ConfigError
-from ..files import make_folder, read_sealed, sync, write_sealed, write_whole
+from ..files import make_folder, read_object, sync, write_json, write_whole
 from ..problems.source import source_of
 from ..types import Task
 from .checkpoint import read_lines
-
-log = logging.getLogger(__name__)
 
 MOST_LETTERS = 500  # of a question in test.jsonl
 
@@ -65,7 +62,7 @@ class RunFolder:
     def read_card(self) -> dict[str, Any]:
         """run.json. Raises CheckpointError when it isn't a run's."""
         try:
-            card = read_sealed(self.card, log.warning)
+            card = read_object(self.card)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"run folder {self.path} has no readable run.json: name another with --resume"
@@ -75,7 +72,7 @@ class RunFolder:
         return card
 
     def write_card(self, card: dict[str, Any]) -> None:
-        write_sealed(self.card, card)
+        write_json(self.card, card)
 
     def config(self) -> Config:
         """The configuration that the run was started with."""
