@@ -46,7 +46,7 @@ NOBODY = b'{"model": "nobody", "messages": []}'
 BAD = (b"", b"{", b"[]", b'{"messages": 5}', NOBODY, b'{"temperature": 1e-39}', b"\xff" * 2000)
 LATE = 0.1  # seconds after a deadline
 # Small enough to be full within the soak, so that what grows after that would be a leak.
-SMALL = ("--set", "engine.cache_tokens=60000", "--set", "serve.traces=200")
+SMALL = ("--set", "engine.cache_tokens=60000")
 QUESTIONS = 4000
 MIXES: dict[str, dict[str, Any]] = {
     "sample": {"model": "student"},

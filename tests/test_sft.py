@@ -60,13 +60,6 @@ def test_rows_weigh_question_and_answer_tokens(student: Student) -> None:
     assert bare.prompt_ids == tuple(prompt) and bare.advantages == (1.0,) * len(worked)
 
 
-def test_a_question_weighs_nothing_for_a_student_that_goes_on() -> None:
-    config = load_config()
-    assert settings_of(config).sft.question_weight == 0.1 and settings_of(config, 100).sft.question_weight == 0.0
-    given = load_config(overrides=["train.sft.question_weight=0.3"])
-    assert settings_of(given).sft.question_weight == settings_of(given, 100).sft.question_weight == 0.3
-
-
 def test_each_pass_takes_every_row_once_and_minibatches_are_sorted_by_length(rows: list[TrainRow]) -> None:
     drawn = minibatches(rows, 4, seed=3)
     for _ in range(2):

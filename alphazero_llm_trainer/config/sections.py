@@ -74,8 +74,6 @@ class ProblemsConfig(Section):
     system_prompt: str | None
     shots: NonNegative
     hold_out: str
-    train_size: Positive
-    eval_size: Positive
 
 
 class DatasetConfig(Section):
@@ -230,7 +228,6 @@ class ServeConfig(Section):
     budget_tokens: Positive
     max_budget_tokens: Positive
     grace_seconds: PositiveFloat
-    traces: NonNegative
 
 
 class LoraConfig(Section):

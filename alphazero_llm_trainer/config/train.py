@@ -52,7 +52,6 @@ class PpoConfig(Section):
 class SftConfig(Section):
     place = "train.sft"
     steps: Positive | None
-    question_weight: Share | None
 
 
 class CriticConfig(Section):
@@ -77,7 +76,6 @@ class TrainConfig(Section):
     questions_per_round: Positive
     checkpoint_dir: str
     save_every: Positive
-    log_interval: Positive
     track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"]
     eval_size: NonNegative
     validation_size: NonNegative

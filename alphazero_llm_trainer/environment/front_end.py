@@ -177,7 +177,6 @@ def fill(config: EvalConfig) -> None:
     Raises:
         ConfigError: half a model is named.
     """
-    from ..config.load import load_config
     from .frozen import EMBEDDED_URL
 
     if "push" not in config.model_fields_set and config.run.attach is None:
@@ -195,9 +194,9 @@ def fill(config: EvalConfig) -> None:
     if taskset.use_student_model is None and taskset.task.use_student_model is None:
         taskset.use_student_model = embedded
     size = "train_size" if taskset.split == "train" else "eval_size"
-    if config.select.limit is not None and getattr(taskset, size) is None:
+    if config.select.limit is not None and size not in taskset.model_fields_set:
         asked = config.select.skip + config.select.limit
-        setattr(taskset, size, max(asked, taskset.size(load_config(taskset.config_file))))
+        setattr(taskset, size, max(asked, taskset.size))
 
 
 def fill_model(config: EvalConfig, of_seat: bool) -> None:
@@ -242,7 +241,7 @@ def notes(config: EvalConfig) -> list[str]:
     model = "the embedded student" if embedded else config.model
     change = "-m MODEL --client.base-url URL" if embedded else "-m, or leave it out for the embedded student"
     other = "gsm8k" if taskset.source == "embedded" else "embedded"
-    size = taskset.size(settings)
+    size = taskset.size
     count = size if config.select.limit is None else min(size - config.select.skip, config.select.limit)
     told = [
         f"model: {model} (change: {change}); problems: {taskset.source} {taskset.split}, {count}"

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..config.load import Config, load_config
+from ..config.load import load_config
 from ..config.sections import RewardConfig
 from ..problems.grading import Grade
 from ..problems.load import load_tasks
@@ -176,10 +176,10 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     """How answers of such rows, and of tasks in Python code, are compared (unset: as the gold answers look)."""
     split: Literal["train", "validation", "arena", "test"] = "test"
     """Which split (math has test alone, unless `path` has a train.jsonl)."""
-    train_size: Annotated[int, Field(ge=1)] | None = None
-    """Problems of the train split (unset: problems.train_size of training.yaml, 50)."""
-    eval_size: Annotated[int, Field(ge=1)] | None = None
-    """Problems of any other split (unset: problems.eval_size of training.yaml, 20)."""
+    train_size: Annotated[int, Field(ge=1)] = 50
+    """Problems of the train split."""
+    eval_size: Annotated[int, Field(ge=1)] = 20
+    """Problems of any other split."""
     levels: list[Annotated[int, Field(ge=1, le=4)]] | None = None
     """Difficulty levels of embedded and numbers, 1-4 (unset: the default mix)."""
     path: str | None = None
@@ -191,11 +191,10 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     config_file: Path | None = None
     """A YAML file over the shipped training.yaml: reward weights, sizes, dataset.path."""
 
-    def size(self, config: Config) -> int:
+    @property
+    def size(self) -> int:
         """How many problems the split gives."""
-        if self.split == "train":
-            return config.problems.train_size if self.train_size is None else self.train_size
-        return config.problems.eval_size if self.eval_size is None else self.eval_size
+        return self.train_size if self.split == "train" else self.eval_size
 
 
 class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
@@ -214,7 +213,7 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         source = open_problems(problems, config.dataset.path if chosen.path is None else chosen.path)
         task_config = scoring(chosen, config.rewards)
         open_reward(task_config.needs)  # what is wrong with it is said before anything runs
-        for row in load_tasks(source, chosen.split, chosen.size(config), rewards=task_config.needs):
+        for row in load_tasks(source, chosen.split, chosen.size, rewards=task_config.needs):
             task = AlphaZeroTask(task_data(row), task_config)
             yield task if task_config.use_student_model is None else task.with_student(task_config.use_student_model)
 

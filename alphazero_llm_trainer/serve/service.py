@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 Emit = Callable[[dict[str, Any]], None]  # takes the chunks of a streamed answer
 SOON = {"Retry-After": "1"}
+TRACES = 200  # the newest trees, which are kept in memory for /v1/traces
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -179,9 +180,9 @@ class Service:
         return outcome
 
     def keep(self, trace: Trace) -> None:
-        """Keep a trace, and drop the oldest one beyond `serve.traces`."""
+        """Keep a trace, and drop the oldest one beyond `TRACES`."""
         self.traces[trace.name] = trace
-        while len(self.traces) > self.settings.traces:
+        while len(self.traces) > TRACES:
             self.traces.popitem(last=False)
         if self.journal is None:
             return

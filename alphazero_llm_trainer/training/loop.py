@@ -154,8 +154,7 @@ class Run(Measured):
         """A round's line: on the terminal, in metrics.jsonl, to the tracker."""
         line = stats.as_dict() | figures
         self.write_metrics(line)
-        if (line["round"] + 1) % self.config.train.log_interval == 0 or line["round"] + 1 == self.size.rounds:
-            tell_round(self.progress, line, self.size.rounds)
+        tell_round(self.progress, line, self.size.rounds)
 
     def write_metrics(self, line: dict[str, Any]) -> None:
         self.folder.append_metrics(line)

@@ -60,9 +60,8 @@ def settings_of(config: Config, rows: int | None = None) -> TrainConfig:
     """`train` with what it leaves open: from scratch, or for a student that goes on with `rows` demonstrations."""
     sft, optimizer = config.train.sft, config.train.optimizer
     steps, rate = (STEPS, RATE) if rows is None else (math.ceil(PASSES * rows / optimizer.batch_size), GENTLE_RATE)
-    weight = QUESTION_WEIGHT if rows is None else 0.0
-    chosen = {"steps": steps, "question_weight": weight}
-    sft = sft.model_copy(update={name: value for name, value in chosen.items() if getattr(sft, name) is None})
+    if sft.steps is None:
+        sft = sft.model_copy(update={"steps": steps})
     if optimizer.learning_rate is None:
         optimizer = optimizer.model_copy(update={"learning_rate": rate})
     return config.train.model_copy(update={"sft": sft, "optimizer": optimizer})
@@ -127,7 +126,7 @@ def supervise(
             "adapter": adapter,
             "test_before": share(before),
         }
-    rows = sft_rows(demonstrations, student, settings.sft.question_weight or 0.0)
+    rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     economy = Economy.of(config, student.spec, student.model)
     trained = train_student(
         trainable,
