@@ -79,7 +79,7 @@ def test_help_tells_defaults_those_of_the_configuration_too(capsys: pytest.Captu
         (["train", "--checkpoint-dir", "x"], "train.checkpoint_dir=x"),
         (["value", "--num", "50"], "train.critic.questions=50"),
         (["train", "--model", "embedded"], "student=embedded"),
-        (["sample", "--source", "gsm8k"], "problems.source=gsm8k"),
+        (["search", "--source", "gsm8k"], "problems.source=gsm8k"),
     ],
 )
 def test_a_flag_sets_its_key(flags: list[str], setting: str) -> None:
@@ -165,7 +165,7 @@ def test_info_as_json_is_json_alone(capsys: pytest.CaptureFixture[str], monkeypa
         (["search", "--model", "nowhere"], 2),
         (["train", "--set", "teachers.tier=free"], 2),
         (["eval", "--methods", "best"], 2),
-        (["sample", "--num", "1"], 2),
+        (["sample", "--num", "0", "--out", "x"], 2),
         (["value", "--data", "nowhere"], 2),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from pathlib import Path
 from random import Random
@@ -143,7 +142,7 @@ def test_stopping_leaves_whole_trees_and_goes_on(tmp_path: Path, whole: tuple[di
 SMALL = ["--model", "embedded", "--set", "search.simulations=1", "--set", "train.requeue_limit=0"]
 
 
-def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     assert main(["sample", "--num", "4", "--out", out, "--json", *SMALL]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -152,14 +151,7 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
     assert json.loads((Path(out) / "manifest.json").read_text())["config"]["rewards"]["use_student_model"] is False
     assert main(["sample", "--num", "6", "--out", out, "--resume", *SMALL]) == 0
     said = capsys.readouterr().out
-    assert "6 of 6 questions" in said and "a second" in said
-    before = sorted(Path(tmp_path).iterdir())
-    assert main(["sample", "--num", "1000", "--dry-run", *SMALL]) == 0
-    said = capsys.readouterr().out
-    assert "1,000 questions would take about" in said and sorted(Path(tmp_path).iterdir()) == before
-    megabytes = float(re.search(r"their trees ([0-9.]+) MB of disk", said)[1])
-    a_tree = Path(out, "journal.jsonl").stat().st_size / 6 / 1e6
-    assert 400 * a_tree < megabytes < 2500 * a_tree
+    assert "trees: 6\n" in said and "session_trees: 2\n" in said
     broken, nothing = tmp_path / "broken.yaml", str(tmp_path / "nothing")
     broken.write_text("rewards: 0.5\n")
     for argv, words in (
@@ -167,7 +159,6 @@ def test_the_command_samples_estimates_and_explains(tmp_path: Path, capsys: pyte
         (["--out", nothing, "--set", "search.rollout=none"], "search.rollout is none"),
         (["--out", out], "--resume"),
         (["--out", out, "--resume", "--seed", "8"], "seed is 8"),
-        ([], "--out is missing"),
         (["--out", out, "--num", "0"], "--num is 0"),
         (["--out", out, "--workers", "0"], "--workers is 0"),
     ):

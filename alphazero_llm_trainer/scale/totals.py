@@ -1,14 +1,14 @@
-"""What a run's trees add up to (counts, cost, how often they were right), and what its user is told of it."""
+"""What a session's trees add up to: counts, cost, how often they were right."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..live import Progress, last_tree
-from ..mcts.extract import endings, shortfall, trajectories
+from ..mcts.extract import endings, trajectories
 from ..mcts.tree import ROOT, Tree
 from ..rollouts import FAILED, FAILED_REWARD
 from ..types import Cost
@@ -89,7 +89,7 @@ class Summary:
         return self.session.cost.dollars + sum(cost.dollars for part in self.teachers for cost in part.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain figures for `--json`: all but `trees` and `set_aside` are this session's."""
+        """Plain figures: all but `trees` and `set_aside` are this session's."""
         seconds, session = max(self.seconds, 1e-9), self.session
         teachers: dict[str, Cost] = {}
         for part in self.teachers:
@@ -99,56 +99,19 @@ class Summary:
             "status": self.status,
             "questions": self.questions,
             "trees": self.trees,
-            "skipped": session.skipped,
             "set_aside": len(self.set_aside),
             "session_trees": session.trees,
-            "trees_per_second": session.trees / seconds,
-            "sampled_tokens_per_second": session.cost.sampled_tokens / seconds,
+            "skipped": session.skipped,
             "simulations": session.simulations,
             "simulations_saved": session.saved,
             "sampled_tokens": session.cost.sampled_tokens,
-            "responses_right": session.right / session.responses if session.responses else None,
-            "solved": session.solved / session.trees if session.trees else None,
-            "dollars": self.dollars,
-            "seconds": self.seconds,
-            "start_seconds": self.start_seconds,
+            "trees_per_second": round(session.trees / seconds, 3),
+            "sampled_tokens_per_second": round(session.cost.sampled_tokens / seconds, 1),
+            "responses_right": round(session.right / session.responses, 4) if session.responses else None,
+            "solved": round(session.solved / session.trees, 4) if session.trees else None,
+            "dollars": round(self.dollars, 6),
+            "seconds": round(self.seconds, 1),
+            "start_seconds": round(self.start_seconds, 1),
             "restarts": self.restarts,
-            "teachers": {name: asdict(cost) for name, cost in teachers.items()},
+            "teachers": {name: cost.as_dict() for name, cost in teachers.items()},
         }
-
-
-def table(summary: Summary) -> str:
-    """The final figures, one a line. All but the numbers of trees and of questions set aside are this session's."""
-    facts = summary.as_dict()
-    shares = {name: "none" if facts[name] is None else f"{facts[name]:.1%}" for name in ("responses_right", "solved")}
-    why = " (they don't fit the engine, or their reward failed)" if facts["skipped"] else ""
-    rows = {
-        "trees": f"{facts['trees']:,} of {facts['questions']:,} questions, {facts['trees_per_second']:.2f} a second",
-        "simulations": f"{facts['simulations']:,}, {facts['simulations_saved']:,} saved",
-        "sampled tokens": f"{facts['sampled_tokens']:,}, {facts['sampled_tokens_per_second']:,.0f} a second",
-        "responses right": shares["responses_right"],
-        "questions solved": shares["solved"],
-        "skipped": f"{facts['skipped']:,}{why}",
-        "set aside": f"{facts['set_aside']:,}",
-        "cost": f"${facts['dollars']:.4f}",
-        "seconds": f"{facts['seconds']:.1f} and {facts['start_seconds']:.1f} to start",
-        "workers restarted": f"{facts['restarts']:,}",
-    }
-    lines = [f"{name:<17}  {value}" for name, value in rows.items()]
-    short = shortfall(summary.session.ends)
-    lines += [] if short is None else [short]
-    lines += ["set aside: {key} after {attempts} attempts: {reason}".format(**one) for one in summary.set_aside]
-    return "\n".join(lines)
-
-
-def estimate(summary: Summary, questions: int, disk_bytes: int) -> str:
-    """What `questions` would take at the rate of a dry run's trees, and `disk_bytes` of disk."""
-    trees, sampled = summary.session.trees + summary.session.skipped, summary.session.cost.sampled_tokens
-    scale = questions / max(trees, 1)
-    seconds = summary.seconds * scale + summary.start_seconds
-    dollars = f", ${summary.dollars * scale:.2f}" if summary.dollars else ""
-    return (
-        f"{trees} trees took {summary.seconds:.1f} s ({trees / max(summary.seconds, 1e-9):.2f} trees/s) and {sampled:,}"
-        f" sampled tokens; {questions:,} questions would take about {seconds / 60:.1f} minutes and {sampled * scale:,.0f}"
-        f" sampled tokens{dollars}, or less time where more trees share a batch; their trees {disk_bytes / 1e6:,.1f} MB of disk"
-    )
