@@ -131,7 +131,7 @@ def train(
         return run(resolved, None if named is None else RunFolder(named), False)
 
     def run(config: Config, folder: RunFolder | None, resume: bool) -> TrainingRun:
-        check_start(config, folder)
+        check_start(config, None if folder is None else folder.path)
         with Stop() as stop, progress_of(progress) as shown:
             return execute(config, folder, resume, shown, stop)
 
