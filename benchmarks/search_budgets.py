@@ -22,12 +22,13 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from alphazero_llm_trainer.engine.protocol import Verifier  # noqa: E402
 from alphazero_llm_trainer.eval.attempt import Attempt, MethodContext  # noqa: E402
 from alphazero_llm_trainer.eval.cells import Benchmark, Cell, run_cell  # noqa: E402
 from alphazero_llm_trainer.eval.methods import tree_search  # noqa: E402
-from alphazero_llm_trainer.eval.metrics import Interval, holm, paired_bootstrap, sign_test, wilson  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import Interval, paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.verifiers import load_verifier  # noqa: E402
 from alphazero_llm_trainer.mcts.seeds import derive_seed  # noqa: E402
 from alphazero_llm_trainer.mcts.tree import Tree  # noqa: E402
@@ -197,6 +198,25 @@ def measured(bench: Bench, args: argparse.Namespace, factors: Sequence[int]) -> 
     return found
 
 
+def sign_test(after: Sequence[float], before: Sequence[float]) -> float:
+    """The two-sided p-value of paired right-or-wrong results `[n]` (McNemar 1947, exact): a binomial test of the problems
+    on which the two differ; 1 where they differ on none."""
+    gained = sum(a > b for a, b in zip(after, before, strict=True))
+    lost = sum(a < b for a, b in zip(after, before, strict=True))
+    n, least = gained + lost, min(gained, lost)
+    # P(X <= least), X ~ Binomial(n, 1/2), on both sides
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values `[k]` adjusted for being k of them (Holm 1979): those at most .05 hold together at 5%."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))  # never below a smaller one's
+        adjusted[i] = largest
+    return adjusted
+
+
 def adjusted(cells: Mapping[tuple[str, int], Cell], factor: int) -> dict[str, float]:
     """p-values of PUCT against each other method, adjusted for their number."""
     others = [arm for arm in ARMS if arm != BASE]
@@ -258,7 +278,7 @@ def kept(
             return Cell(**stored["cell"])
     cell = asyncio.run(run_cell(sampler, benchmark, method, budget, lambda: False, lambda tokens: None))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"identity": identity, "cell": cell.as_dict()}))
+    path.write_text(json.dumps({"identity": identity, "cell": asdict(cell)}))
     return cell
 
 

@@ -12,8 +12,8 @@ import pytest
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import ConfigError, DataError
 from alphazero_llm_trainer.eval.attempt import MethodContext
-from alphazero_llm_trainer.eval.cells import Benchmark, Cell, Samples, run_cell, run_samples
-from alphazero_llm_trainer.eval.metrics import area, majority_at_k, paired_bootstrap, pass_at_k, wilson
+from alphazero_llm_trainer.eval.cells import SAMPLES, Benchmark, Cell, run_cell, run_samples
+from alphazero_llm_trainer.eval.metrics import majority_at_k, paired_bootstrap, pass_at_k, wilson
 from alphazero_llm_trainer.eval.results import (
     EvalFolder,
     at_k,
@@ -30,6 +30,10 @@ def cell(method: str, outcomes: str, budget: int = 100, **more) -> Cell:
     n = len(outcomes)
     verdicts = {"correct": outcomes.count("1"), "wrong": outcomes.count("0")}
     return Cell("embedded", method, budget, outcomes, verdicts, {"finished": n}, [40] * n, 40 * n, calls=n, **more)
+
+
+def sampled(correct: list[list[bool]], answers: list[list[str | None]], tokens: int) -> Cell:
+    return Cell("embedded", SAMPLES, 2, correct=correct, answers=answers, sampled_tokens=tokens)
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
@@ -88,8 +92,7 @@ def test_pairs_say_gain_loss_and_no_gain() -> None:
 
 
 def test_pass_and_majority_at_k_of_a_table() -> None:
-    found = Samples("embedded", 2, [[True, False], [False, False]], [["3", "4"], ["5", None]], 80, 1.0)
-    row = at_k(found)
+    row = at_k(sampled([[True, False], [False, False]], [["3", "4"], ["5", None]], 80))
     assert row["pass@1"][0] == pytest.approx(np.mean([pass_at_k(2, 1, 1), 0.0])) == 0.25
     assert row["pass@2"] == [0.5, wilson(1, 2).low, wilson(1, 2).high]
     assert row["maj@1"][0] == 0.25 and row["maj@2"][0] == 0.25  # of two different answers each is chosen half the time
@@ -114,19 +117,11 @@ def test_majority_at_k_equals_enumeration() -> None:
     assert majority_at_k(many, [one == "a" for one in many], 15) == pytest.approx(0.8, abs=0.08)  # drawn subsets
 
 
-def test_the_area_counts_pairs() -> None:
-    rng = np.random.default_rng(3)
-    score, label = rng.integers(0, 6, 60) / 5, rng.integers(0, 2, 60).astype(float)
-    pairs = [(a > b) + 0.5 * (a == b) for a in score[label == 1] for b in score[label == 0]]
-    assert area(score, label) == pytest.approx(np.mean(pairs))
-    assert np.isnan(area(score, np.ones(60)))
-
-
 def test_the_best_comes_first_and_the_tables_hold_every_row() -> None:
     cells = [cell("greedy", "0101"), cell("mcts", "0111"), cell("mcts", "1111", 200), cell("greedy", "0101", 200)]
     results = {
         "command": "eval", "student": "tiny", "verifier": "calculator", "seed": 7, "rows": [summary(c) for c in cells],
-        "pairs": paired(cells), "at_k": [at_k(Samples("embedded", 2, [[True, False]], [["3", "4"]], 8, 1.0))],
+        "pairs": paired(cells), "at_k": [at_k(sampled([[True, False]], [["3", "4"]], 8))],
         "benchmarks": {"embedded": {"problems": 4}},
     }  # fmt: skip
     said = result_text(results).splitlines()
@@ -162,6 +157,7 @@ def test_the_folder_keeps_whole_cells_and_refuses_other_settings(tmp_path) -> No
     assert json.loads((out / "run.json").read_text())["data"] == {"embedded": "aa", "gsm8k": "bb"}
     with pytest.raises(ConfigError, match="found no"):
         EvalFolder(tmp_path / "none", identity, {}, resume=True)
-    folder.file("embedded", "greedy", 100).write_text("{")
-    with pytest.raises(DataError, match="not a cell as it was measured"):
-        folder.read("embedded", "greedy", 100)
+    for broken in ("{", "[]", json.dumps({"benchmark": "embedded", "method": "greedy", "budget": 100, "tokens": 5})):
+        folder.file("embedded", "greedy", 100).write_text(broken)
+        with pytest.raises(DataError, match=r"embedded\.greedy\.100\.json is not what .*--resume measures it again"):
+            folder.read("embedded", "greedy", 100)

@@ -115,24 +115,3 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, capsys) -> None:
     assert main(["eval", "--num", "2", "--model", "embedded", "--out", str(tmp_path / "out"), *flags]) == 2
     said = capsys.readouterr().err.strip()
     assert said.startswith("error: ") and len(said.splitlines()) == 1 and all(word in said for word in words)
-
-
-@pytest.mark.parametrize("change", ["a type", "no object", "an older version's of another type"])
-def test_a_cell_that_was_changed_is_named_and_measured_again_once_it_is_gone(change, tmp_path, capsys) -> None:
-    words = ["eval", "--num", "12", "--model", "embedded", "--budget-tokens", "60", "--methods", "greedy"]
-    words += ["--out", str(tmp_path / "out")]
-    assert main(words) == 0
-    [path] = (tmp_path / "out" / "cells").iterdir()
-    cell, whole = json.loads(path.read_text()), results(tmp_path / "out")
-    changed = {
-        "a type": {**cell, "tokens": 5},
-        "no object": [cell],
-        "an older version's of another type": {**cell, "verdicts": ["correct"]},
-    }
-    path.write_text(json.dumps(changed[change]))
-    capsys.readouterr()
-    assert main([*words, "--resume"]) == 2
-    assert path.name in capsys.readouterr().err
-    path.unlink()
-    assert main([*words, "--resume"]) == 0
-    assert results(tmp_path / "out") == whole

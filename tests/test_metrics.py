@@ -9,16 +9,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from alphazero_llm_trainer.eval.metrics import (
-    bootstrap_over_seeds,
-    holm,
-    paired_bootstrap,
-    pass_at_k,
-    repeats,
-    sign_test,
-    wilson,
-)
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap, pass_at_k, repeats, wilson
 from alphazero_llm_trainer.problems import embedded
+from benchmarks.arms import bootstrap_over_seeds
+from benchmarks.search_budgets import holm, sign_test
 
 
 @pytest.mark.parametrize(
@@ -35,15 +29,6 @@ def test_wilson_against_published_values(successes: int, trials: int, low: float
     found = wilson(successes, trials)
     assert found.value == successes / trials
     assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
-
-
-def test_wilson_of_nothing_knows_nothing() -> None:
-    found = wilson(0, 0)
-    assert math.isnan(found.value) and (found.low, found.high) == (0.0, 1.0)
-
-
-def test_an_interval_prints_itself() -> None:
-    assert str(wilson(50, 100)) == "0.500 [0.404, 0.596]"
 
 
 def test_the_paired_bootstrap_is_paired() -> None:
@@ -107,8 +92,11 @@ def test_the_paired_bootstrap_covers() -> None:
     assert 180 <= held <= 199
 
 
-def test_the_bootstrap_of_nothing_and_of_unequal_lengths() -> None:
+def test_intervals_of_nothing_and_of_unequal_lengths() -> None:
     assert math.isnan(paired_bootstrap([], []).value)
+    nothing = wilson(0, 0)
+    assert math.isnan(nothing.value) and (nothing.low, nothing.high) == (0.0, 1.0)
+    assert str(wilson(50, 100)) == "0.500 [0.404, 0.596]"
     with pytest.raises(ValueError):
         paired_bootstrap([1.0, 0.0, 1.0], [1.0, 0.0])
 

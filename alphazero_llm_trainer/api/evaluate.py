@@ -11,7 +11,7 @@ from ..config.load import Config
 from ..eval.cells import StoppedError
 from ..eval.evaluation import Evaluation
 from ..eval.names import METHOD_NAMES
-from ..eval.results import RESULTS, TABLES, newest_folder, next_folder
+from ..eval.results import RESULTS, TABLES, folder_in
 from ..files import FolderLock, write_json, write_whole
 from ..live import Progress, Stop
 from ..problems.source import Source
@@ -133,8 +133,7 @@ def execute(
     Raises:
         StoppedError: the user asked to stop; it names the folder, and finished cells are kept.
     """
-    directory = Path(config.train.checkpoint_dir)
-    out = out or (newest_folder(directory) if resume else next_folder(directory))
+    out = out or folder_in(Path(config.train.checkpoint_dir), resume)
     with FolderLock(out):
         try:
             facts = {"command": command, **work.run(config, path, student, out, resume, progress, stop)}

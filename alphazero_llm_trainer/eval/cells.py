@@ -6,13 +6,15 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
 
 from ..engine.protocol import Limits
 from ..errors import RequestError
 from ..mcts.seeds import derive_seed
+from ..mcts.waiting import together
 from ..problems.grading import Grade
 from ..problems.source import source_of
 from ..rewards.custom import CustomReward
@@ -21,6 +23,7 @@ from .attempt import Answered, MethodContext, chain_of
 from .methods import answered
 from .metrics import repeats
 
+SAMPLES = "samples"
 NO_ANSWER, TOO_LONG = "no answer", "too long"  # nothing to grade: the method has none; the prompt doesn't fit
 
 T = TypeVar("T")
@@ -30,24 +33,20 @@ class StoppedError(Exception):
     """The user asked to stop; the cell under way is not kept."""
 
 
-def questions_hash(tasks: Iterable[Task]) -> str:
-    """SHA-256 over ids, questions and gold answers, in order."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
-    return digest.hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A named set of tasks. `data_hash` is of ids, questions and gold answers."""
+    """A named set of tasks."""
 
     name: str
     tasks: Sequence[Task]
 
     @property
     def data_hash(self) -> str:
-        return questions_hash(self.tasks)
+        """SHA-256 over ids, questions and gold answers, in order."""
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
+        return digest.hexdigest()
 
 
 @dataclass(slots=True)
@@ -57,9 +56,11 @@ class Cell:
     `outcomes` has a 1 (correct) or 0 a problem; `verdicts` and `ended_by` count problems; `tokens` are sampled and
     scored ones of each problem, `groups` which problems repeat each other (`metrics.repeats`); the other figures are sums
     over problems, `f1` of HotpotQA's alone, `seconds` wall-clock. `unjudged` counts the answers of which the verifier could
-    check no step. `rewards` are what the user's own reward gave each
-    response (0 where there is none, None where it failed); empty without one. Without `gold` no problem has an answer to be
-    compared with, and outcomes say nothing.
+    check no step. `rewards` are what the user's own reward gave each response (0 where there is none, None where it
+    failed); empty without one. Without `gold` no problem has an answer to be compared with, and outcomes say nothing.
+
+    The cell SAMPLES has instead `correct[i][j]` of the independent sample j of problem i, and its answer's key (None: none);
+    its budget is their number.
     """
 
     benchmark: str
@@ -79,34 +80,18 @@ class Cell:
     rewards: list[float | None] = field(default_factory=list)
     gold: bool = True
     unjudged: int = 0
+    correct: list[list[bool]] = field(default_factory=list)
+    answers: list[list[str | None]] = field(default_factory=list)
 
     @property
     def distinct(self) -> int:
-        """How many different problems there are; all of them in cells of version 0.4, which have no groups."""
+        """How many different problems there are."""
         return len(set(self.groups)) or len(self.outcomes)
 
     @property
     def right(self) -> list[float]:
         """1.0 or 0.0 a problem."""
         return [float(outcome) for outcome in self.outcomes]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(slots=True)
-class Samples:
-    """Independent samples at T = 1: `correct[i][j]` of sample j of problem i, and its answer's key (None: none)."""
-
-    benchmark: str
-    samples: int
-    correct: list[list[bool]] = field(default_factory=list)
-    answers: list[list[str | None]] = field(default_factory=list)
-    sampled_tokens: int = 0
-    seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 async def run_cell(
@@ -132,7 +117,7 @@ async def run_cell(
         tell(found.sampled_tokens)
         return found
 
-    found = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
+    found = await each(sampler, one, benchmark.tasks, stop)
     cell = Cell(benchmark.name, method, budget, seconds=time.perf_counter() - began)
     grades = await graded([answer.response for answer in found], benchmark.tasks)
     verdicts = [
@@ -158,12 +143,12 @@ async def run_samples(
     samples: int,
     stop: Callable[[], bool],
     tell: Callable[[int], None],
-) -> Samples:
-    """`samples` whole responses to each problem, without a budget: for pass@k and maj@k. Raises StoppedError."""
+) -> Cell:
+    """`samples` whole responses at T = 1 to each problem, without a budget: for pass@k and maj@k. Raises StoppedError."""
     sampler.student.engine.reset_prefix_cache()
     began = time.perf_counter()
     limits = Limits(sampler.settings.max_depth, sampler.settings.max_tokens)
-    result = Samples(benchmark.name, samples)
+    cell = Cell(benchmark.name, SAMPLES, samples)
 
     async def one(task: Task) -> list[str | None]:
         seed = derive_seed(sampler.config.seed, task.problem.id, "samples")
@@ -172,25 +157,24 @@ async def run_samples(
         except RequestError:
             tell(0)
             return [None] * samples
-        result.sampled_tokens += cost.sampled_tokens
+        cell.sampled_tokens += cost.sampled_tokens
         tell(cost.sampled_tokens)
         chains = [chain_of(continuation.steps, continuation.ended, continuation.cut) for continuation in found]
-        answers = [source_of(task.problem).final_answer(chain.text, strict=not chain.whole) for chain in chains]
+        source = source_of(task.problem)
         return [
-            chain.text if chain.whole or answer is not None else None
-            for chain, answer in zip(chains, answers, strict=True)
+            chain.text if chain.whole or source.final_answer(chain.text, strict=True) is not None else None
+            for chain in chains
         ]
 
-    texts = await _gated(sampler, [one(task) for task in benchmark.tasks], stop)
-    flat = await graded(
-        [text for row in texts for text in row], [task for task in benchmark.tasks for _ in range(samples)]
-    )
-    for i, (row, task) in enumerate(zip(texts, benchmark.tasks, strict=True)):
-        result.correct.append([g is not None and g.correct for g in flat[i * samples : (i + 1) * samples]])
+    texts = await each(sampler, one, benchmark.tasks, stop)
+    repeated = [task for task in benchmark.tasks for _ in range(samples)]
+    grades = iter(await graded([text for row in texts for text in row], repeated))
+    for row, task in zip(texts, benchmark.tasks, strict=True):
+        cell.correct.append([grade is not None and grade.correct for grade in islice(grades, samples)])
         keys = [None if text is None else source_of(task.problem).vote_key(text) for text in row]
-        result.answers.append([key or None for key in keys])
-    result.seconds = time.perf_counter() - began
-    return result
+        cell.answers.append([key or None for key in keys])
+    cell.seconds = time.perf_counter() - began
+    return cell
 
 
 async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list[Grade | None]:
@@ -208,22 +192,16 @@ async def graded(responses: Sequence[str | None], tasks: Sequence[Task]) -> list
     return grades
 
 
-async def _gated(sampler: MethodContext, works: Sequence[Coroutine[Any, Any, T]], stop: Callable[[], bool]) -> list[T]:
-    """All results in order, `search.concurrent` at once; `stop` is asked before each."""
+async def each(
+    sampler: MethodContext, work: Callable[[Task], Awaitable[T]], tasks: Sequence[Task], stop: Callable[[], bool]
+) -> list[T]:
+    """`work` of all tasks in order, `search.concurrent` at once; `stop` is asked before each."""
     gate = asyncio.Semaphore(sampler.settings.concurrent)
 
-    async def one(work: Coroutine[Any, Any, T]) -> T:
+    async def one(task: Task) -> T:
         async with gate:
             if stop():
                 raise StoppedError
-            return await work
+            return await work(task)
 
-    running = [asyncio.ensure_future(one(work)) for work in works]
-    try:
-        return list(await asyncio.gather(*running))
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        for work in works:
-            work.close()
+    return await together(*(one(task) for task in tasks))

@@ -17,7 +17,8 @@ from ..problems.load import load_tasks, opening
 from ..problems.source import open_one_of
 from ..rewards.custom import open_reward
 from ..types import Opening
-from .cells import Benchmark, run_cell, run_samples
+from .attempt import MethodContext
+from .cells import SAMPLES, Benchmark, run_cell, run_samples
 from .names import METHOD_NAMES
 from .results import EvalFolder, at_k, paired, summary
 from .verifiers import check_name, load_verifier
@@ -84,7 +85,9 @@ class Evaluation:
         openings = {one.name: opening(config, open_one_of(config, one.name), student.name) for one in benchmarks}
         rows = {one.name: one.data_hash + said_before(student, openings[one.name]) for one in benchmarks}
         folder = EvalFolder(out, identity, rows, resume)
-        self.work(config, student, benchmarks, openings, folder, progress, stop)
+        self.fill(folder, config, student, benchmarks, openings, progress, stop)
+        cells = [cell for asked in self.cells() if (cell := folder.read(*asked)) is not None]
+        measured = [cell for cell in cells if cell.method != SAMPLES]
         return {
             "student": student.name if path is None else str(path),
             "verifier": self.verifier,
@@ -100,8 +103,47 @@ class Evaluation:
                 }
                 for one in benchmarks
             },
-            **self.figures(folder),
+            "rows": [summary(cell) for cell in measured],
+            "pairs": paired(measured),
+            "at_k": [at_k(cell) for cell in cells if cell.method == SAMPLES],
         }
+
+    def fill(
+        self,
+        folder: EvalFolder,
+        config: Config,
+        student: Student,
+        benchmarks: Sequence[Benchmark],
+        openings: dict[str, Opening],
+        progress: Progress,
+        stop: Callable[[], bool],
+    ) -> None:
+        """Measure every cell that is missing; each is kept as soon as it is finished."""
+        by_name = {one.name: one for one in benchmarks}
+        left = [cell for cell in self.cells() if not folder.file(*cell).exists()]
+        total, todo = (sum(len(by_name[name].tasks) for name, *_ in some) for some in (self.cells(), left))
+        progress.start(total, total - todo, "problem")
+        custom = open_reward(config.rewards)
+        verifier = load_verifier(self.verifier, student, config, self.prm, self.value)
+
+        def tell(tokens: int) -> None:
+            progress.advance(tokens=tokens)
+
+        for name, method, budget in left:
+            student.opening = openings[name]
+            progress.describe(f"{name}, {method}, {budget}")
+            sampler = MethodContext(student, verifier, config)
+            if method == SAMPLES:
+                folder.write(asyncio.run(run_samples(sampler, by_name[name], budget, stop, tell)))
+            else:
+                folder.write(asyncio.run(run_cell(sampler, by_name[name], method, budget, stop, tell, custom)))
+
+    def cells(self) -> list[tuple[str, str, int]]:
+        """(source, method, budget) of every cell, budgets from small to large; samples last."""
+        found = [
+            (name, one, budget) for name in self.sources for budget in sorted(self.budgets) for one in self.methods
+        ]
+        return found + [(name, SAMPLES, self.samples) for name in self.sources if self.samples]
 
     def benchmark(self, config: Config, name: str, progress: Progress) -> Benchmark:
         """The test problems of one source: `num` from number `start` on, or as many as there are."""
@@ -126,55 +168,6 @@ class Evaluation:
             "search": search,
             "prm": digest(self.prm),
             "value": digest(self.value),
-        }
-
-    def cells(self) -> list[tuple[str, str, int]]:
-        """(source, method, budget) of every cell, budgets from small to large."""
-        return [(name, one, budget) for name in self.sources for budget in sorted(self.budgets) for one in self.methods]
-
-    def work(
-        self,
-        config: Config,
-        student: Student,
-        benchmarks: Sequence[Benchmark],
-        openings: dict[str, Opening],
-        folder: EvalFolder,
-        progress: Progress,
-        stop: Callable[[], bool],
-    ) -> None:
-        """Every cell that is missing; each is kept as soon as it is finished."""
-        from .attempt import MethodContext
-
-        by_name = {one.name: one for one in benchmarks}
-        cells = self.cells() + [(name, "samples", self.samples) for name in self.sources if self.samples]
-        left = [cell for cell in cells if not folder.file(*cell).exists()]
-        total, todo = (sum(len(by_name[name].tasks) for name, *_ in some) for some in (cells, left))
-        progress.start(total, total - todo, "problem")
-        custom, verifier = (
-            open_reward(config.rewards),
-            load_verifier(self.verifier, student, config, self.prm, self.value),
-        )
-
-        def tell(tokens: int) -> None:
-            progress.advance(tokens=tokens)
-
-        for name, method, budget in left:
-            student.opening = openings[name]
-            progress.describe(f"{name}, {method}, {budget}")
-            sampler = MethodContext(student, verifier, config)
-            if method == "samples":
-                folder.write(asyncio.run(run_samples(sampler, by_name[name], budget, stop, tell)))
-            else:
-                folder.write(asyncio.run(run_cell(sampler, by_name[name], method, budget, stop, tell, custom)))
-
-    def figures(self, folder: EvalFolder) -> dict[str, Any]:
-        """Everything that is read off the finished cells."""
-        cells = [cell for asked in self.cells() if (cell := folder.read(*asked)) is not None]
-        sampled = [folder.read_samples(name, self.samples) for name in self.sources if self.samples]
-        return {
-            "rows": [summary(cell) for cell in cells],
-            "pairs": paired(cells),
-            "at_k": [at_k(found) for found in sampled if found is not None],
         }
 
 

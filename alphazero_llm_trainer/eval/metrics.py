@@ -88,58 +88,6 @@ def paired_bootstrap(
     return Interval(float(difference.mean()), float(low), float(high))
 
 
-def bootstrap_over_seeds(
-    after: Sequence[Sequence[float]],
-    before: Sequence[Sequence[float]],
-    *,
-    confidence: float = 0.95,
-    seed: int = 0,
-    draws: int = 10_000,
-    groups: Sequence[int] | None = None,
-) -> Interval:
-    """Mean of `after - before` of trained students, with an interval over problems and over the seeds of training.
-
-    `after` `[S, n]` and `before` `[R, n]` hold the results of S and R seeds on the same n problems. Each draw takes
-    problems (by `groups`, see `repeats`), and on either side seeds, with replacement. Few seeds are few: the variance
-    between S of them comes out too small by `(S - 1) / S`. `confidence` is the share of draws within the interval:
-    `1 - 0.05 / k` for k comparisons that hold together at 95% (Bonferroni).
-    """
-    sides = [np.asarray(side, dtype=float) for side in (after, before)]
-    group = np.arange(sides[0].shape[1]) if groups is None else np.asarray(groups)
-    sums = [np.stack([np.bincount(group, row) for row in side]) for side in sides]  # [S, G]
-    counts, rng = np.bincount(group), np.random.default_rng(seed)
-    means = []
-    for _ in range(draws // 500):  # blocks, as above
-        taken = rng.multinomial(counts.size, np.full(counts.size, 1 / counts.size), 500)  # [500, G]
-        value = []
-        for rows in sums:
-            of_seeds = rng.multinomial(len(rows), np.full(len(rows), 1 / len(rows)), 500) / len(rows)  # [500, S]
-            value.append((of_seeds * (taken @ rows.T)).sum(1) / (taken @ counts))
-        means.append(value[0] - value[1])
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
-    return Interval(float(sides[0].mean() - sides[1].mean()), float(low), float(high))
-
-
-def sign_test(after: Sequence[float], before: Sequence[float]) -> float:
-    """The two-sided p-value of paired right-or-wrong results `[n]` (McNemar 1947, exact): a binomial test of the problems
-    on which the two differ; 1 where they differ on none."""
-    gained = sum(a > b for a, b in zip(after, before, strict=True))
-    lost = sum(a < b for a, b in zip(after, before, strict=True))
-    n, least = gained + lost, min(gained, lost)
-    # P(X <= least), X ~ Binomial(n, 1/2), on both sides
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(least + 1)) / 2**n)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values `[k]` adjusted for being k of them (Holm 1979): those at most .05 hold together at 5%."""
-    adjusted, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))  # never below a smaller one's
-        adjusted[i] = largest
-    return adjusted
-
-
 def repeats(tasks: Sequence[Task]) -> list[int]:
     """The group of each task, numbered from 0: tasks with one worked solution are one problem in other words."""
     numbers: dict[str, int] = {}
@@ -184,13 +132,3 @@ def majority_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int
             winners = [rights[answer] for answer, count in votes.items() if count == most]
             total += sum(winners) / len(winners)
     return total / len(subsets)
-
-
-def area(score: np.ndarray, label: np.ndarray) -> float:
-    """AUC: the probability that a right one `[N]` scores above a wrong one; ties count half, NaN without a pair."""
-    right, wrong = score[label > 0.5], score[label <= 0.5]
-    if not right.size or not wrong.size:
-        return float("nan")
-    order = np.sort(wrong)
-    below, up_to = np.searchsorted(order, right, "left"), np.searchsorted(order, right, "right")
-    return float((below + up_to).mean() / 2 / wrong.size)

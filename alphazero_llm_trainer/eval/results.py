@@ -5,27 +5,36 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
 from ..config.load import flat
 from ..errors import ConfigError, DataError
-from ..files import read_object, refused, write_json
+from ..files import refused, write_json
 from ..problems.grading import Verdict
-from .cells import NO_ANSWER, TOO_LONG, Cell, Samples
+from .cells import NO_ANSWER, TOO_LONG, Cell
 from .metrics import Interval, majority_at_k, mean_interval, paired_bootstrap, pass_at_k, wilson
 
-FORMAT = 1
 UNGRADED = (str(Verdict.UNPARSED), str(Verdict.TIMED_OUT), str(Verdict.FAILED), NO_ANSWER, TOO_LONG)
 BASELINES = ("greedy", "majority", "best-of-n")
 CONTROLS = ("adaptive-best-of-n", "early-abort")  # what methods that repair steps are held against, too
 REPAIRS = ("step-rejection", "beam", "mcts")
 KS = (1, 2, 4, 8)
-C = TypeVar("C", Cell, Samples)
-CELL, SAMPLES = TypeAdapter(Cell), TypeAdapter(Samples)
 CARD, RESULTS, TABLES = "run.json", "results.json", "results.md"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalCard:
+    """run.json: what decides a cell's figures, and the hash of each benchmark's rows."""
+
+    identity: dict[str, Any]
+    data: dict[str, str]
+    format: Literal[1]
 
 
 class EvalFolder:
@@ -43,40 +52,35 @@ class EvalFolder:
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], data: Mapping[str, str], resume: bool) -> None:
-        self.path = path
-        self.cells = path / "cells"
-        identity, card = json.loads(json.dumps(identity)), path / CARD
-        stored: dict[str, Any] = {"data": {}}
+        self.path, self.cells, card = path, path / "cells", path / CARD
+        asked = EvalCard(json.loads(json.dumps(identity)), dict(data), 1)
         if card.exists():
             if not resume:
                 raise ConfigError(
                     f"--out {path} holds an evaluation already: add --resume to go on with it, or name another folder"
                 )
-            stored = read_json(card)
-            self._same(stored, identity, data)
+            stored = read_as(EvalCard, card, "name another folder")
+            self._same(stored, asked)
+            asked = EvalCard(asked.identity, stored.data | asked.data, 1)
         elif resume:
             raise ConfigError(f"--resume found no {CARD} in {path}: leave --resume out to start there")
-        self.facts = {"format": FORMAT, "identity": identity, "data": {**stored["data"], **data}}
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
-            write_json(card, self.facts)
+            write_json(card, asdict(asked))
         except OSError as error:
             raise refused("--out", path, error, "name a writable folder") from error
 
-    def _same(self, stored: Mapping[str, Any], identity: Mapping[str, Any], data: Mapping[str, str]) -> None:
-        if stored.get("format") != FORMAT:
-            raise DataError(f"{self.path / CARD} is not an evaluation of format {FORMAT}: name another folder")
-        if not isinstance(stored.get("identity"), dict) or not isinstance(stored.get("data"), dict):
-            raise DataError(f"{self.path / CARD} has no identity or data: name another folder")
-        had, asked = dict(flat(stored["identity"])), dict(flat(identity))
-        for key in had | asked:
-            if had.get(key) != asked.get(key):
+    def _same(self, stored: EvalCard, asked: EvalCard) -> None:
+        """Raise ConfigError where what was measured is something else than what is asked for."""
+        had, wanted = dict(flat(stored.identity)), dict(flat(asked.identity))
+        for key in had | wanted:
+            if had.get(key) != wanted.get(key):
                 raise ConfigError(
-                    f"{key} is {asked.get(key)!r}, the evaluation in {self.path} has {had.get(key)!r}: use that value, or"
+                    f"{key} is {wanted.get(key)!r}, the evaluation in {self.path} has {had.get(key)!r}: use that value, or"
                     " name another --out"
                 )
-        for name, digest in data.items():
-            if stored["data"].get(name, digest) != digest:
+        for name, digest in asked.data.items():
+            if stored.data.get(name, digest) != digest:
                 raise ConfigError(
                     f"benchmark {name} has other problems than the evaluation in {self.path}: name another --out"
                 )
@@ -88,53 +92,30 @@ class EvalFolder:
     def read(self, benchmark: str, method: str, budget: int) -> Cell | None:
         """The finished cell, or None."""
         file = self.file(benchmark, method, budget)
-        return read_cell(file, CELL) if file.exists() else None
+        return read_as(Cell, file, "remove it, and --resume measures it again") if file.exists() else None
 
-    def read_samples(self, benchmark: str, samples: int) -> Samples | None:
-        file = self.file(benchmark, "samples", samples)
-        return read_cell(file, SAMPLES) if file.exists() else None
-
-    def write(self, cell: Cell | Samples) -> None:
+    def write(self, cell: Cell) -> None:
         """Keep a finished cell: whole, or not at all."""
-        key = ("samples", cell.samples) if isinstance(cell, Samples) else (cell.method, cell.budget)
-        write_json(self.file(cell.benchmark, *key), cell.as_dict())
+        write_json(self.file(cell.benchmark, cell.method, cell.budget), asdict(cell))
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, or DataError naming the file."""
+def read_as(kind: type[T], file: Path, fix: str) -> T:
+    """What `eval` wrote, or DataError naming the file."""
     try:
-        return read_object(file)
+        return TypeAdapter(kind).validate_json(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} is not a readable JSON object: remove it, or name another folder") from error
+        raise DataError(f"{file} is not what this version's `eval` wrote: {fix}") from error
 
 
-def read_cell(file: Path, kind: TypeAdapter[C]) -> C:
-    """A cell. Raises DataError where the file holds none."""
-    try:
-        # As JSON: read strictly, a mapping in Python is no dataclass.
-        found: C = kind.validate_json(json.dumps(read_object(file)), strict=True)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{file} is not a cell as it was measured: remove it, and --resume measures it again"
-        ) from error
-    return found
-
-
-def next_folder(directory: Path) -> Path:
-    """The next of `eval-001`, `eval-002`, ... in `directory`."""
-    return directory / f"eval-{max(_numbers(directory), default=0) + 1:03d}"
-
-
-def newest_folder(directory: Path) -> Path:
-    """The last of them. Raises ConfigError where there is none."""
-    numbers = [number for number in _numbers(directory) if (directory / f"eval-{number:03d}" / CARD).exists()]
-    if not numbers:
+def folder_in(directory: Path, resume: bool) -> Path:
+    """The next of `eval-001`, `eval-002`, ... in `directory`; to resume the last one, or ConfigError where none is."""
+    numbers = {int(path.name[5:]): path for path in directory.glob("eval-*") if path.name[5:].isdigit()}
+    if not resume:
+        return directory / f"eval-{max(numbers, default=0) + 1:03d}"
+    made = [number for number, path in numbers.items() if (path / CARD).exists()]
+    if not made:
         raise ConfigError(f"--resume found no evaluation in {directory}: name it with --out, or leave --resume out")
-    return directory / f"eval-{max(numbers):03d}"
-
-
-def _numbers(directory: Path) -> list[int]:
-    return [int(path.name[5:]) for path in directory.glob("eval-*") if path.name[5:].isdigit()]
+    return numbers[max(made)]
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -199,15 +180,15 @@ def paired(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return rows
 
 
-def at_k(found: Samples) -> dict[str, Any]:
+def at_k(cell: Cell) -> dict[str, Any]:
     """pass@k and maj@k for the k that there are samples for, with intervals over problems."""
-    rows: dict[str, Any] = {"benchmark": found.benchmark, "samples": found.samples}
-    rows["sampled_tokens"] = found.sampled_tokens / len(found.correct)
-    for k in (k for k in KS if k <= found.samples):
-        passes = [pass_at_k(found.samples, sum(row), k) for row in found.correct]
+    rows: dict[str, Any] = {"benchmark": cell.benchmark, "samples": cell.budget}
+    rows["sampled_tokens"] = cell.sampled_tokens / len(cell.correct)
+    for k in (k for k in KS if k <= cell.budget):
+        passes = [pass_at_k(cell.budget, sum(row), k) for row in cell.correct]
         majorities = [
             majority_at_k(answers, row, k, seed)
-            for seed, (answers, row) in enumerate(zip(found.answers, found.correct, strict=True))
+            for seed, (answers, row) in enumerate(zip(cell.answers, cell.correct, strict=True))
         ]
         for name, values in (("pass", passes), ("maj", majorities)):
             rows[f"{name}@{k}"] = triple(mean_interval(values))

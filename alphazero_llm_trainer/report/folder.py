@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..eval.results import read_json
-from ..files import write_whole
+from ..files import read_object, write_whole
 from ..mcts.journal import JOURNAL
 from ..training.checkpoint import read_lines
 from ..viewer.page import MOST_TREES, RUN_PAGE, run_page
@@ -65,4 +64,7 @@ def parts_of(folder: Path) -> list[str]:
 
 def load(path: Path) -> dict[str, Any] | None:
     """A JSON mapping, or None where there is no such file. Raises DataError for anything else."""
-    return read_json(path) if path.exists() else None
+    try:
+        return read_object(path) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a readable JSON object: remove it, or name another folder") from error
