@@ -23,11 +23,10 @@ from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.calls import ChatSteps
-from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
+from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig, serve
 from alphazero_llm_trainer.environment.front_end import notes
 from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
 from alphazero_llm_trainer.environment.harness import record
-from alphazero_llm_trainer.environment.loopback import Loopback
 from alphazero_llm_trainer.environment.taskset import (
     AlphaZeroData,
     AlphaZeroTask,
@@ -194,22 +193,17 @@ def test_a_searchs_directions_count_in_the_reward() -> None:
     assert reward("right", "wrong") == pytest.approx(0.03)
 
 
-def test_weights_that_weigh_nothing_are_refused_before_anything_runs() -> None:
-    def tasks(**task: Any) -> list[AlphaZeroTask]:
-        config = {"task": AlphaZeroTaskConfig(**task), "use_student_model": False, "eval_size": 1}
-        return list(AlphaZeroTaskset(AlphaZeroTasksetConfig(id=OUR_ID, **config)))
+def test_weights_come_from_the_yaml_file_and_weigh_something(tmp_path: Path) -> None:
+    def tasks(weight: float) -> list[AlphaZeroTask]:
+        file = tmp_path / "weights.yaml"
+        file.write_text(f"rewards: {{hre_weight: {weight}, use_student_model: true}}")
+        config = AlphaZeroTasksetConfig(id=OUR_ID, use_student_model=False, eval_size=1, config_file=file)
+        return list(AlphaZeroTaskset(config))
 
-    assert len(tasks(hre_weight=0.1)) == 1
+    assert tasks(0.1)[0].config.needs.hre_weight == 0.1
     with pytest.raises(ConfigError, match=r"rewards\.hre_weight is 0\.0 .* weigh nothing"):
-        tasks(hre_weight=0.0)
-
-
-def test_weights_come_from_the_configuration() -> None:
-    rewards = RewardConfig(hre_weight=0.3, pre_weight=0.1)
-    assert scoring(AlphaZeroTasksetConfig(), rewards).hre_weight == 0.3
-    given = AlphaZeroTasksetConfig(task=AlphaZeroTaskConfig(hre_weight=0.8))
-    assert (scoring(given, rewards).hre_weight, scoring(given, rewards).pre_weight) == (0.8, 0.1)
-    off = rewards.model_copy(update={"use_student_model": False})
+        tasks(0.0)
+    off = RewardConfig(use_student_model=False)
     assert scoring(AlphaZeroTasksetConfig(), off).use_student_model is False
     assert scoring(AlphaZeroTasksetConfig(use_student_model=True), off).use_student_model is True
 
@@ -418,7 +412,7 @@ def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) ->
 
 def test_the_embedded_model_is_served_by_the_app_of_serve() -> None:
     async def main() -> None:
-        loopback = await Loopback.start(frozen_student())
+        url, server, running = await serve(frozen_student())
         message = {"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have?"}
         body = {
             "model": EMBEDDED_MODEL,
@@ -427,9 +421,10 @@ def test_the_embedded_model_is_served_by_the_app_of_serve() -> None:
             "temperature": 0,
             "return_token_ids": True,
         }
-        async with httpx.AsyncClient(base_url=loopback.url) as http:
+        async with httpx.AsyncClient(base_url=url) as http:
             answer = (await http.post("/chat/completions", json=body)).json()
-        await loopback.close()
+        server.should_exit = True
+        await running
         [choice] = answer["choices"]
         ids = choice["token_ids"]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "\n")

@@ -13,7 +13,7 @@ from ..engine.protocol import Drawn, Limits
 from ..errors import EngineError
 from ..mcts.seeds import derive_seed
 from ..types import Continuation, Cost, Direction, Problem, Step
-from .frozen import EMBEDDED_MODEL, FrozenStudent
+from .frozen import FrozenStudent
 
 LINE_TOKENS = 128  # a call's allowance for one step where the whole response has more left
 SEED_BITS = 31  # some servers take 32 bits with a sign
@@ -145,8 +145,3 @@ class ChatSteps:
         if "token_ids" in choice:  # as they were sampled
             return Step(tuple(choice["token_ids"]), tuple(choice["token_logprobs"]), text)
         return Step(self.frozen.encode(text, ended), (), text)
-
-
-def answers_itself(model: str) -> bool:
-    """Whether the embedded student is the model under evaluation."""
-    return model == EMBEDDED_MODEL

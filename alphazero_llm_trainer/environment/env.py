@@ -10,10 +10,18 @@ from typing import Any, Self
 import verifiers.v1 as vf
 from pydantic import model_validator
 
-from .frozen import EMBEDDED_URL, frozen_student
+from ..serve.answering import Answerer
+from ..serve.app import make_app
+from ..serve.requests import Models
+from ..serve.server import Server, listen, start
+from ..serve.service import Service
+from .frozen import EMBEDDED_MODEL, EMBEDDED_URL, FrozenStudent, frozen_student
 from .harness import AlphaZeroHarnessConfig
-from .loopback import Loopback
 from .taskset import AlphaZeroTask, AlphaZeroTasksetConfig
+
+WAITING = 100_000  # verifiers bounds its rollouts itself
+
+Served = tuple[str, Server, asyncio.Task[None]]  # a server's base URL, itself, and its running
 
 
 class AlphaZeroEnvConfig(vf.SingleAgentEnvConfig):
@@ -42,7 +50,7 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
     def __init__(self, config: AlphaZeroEnvConfig) -> None:
         super().__init__(config)
         self._starting = asyncio.Lock()
-        self._loopback: Loopback | None = None
+        self._served: Served | None = None
 
     async def run_episode(self, task: vf.Task, ctx: vf.ModelContext, **observers: Any) -> vf.Episode:
         """verifiers' episode with `embedded://` resolved and perplexity switched on or off where it is left open."""
@@ -59,16 +67,28 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
 
     async def stop(self) -> None:
         """Stop serving the embedded student."""
-        if self._loopback is not None:
-            await self._loopback.close()
-            self._loopback = None
+        if self._served is not None:
+            _, server, running = self._served
+            self._served = None
+            server.should_exit = True
+            await running
 
     async def _serve(self) -> str:
-        """The loopback server's base URL."""
+        """The base URL of the embedded student."""
         async with self._starting:
-            if self._loopback is None:
-                self._loopback = await Loopback.start(frozen_student())
+            if self._served is None:
+                self._served = await serve(frozen_student())
                 # verifiers' client honours proxy variables, and no proxy reaches this process's own address.
                 hosts = [*filter(None, os.environ.get("NO_PROXY", "").split(",")), "127.0.0.1"]
                 os.environ["NO_PROXY"] = ",".join(dict.fromkeys(hosts))
-            return self._loopback.url
+            return self._served[0]
+
+
+async def serve(frozen: FrozenStudent) -> Served:
+    """The app of `serve` over the embedded student, on a free port of 127.0.0.1 and the event loop that it answers on."""
+    settings = frozen.config.serve.model_copy(update={"queue": WAITING, "traces": 0})
+    models = Models(EMBEDDED_MODEL, judged=False)
+    service = Service(Answerer(frozen.student, frozen.config), models, settings)
+    bound = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+    return url, *await start(make_app(service), bound, settings)

@@ -20,8 +20,8 @@ from ..teachers.build import build_teachers, is_remote, open_remote
 from ..teachers.ensemble import TeacherEnsemble
 from ..types import Problem
 from .argv import OUR_ID
-from .calls import ChatCalls, ChatSteps, answers_itself
-from .frozen import frozen_student
+from .calls import ChatCalls, ChatSteps
+from .frozen import EMBEDDED_MODEL, frozen_student
 
 FAILED = 1
 TOO_LONG = "too long"  # trace.info["skipped"] of a question that doesn't fit into the embedded student's context
@@ -76,7 +76,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message.model_dump(exclude_none=True) for message in prompt or []]
-        if answers_itself(ctx.model) and frozen_student().room(data.prompt_text) <= 0:
+        if ctx.model == EMBEDDED_MODEL and frozen_student().room(data.prompt_text) <= 0:
             trace.info["skipped"] = TOO_LONG  # an empty response: it scores 0 and is counted, as in every evaluation
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
         # No time limit here: the rollout has its own (--env.agent.timeout.rollout).
@@ -85,7 +85,7 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
             try:
                 if self.config.search == "none":
                     choice, _ = await chat(messages, **self._sampling(ctx.model))
-                    if answers_itself(ctx.model):
+                    if ctx.model == EMBEDDED_MODEL:
                         trace.info["token_ids"] = choice["token_ids"]  # what is scored, as it was sampled
                 else:
                     problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
@@ -96,13 +96,13 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
 
     def _sampling(self, model: str) -> dict[str, Any]:
         """Sampling parameters of a call without search."""
-        own: dict[str, Any] = {"temperature": 0.0, "return_token_ids": True} if answers_itself(model) else {}
+        own: dict[str, Any] = {"temperature": 0.0, "return_token_ids": True} if model == EMBEDDED_MODEL else {}
         return own if self.config.temperature is None else own | {"temperature": self.config.temperature}
 
     async def _search(self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""
         config, teachers = self._settings
-        frozen = frozen_student() if answers_itself(chat.model) else None
+        frozen = frozen_student() if chat.model == EMBEDDED_MODEL else None
         policy = ChatSteps(chat, messages, config.search.temperature, frozen)
         perplexity = None if frozen is None else frozen.perplexity
         search = answer_search(None, config, perplexity, policy=policy, advisor=teachers)

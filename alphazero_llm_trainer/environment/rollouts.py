@@ -31,11 +31,14 @@ def summarise(folder: Path) -> RolloutSummary:
     for line in (folder / TRACES).read_text(encoding="utf-8").splitlines():
         episode: dict[str, Any] = json.loads(line)
         summary.total += 1
+        traces = episode.get("traces", [])
         if not episode.get("ok"):
             summary.failed += 1
-            summary.first_error = summary.first_error or _error(episode)
+            errors = [*episode.get("errors", []), *(error for trace in traces for error in trace.get("errors", []))]
+            told = " ".join(errors[0].get("message", "").split()) if errors else "no error was recorded"
+            summary.first_error = summary.first_error or told
             continue
-        for trace in episode["traces"]:
+        for trace in traces:
             summary.skipped += "skipped" in trace.get("info", {})
             rewards = {name: part for name, part in trace.get("rewards", {}).items() if part is not None}
             found = {"reward": sum(part["score"] * part["weight"] for part in rewards.values())}
@@ -46,12 +49,6 @@ def summarise(folder: Path) -> RolloutSummary:
                 sums.setdefault(name, []).append(value)
     summary.means = {name: sum(values) / len(values) for name, values in sums.items()}
     return summary
-
-
-def _error(episode: dict[str, Any]) -> str:
-    """The first error of an episode or its traces, on one line."""
-    errors = [*episode.get("errors", []), *(e for trace in episode.get("traces", []) for e in trace.get("errors", []))]
-    return " ".join(str(errors[0].get("message", "")).split()) if errors else "no error was recorded"
 
 
 def text(summary: RolloutSummary, folder: Path) -> str:

@@ -20,36 +20,24 @@ from ..types import Direction, Problem
 from ..types import Task as ProblemTask
 from .frozen import frozen_student
 
-# Keys of the sections `rewards` and `problems` that `vf-eval` sets by flags; unset ones are as the YAML file says.
-REWARDS = {"hre_weight", "pre_weight", "step_penalty", "right_bonus", "wrong_penalty", "custom", "custom_weight"}
-PROBLEMS = {"source", "levels", "question_column", "answer_column", "solution_column", "grade"}
-
 
 class AlphaZeroTaskConfig(vf.TaskConfig):
-    """What scoring needs. `load` fills in what is unset from training.yaml's `rewards`."""
+    """What scoring needs."""
 
     use_student_model: bool | None = None
-    """Perplexity under the frozen student is a part of the reward. None: on when the embedded student answers."""
-    hre_weight: float | None = None
-    """Weight of correctness_reward before the weights are renormalised over the parts that are switched on."""
-    pre_weight: float | None = None
-    """Weight of perplexity_reward, likewise."""
-    step_penalty: float | None = None
-    """Taken off for each step of a response."""
-    right_bonus: float | None = None
-    """Added once to a response with a step that a teacher proposed as likely right (in search)."""
-    wrong_penalty: float | None = None
-    """Taken off once from a response with a step that a teacher proposed as likely wrong."""
+    """Perplexity under the frozen student is a part of the reward. None: on when the embedded student answers. Set it as
+    `--env.taskset.use-student-model`."""
     custom: str | None = None
     """A reward of your own, fn(problem, response, task) -> number in [0, 1], as file.py:NAME or package.module:NAME: code
     that runs here."""
-    custom_weight: float | None = None
-    """Weight of custom_reward, likewise."""
+    weights: RewardConfig | None = None
+    """The section `rewards`; unset, that of the YAML file."""
 
     @property
     def needs(self) -> RewardConfig:
-        """These settings as the section `rewards`."""
-        return RewardConfig.model_validate(self.model_dump(include=REWARDS, exclude_none=True))
+        """The section with the user's own reward in it."""
+        weights = RewardConfig.model_validate({}) if self.weights is None else self.weights
+        return weights if self.custom is None else weights.model_copy(update={"custom": self.custom})
 
 
 class AlphaZeroData(vf.TaskData):
@@ -166,14 +154,6 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     """Scoring, under `--env.taskset.task.*`."""
     source: str | None = None
     """Which problems: a name, a file, or another address. Unset: embedded for the embedded student, gsm8k for other models."""
-    question_column: str | None = None
-    """Of a file's or the hub's rows, the column of the questions (unset: the first of the usual names)."""
-    answer_column: str | None = None
-    """Likewise, the column of the gold answers."""
-    solution_column: str | None = None
-    """Likewise, the column of the worked solutions."""
-    grade: Literal["numbers", "math", "words", "exact", "choice"] | None = None
-    """How answers of such rows, and of tasks in Python code, are compared (unset: as the gold answers look)."""
     split: Literal["train", "validation", "arena", "test"] = "test"
     """Which split (math has test alone, unless `path` has a train.jsonl)."""
     train_size: Annotated[int, Field(ge=1)] = 50
@@ -189,7 +169,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     use_student_model: bool | None = None
     """Perplexity under the frozen student as 0.6 of the reward. Unset: on when the embedded student answers."""
     config_file: Path | None = None
-    """A YAML file over the shipped training.yaml: reward weights, sizes, dataset.path."""
+    """A YAML file over the shipped training.yaml: reward weights, sizes, columns of rows, dataset.path."""
 
     @property
     def size(self) -> int:
@@ -208,7 +188,7 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
         """
         chosen = self.config
         config = load_config(chosen.config_file)
-        given = chosen.model_dump(include=PROBLEMS, exclude_none=True)
+        given = chosen.model_dump(include={"source", "levels"}, exclude_none=True)
         problems = type(config.problems).model_validate(config.problems.model_dump() | given)
         source = open_problems(problems, config.dataset.path if chosen.path is None else chosen.path)
         task_config = scoring(chosen, config.rewards)
@@ -219,12 +199,10 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
 
 
 def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
-    """The task's configuration: what the user set under `--env.taskset.task.*`, the rest from `rewards`."""
-    unset = {name: getattr(rewards, name) for name in REWARDS if getattr(chosen.task, name) is None}
-    if chosen.task.use_student_model is None:
-        off = chosen.use_student_model is None and not rewards.use_student_model
-        unset["use_student_model"] = False if off else chosen.use_student_model
-    return chosen.task.model_copy(update=unset)
+    """The task's configuration: what the user set, the rest from the YAML file's `rewards`."""
+    likely = False if chosen.use_student_model is None and not rewards.use_student_model else chosen.use_student_model
+    weights = rewards if chosen.task.weights is None else chosen.task.weights
+    return chosen.task.model_copy(update={"weights": weights, "use_student_model": likely})
 
 
 def task_data(row: ProblemTask) -> AlphaZeroData:

@@ -25,6 +25,7 @@ import verifiers.v1 as vf
 from verifiers.v1.types import SystemMessage, UserMessage, content_text
 
 from .. import answers
+from ..config.load import load_config
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..problems.grading import GRADERS, Grade, Verdict
@@ -225,8 +226,9 @@ class VerifiersTaskset(Source):
 
 def outcome_alone(config: Any) -> vf.TasksetConfig:
     """This package's own taskset without what a response's steps and directions cost: training takes that off itself."""
-    task = config.task.model_copy(update={"step_penalty": 0.0, "right_bonus": 0.0, "wrong_penalty": 0.0})
-    return config.model_copy(update={"task": task})
+    free = {"step_penalty": 0.0, "right_bonus": 0.0, "wrong_penalty": 0.0}
+    weights = load_config(config.config_file).rewards.model_copy(update=free)
+    return config.model_copy(update={"task": config.task.model_copy(update={"weights": weights})})
 
 
 def own_splits(config: vf.TasksetConfig) -> dict[str, str]:
