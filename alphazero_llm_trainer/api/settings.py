@@ -18,9 +18,8 @@ from ..types import Task
 if TYPE_CHECKING:
     from ..policy.student import Student
 
-Problems = (
-    str | Source | Sequence[Task | tuple[str, str]]
-)  # an address, a source, or tasks: question and answer will do
+# An address, a source, or tasks: question and answer will do.
+Problems = str | Source | Sequence[Task | tuple[str, str]]
 Reward = str | Function | None  # an address, a function, or no reward but correctness and perplexity
 Told = bool | Callable[[str], None]  # the live line on standard error, nothing, or a function that gets each line
 
@@ -47,18 +46,12 @@ def configured(
     given += [nested(name, value) for name, value in arguments.items() if value is not None]
     if isinstance(model, str | Path):
         return with_model(str(model), given, lambda overrides: load(overrides=overrides), key)
-    student = student_of(model)
-    spec = {student.name: student.spec.model_dump(mode="json")}
-    return load(overrides=[*given, {"student": student.name, "models": spec}]), None
-
-
-def student_of(model: Any) -> Student:
-    """A `model` argument that is a loaded student."""
     from ..policy.student import Student
 
     if not isinstance(model, Student):
         raise ConfigError(f"model is a {type(model).__name__}: give a name, a folder, a hub id or a loaded student")
-    return model
+    spec = {model.name: model.spec.model_dump(mode="json")}
+    return load(overrides=[*given, {"student": model.name, "models": spec}]), None
 
 
 def address_of(problems: Problems) -> str:

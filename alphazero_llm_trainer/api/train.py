@@ -15,16 +15,7 @@ from ..files import FolderLock
 from ..live import Progress, Stop
 from ..training.run import RunFolder, find_run, new_run
 from ..training.start import check_start, load_run
-from .settings import (
-    Problems,
-    Reward,
-    Told,
-    address_of,
-    configured,
-    outside_loops,
-    progress_of,
-    reward_address,
-)
+from .settings import Problems, Reward, Told, address_of, configured, outside_loops, progress_of, reward_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +33,22 @@ class TrainingRun:
     @property
     def before(self) -> Interval | None:
         """Accuracy on the held-out test problems before training; None where none were held out."""
-        return self.interval("before")
+        return interval_of((self.card.get("before") or {}).get("accuracy"))
 
     @property
     def after(self) -> Interval | None:
         """The same problems after training."""
-        return self.interval("after")
+        return interval_of((self.card.get("after") or {}).get("accuracy"))
 
     @property
     def gain(self) -> Interval | None:
         """The paired difference of the two."""
-        found = self.card.get("gain")
-        return None if found is None else Interval(found["value"], found["low"], found["high"])
+        return interval_of(self.card.get("gain"))
 
     @property
     def student(self) -> Path:
         """The trained student, a folder that transformers loads."""
         return RunFolder(self.folder).student
-
-    def interval(self, when: str) -> Interval | None:
-        """The accuracy of `when`, "before" or "after"."""
-        found = (self.card.get(when) or {}).get("accuracy")
-        return None if found is None else Interval(found["value"], found["low"], found["high"])
 
     def __str__(self) -> str:
         from ..report.training import result_text
@@ -71,6 +56,11 @@ class TrainingRun:
         if not self.finished:
             return f"stopped in {self.folder}; resume=True goes on"
         return result_text(dict(self.card), RunFolder(self.folder).read_metrics())
+
+
+def interval_of(facts: Mapping[str, float] | None) -> Interval | None:
+    """An interval of a run's card."""
+    return None if facts is None else Interval(facts["value"], facts["low"], facts["high"])
 
 
 def train(
@@ -123,14 +113,12 @@ def train(
     named = None if out is None else Path(out)
 
     def call() -> TrainingRun:
+        config, folder = resolved, None if named is None else RunFolder(named)
         if resume:
             folder = find_run(Path(resolved.train.checkpoint_dir), named)
-            return run(folder.config(), folder, True)
-        if named is not None and (named / "run.json").exists():
+            config = folder.config()
+        elif named is not None and (named / "run.json").exists():
             raise ConfigError(f"out {named} holds a run already: add resume=True to go on with it, or name another")
-        return run(resolved, None if named is None else RunFolder(named), False)
-
-    def run(config: Config, folder: RunFolder | None, resume: bool) -> TrainingRun:
         check_start(config, None if folder is None else folder.path)
         with Stop() as stop, progress_of(progress) as shown:
             return execute(config, folder, resume, shown, stop)
@@ -139,11 +127,7 @@ def train(
 
 
 def execute(
-    config: Config,
-    folder: RunFolder | None,
-    resume: bool,
-    progress: Progress,
-    stop: Callable[[], bool],
+    config: Config, folder: RunFolder | None, resume: bool, progress: Progress, stop: Callable[[], bool]
 ) -> TrainingRun:
     """`train` with a whole configuration: load, then run in `folder` (None: the next of `train.checkpoint_dir`)."""
     if resume and folder is not None and "after" in (card := folder.read_card()):
