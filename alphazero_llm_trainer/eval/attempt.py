@@ -6,7 +6,7 @@ A budget is sampled plus scored tokens. What a draw may take is known before it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..answers import extract, is_final
@@ -41,15 +41,12 @@ class Answered:
 
     response: str | None
     ended_by: str
-    sampled_tokens: int = 0
-    scored_tokens: int = 0
-    cached_tokens: int = 0
-    calls: int = 0
+    cost: Cost = field(default_factory=Cost)
     unjudged: bool = False
 
     @property
     def tokens(self) -> int:
-        return self.sampled_tokens + self.scored_tokens
+        return self.cost.sampled_tokens + self.cost.scored_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +141,7 @@ class Attempt:
         # By the steps before them, and whether they are one line: what was drawn, with log-probabilities at
         # `search.temperature`; see `draw`.
         self.drawn: dict[tuple[tuple[int, ...], bool], dict[tuple[int, ...], tuple[float, ...]]] = {}
-        self.last: tuple[tuple[int, ...], tuple[float, ...]] = (
-            (),
-            (),
-        )  # the newest draw, as `Continuation.drawn` has it
+        self.last: tuple[tuple[int, ...], tuple[float, ...]] = ((), ())  # the newest draw: see `Continuation.drawn`
         self.shortest = 1  # tokens of the shortest whole response drawn at once; no less is worth another draw
         self.judge = CountedVerifier(sampler.verifier, problem, self.prompt, self.cost)
         self.kept = min(self.verify.reserve, budget // 2)

@@ -114,7 +114,7 @@ async def run_cell(
     async def one(task: Task) -> Answered:
         seed = derive_seed(sampler.config.seed, task.problem.id)
         found = await answered(method, sampler, task.problem, seed, budget)
-        tell(found.sampled_tokens)
+        tell(found.cost.sampled_tokens)
         return found
 
     found = await each(sampler, one, benchmark.tasks, stop)
@@ -132,8 +132,9 @@ async def run_cell(
     cell.tokens, cell.groups = [answer.tokens for answer in found], repeats(benchmark.tasks)
     if custom is not None:
         cell.rewards = await custom.scores(benchmark.tasks, [answer.response for answer in found])
-    for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls", "unjudged"):
-        setattr(cell, name, sum(getattr(answer, name) for answer in found))
+    for name in ("sampled_tokens", "scored_tokens", "cached_tokens", "calls"):
+        setattr(cell, name, sum(getattr(answer.cost, name) for answer in found))
+    cell.unjudged = sum(answer.unjudged for answer in found)
     return cell
 
 

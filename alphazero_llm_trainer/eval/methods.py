@@ -37,15 +37,12 @@ async def answered(name: str, sampler: MethodContext, problem: Problem, seed: in
         return Answered(None, "too long")
     response, ended_by = await METHODS[name](attempt)
     cost = attempt.cost
-    if cost.sampled_tokens + cost.scored_tokens > budget:
+    if attempt.left < 0:
         raise OverBudgetError(
             f"{name} sampled {cost.sampled_tokens} and scored {cost.scored_tokens} tokens on {problem.id} with a budget"
             f" of {budget}: its figures can't be compared"
         )
-    unjudged = response in attempt.judge.unjudged
-    return Answered(
-        response, ended_by, cost.sampled_tokens, cost.scored_tokens, cost.cached_tokens, cost.calls, unjudged
-    )
+    return Answered(response, ended_by, cost, response in attempt.judge.unjudged)
 
 
 # -- whole responses ---------------------------------------------------------------------------------------------------
@@ -113,9 +110,8 @@ async def early_abort(attempt: Attempt) -> tuple[str | None, str]:
     """
     found: list[Chain] = []
     longest: tuple[Step, ...] = ()
-    abandoned: list[
-        tuple[tuple[int, ...], tuple[float, ...]]
-    ] = []  # down to the rejected step, at `search.temperature`
+    # Down to the rejected step, at `search.temperature`.
+    abandoned: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
     while attempt.room(kept=attempt.kept) > 0:
         chain = Chain()
         ids: tuple[int, ...] = ()
