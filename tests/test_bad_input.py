@@ -71,23 +71,6 @@ def test_a_command_line_that_cannot_be(
     assert not list(tmp_path.iterdir()), "bad input left something behind"
 
 
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("train:\n  lerning_rate: 1\n", "train.lerning_rate"),
-        ("train: [1\n", "c.yaml"),
-        ("- 1\n", "mapping"),
-        (None, "c.yaml"),
-    ],
-)
-def test_a_configuration_that_cannot_be(
-    text: str | None, named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    if text is not None:
-        (tmp_path / "c.yaml").write_text(text)
-    assert named in refused(capsys, "train", "--config", str(tmp_path / "c.yaml"))
-
-
 # -- rows and models ---------------------------------------------------------------------------------------------------
 
 
@@ -96,21 +79,17 @@ def test_a_configuration_that_cannot_be(
     [
         '{"question": ',
         '{"question": "\\ud800 apples?", "answer": "#### 3"}',
-        "3",
     ],
 )
-@pytest.mark.parametrize("source", ["gsm8k", "file"])
-def test_a_row_that_is_none(row: str, source: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_row_that_is_none(row: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "gsm8k").mkdir()
     good = json.dumps({"question": "1 and 2 apples?", "answer": "1 + 2 = 3\n#### 3"})
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("\n".join([row, *[good] * 20]) + "\n")
-    named = ["gsm8k", "--set", f"dataset.path={tmp_path}"]
-    if source == "file":
-        named = [str(tmp_path / "gsm8k" / "train.jsonl")]
     out = str(tmp_path / "out")
-    said = refused(capsys, "-q", "sample", "--model", "embedded", "--out", out, "-n", "9", "--source", *named)
-    assert "line 1" in said or "Unicode" in said
+    for named in (["gsm8k", "--set", f"dataset.path={tmp_path}"], [str(tmp_path / "gsm8k" / "train.jsonl")]):
+        said = refused(capsys, "-q", "sample", "--model", "embedded", "--out", out, "-n", "9", "--source", *named)
+        assert "line 1" in said or "Unicode" in said
 
 
 def student(tmp_path: Path) -> Path:

@@ -121,9 +121,7 @@ def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answer
     elif card.get("reward_gain") is not None:
         big = f"{card['before']['reward']['value']:.3f} → {card['after']['reward']['value']:.3f}"
     parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
-    found = [(line, line["before"], line["after"]) for line in answers if "before" in line and "after" in line]
-    parts += flips(found, "before", "after")[1] if found else []
-    parts += costs(card, rounds_of(metrics))
+    parts += flips(answers) + costs(card, rounds_of(metrics))
     shown = {key: value for key, value in card["config"].items() if key not in ("models", "teacher_tiers")}
     text = escape(yaml.safe_dump(shown, sort_keys=False))
     return [*parts, heading("Configuration"), folded("every key", f"<pre>{text}</pre>")]
@@ -167,22 +165,10 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
             title, {n.replace("_", " "): over(metrics, key, share) for n, key in names.items()}, X, include
         )
 
-    # Rejection-sampling fine-tuning learns from right responses, a policy gradient from better and worse ones.
-    taught = (
-        chart("Questions with a right response", (0.0, 1.0), True, right="solved")
-        if card["method"] in ("rft", "expert_iteration")
-        else chart(
-            "Groups of zero variance: nothing to learn from",
-            (0.0, 1.0),
-            True,
-            at_first="flat_at_first",
-            after_more_search="flat",
-        )
-    )
     drawn = [
         line_chart("Greedy accuracy, validation", {"accuracy": validation(card, metrics)}, X, (0.0, 1.0)),
         chart("Mean reward of sampled responses", (0.0, 1.0), reward="mean_reward"),
-        taught,
+        # A policy gradient learns from mixed questions alone, expert iteration from all but the wrong ones.
         chart("Outcomes of the questions", (0.0, 1.0), True, right="all_right", mixed="mixed", wrong="all_wrong"),
         chart("Entropy and KL (nats)", entropy="entropy", KL="kl"),
         chart("Loss", (), loss="loss", critic="critic_loss"),
@@ -190,36 +176,33 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
     return [heading("Learning"), figures(drawn, "Bars are 95% intervals.")]
 
 
-def flips(found: Iterable[tuple[Answers, Card, Card]], left: str, right: str) -> tuple[str, list[str]]:
-    """How many problems only one side answered rightly, in words, and a section with both answers to them.
-
-    `found` has (problem, the left side's answer, the right side's).
-    """
-    flipped = [each for each in found if each[1]["correct"] != each[2]["correct"]]
-    won = sum(other["correct"] for _, _, other in flipped)
-    summary = f"{len(flipped):,} problems flipped: {won:,} right only {right}, {len(flipped) - won:,} only {left}"
-    rows: list[tuple[str, ...]] = [("problem", left, right, "question")]
-    for line, *sides in sorted(flipped, key=lambda each: each[1]["correct"])[:FLIPS]:
-        answers = (f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in sides)
-        rows.append((line["id"], *answers, line["question"]))
-    return summary, [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)]
+def flips(answers: Iterable[Answers]) -> list[str]:
+    """The problems that were answered rightly only before, or only after, with both answers."""
+    known = [line for line in answers if "before" in line and "after" in line]
+    flipped = [line for line in known if line["before"]["correct"] != line["after"]["correct"]]
+    won = sum(line["after"]["correct"] for line in flipped)
+    summary = f"{len(flipped):,} problems flipped: {won:,} right only after, {len(flipped) - won:,} only before"
+    rows: list[tuple[str, ...]] = [("problem", "before", "after", "question")]
+    for line in sorted(flipped, key=lambda line: line["before"]["correct"])[:FLIPS]:
+        said = (
+            f"{'✓' if side['correct'] else '✗'} {side['answer'] or 'none'}" for side in (line["before"], line["after"])
+        )
+        rows.append((line["id"], *said, line["question"]))
+    return [heading("Problems that flipped"), folded(summary, table(rows), opened=len(rows) <= 12)] if known else []
 
 
 def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
-    """Tokens and dollars of the search, and of each teacher."""
-    total = card.get("search_cost")
-    if total is None:
-        total = {key: sum(line["cost"][key] for line in rounds) for key in (rounds[0]["cost"] if rounds else {})}
-    parts = [heading("Cost")]
-    if total:
-        head = ["search", *(key.replace("_", " ") for key in total)]
-        parts.append(table([head, ["all rounds", *map(number, total.values())]]))
-    rows = [["teacher", "calls", "failures", "prompt tokens", "tokens", "dollars", "seconds"]]
+    """Tokens and dollars of the search, and of each teacher with its calls and failures."""
+    total = card.get("search_cost") or {}
+    if not total and rounds:
+        total = {key: sum(line["cost"][key] for line in rounds) for key in rounds[0]["cost"]}
+    spent = {"search": (total, "", "")} if total else {}
     for name, teacher in (card.get("teachers") or {}).items():
-        spent = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0, "dollars": 0.0, "seconds": 0.0}
-        spent |= teacher.get("cost", {})
         failures = ", ".join(f"{count} {kind}" for kind, count in teacher.get("failures", {}).items()) or "none"
-        read, written = spent["prompt_tokens"] + spent["cached_tokens"], spent["sampled_tokens"]
-        took = [f"{read:,}", f"{written:,}", f"${spent['dollars']:.4f}", f"{spent['seconds']:,.1f}"]
-        rows.append([name, f"{teacher.get('calls', 0):,}", failures, *took])
-    return [*parts, table(rows)] if len(rows) > 1 else parts
+        spent[name] = teacher.get("cost", {}), f"{teacher.get('calls', 0):,}", failures
+    keys = list(dict.fromkeys(key for cost, *_ in spent.values() for key in cost if key != "calls"))
+    rows = [["", "calls", "failures", *(key.replace("_", " ") for key in keys)]]
+    for name, (cost, calls, failures) in spent.items():
+        known = calls or number(cost.get("calls", 0))
+        rows.append([name, known, failures, *(number(cost.get(key, 0)) for key in keys)])
+    return [heading("Cost"), table(rows)] if spent else []
