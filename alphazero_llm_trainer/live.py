@@ -11,11 +11,12 @@ from typing import Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 TICK = 1.0  # seconds between two looks at the clock
+BAR_WIDTH = 20
 BEAT = 10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
 
 
@@ -65,7 +66,8 @@ class Progress:
     ) -> None:
         self.out, self.tell, self.clock = out if out is not None else sys.stderr, tell, clock
         self.quiet = quiet
-        self.bar: Bar | None = None
+        self.bar: Live | None = None
+        self.notes: dict[str, str] = {}
         self.total = self.done = self.first = self.tokens = 0
         self.unit, self.doing, self.figures = "", "", ""
         self.began = self.said = clock()
@@ -89,7 +91,7 @@ class Progress:
             if self.tell is not None:
                 self.tell(text)
             elif self.bar is not None:
-                self.bar.write(text)
+                self.bar.console.print(text)
             else:
                 self.out.write(f"{text}\n")
                 self.out.flush()
@@ -99,8 +101,9 @@ class Progress:
         self.stop()
         self._begin(total, done, unit, doing)
         if not self.quiet and self.tell is None and self.out.isatty():
-            self.bar = Bar(total, done, unit, self.out)
-            self.bar.describe(doing)
+            console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
+            self.bar = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, redirect_stdout=False)
+            self.bar.start()
             return
         if doing:
             self.say(f"{doing}: {total - done:,} {unit}s")
@@ -121,7 +124,7 @@ class Progress:
 
     def _begin(self, total: int, done: int, unit: str, doing: str) -> None:
         self.total, self.done, self.first, self.tokens = total, done, done, 0
-        self.unit, self.doing, self.figures, self.looking = unit, doing, "", str
+        self.unit, self.doing, self.figures, self.looking, self.notes = unit, doing, "", str, {}
         self.began = self.said = self.clock()
 
     def _beat_until_stopped(self) -> None:
@@ -146,8 +149,6 @@ class Progress:
     def describe(self, text: str) -> None:
         """What is worked on now."""
         self.doing = text
-        if self.bar is not None:
-            self.bar.describe(text)
 
     def advance(self, count: int = 1, tokens: int = 0) -> None:
         """`count` more things are done, for which so many tokens were sampled."""
@@ -157,11 +158,7 @@ class Progress:
     def at(self, done: int) -> None:
         """So many things are done."""
         self.done = min(done, self.total)
-        if self.bar is not None:
-            self.bar.at(self.done)
-            if self.tokens:
-                self.bar.note("sampled", self.sampled)
-        elif self.done == self.total > self.first:
+        if self.bar is None and self.done == self.total > self.first:
             self.say(self.line())
         else:
             self.beat()
@@ -169,12 +166,17 @@ class Progress:
     def now(self, text: str) -> None:
         """The newest figures."""
         self.figures = text
-        self.note("now", text)
 
     def note(self, name: str, text: str) -> None:
         """A line below the bar; a later one of the same name takes its place."""
-        if self.bar is not None:
-            self.bar.note(name, text)
+        self.notes[name] = text
+
+    def drawn(self) -> Group:
+        """A bar, how far the work is, and the notes: what a terminal shows."""
+        first = Table.grid(padding=(0, 1))
+        first.add_row(ProgressBar(self.total, self.done, width=BAR_WIDTH), told(self.line()))
+        notes = [*self.notes.items()]  # a copy: searches ahead of their round note from a thread of their own
+        return Group(first, *(told(f"{name}: {text}") for name, text in notes))
 
     def line(self) -> str:
         """How far the work is, as one line."""
@@ -217,8 +219,13 @@ class Progress:
                 self._over.set()
             self._over = None
         if self.bar is not None:
-            self.bar.close()
+            self.bar.stop()
             self.bar = None
+
+
+def told(text: str) -> Text:
+    """One line of a terminal, cut where it is longer."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def rate(count: int, seconds: float, unit: str) -> str:
@@ -232,58 +239,6 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
-
-
-class _Rate(ProgressColumn):
-    """Things a second since the start, not a moving average: what the time left is reckoned with."""
-
-    def __init__(self, unit: str, first: int) -> None:
-        super().__init__()
-        self.unit, self.first = unit, first
-
-    def render(self, task: Task) -> Text:
-        done = int(task.completed) - self.first
-        return Text(rate(done, task.elapsed or 0.0, self.unit) if done else f"{duration(task.elapsed or 0.0)} so far")
-
-
-class Bar:
-    """`total` things of which `done` are there already, drawn on the terminal `out`."""
-
-    def __init__(self, total: int, done: int, unit: str, out: TextIO) -> None:
-        self.console = Console(file=out, highlight=False, markup=False, soft_wrap=True)
-        self.progress = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(unit, done),
-            TimeRemainingColumn(),
-            console=self.console,
-        )
-        self.task = self.progress.add_task("", total=total, completed=done)
-        self.notes: dict[str, str] = {}
-        self.live = Live(self.progress, console=self.console, refresh_per_second=4, redirect_stdout=False)
-        self.live.start()
-
-    def describe(self, text: str) -> None:
-        """What is worked on now, left of the bar."""
-        self.progress.update(self.task, description=text)
-
-    def at(self, done: int) -> None:
-        self.progress.update(self.task, completed=done)
-
-    def note(self, name: str, text: str) -> None:
-        """A line below the bar; a later one of the same name takes its place."""
-        self.notes[name] = text
-        notes = [*self.notes.items()]  # a copy: searches ahead of their round note from a thread of their own
-        lines = [Text(f"{key}: {value}", no_wrap=True, overflow="ellipsis") for key, value in notes]
-        self.live.update(Group(self.progress, *lines))
-
-    def write(self, text: str) -> None:
-        """Lines that stay, above the bar."""
-        self.console.print(text)
-
-    def close(self) -> None:
-        self.live.stop()
 
 
 def last_tree(name: str, nodes: int, simulations: int, right: int, responses: int, ended_by: str) -> str:

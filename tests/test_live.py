@@ -11,7 +11,7 @@ import pytest
 
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.live import Bar, Progress, duration, last_tree, rate
+from alphazero_llm_trainer.live import Progress, duration, last_tree, rate
 from alphazero_llm_trainer.training.progress import UpdateProgress
 
 ARGUMENTS = [
@@ -27,23 +27,22 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_shows_rate_notes_and_lines() -> None:
+def test_a_bar_shows_rate_notes_and_lines(clock: Clock) -> None:
     out = Terminal()
-    bar = Bar(10, 4, "tree", out)
-    bar.describe("cell")
-    bar.at(5)
-    bar.note("last tree", last_tree("k/1", 12, 24, 3, 8, "tokens"))
-    bar.note("tokens", "1")
-    bar.note("tokens", "2 [bold]")  # text, not markup
-    bar.write("a line that stays")
-    bar.at(10)
-    bar.close()
+    with Progress(out=out, clock=clock) as progress:
+        progress.start(10, 4, "tree", "cell")
+        clock.now += 2
+        progress.advance(tokens=5)
+        progress.note("last tree", last_tree("k/1", 12, 24, 3, 8, "tokens"))
+        progress.note("reward", "1")
+        progress.note("reward", "2 [bold]")  # text, not markup
+        progress.say("a line that stays")
+        progress.at(10)
     text = plain(out.getvalue())
-    assert "10/10" in text and "trees/s" in text and "cell" in text
+    assert "cell: 10/10 trees, 3.0 trees/s, 5 tokens" in text
     assert "last tree: k/1: 12 nodes, 24 simulations, 3 of 8 responses right, tokens" in text
-    assert "tokens: 2 [bold]" in text
     assert "a line that stays" in text
-    assert text.rstrip().endswith("tokens: 2 [bold]")  # the newest note of a name takes its place
+    assert text.rstrip().endswith("reward: 2 [bold]")  # the newest note of a name takes its place
 
 
 def test_updates_have_a_line_with_their_rate_and_time_left(clock: Clock) -> None:
