@@ -215,24 +215,20 @@ def a_problem(name: str = "p0") -> Problem:
     return Problem(name, f"question {name}?", "scripted")
 
 
+# Far from uniform, with grouped keys.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "bos_token_id": None, "initializer_range": 0.25,
+}  # fmt: skip
+
+
 def tiny_llama(seed: int = 0, positions: int = 256) -> LlamaForCausalLM:
-    """A random fp32 Llama: 2 layers, 60 tokens, grouped keys, far from uniform."""
+    """A random fp32 Llama of 60 tokens."""
     torch.manual_seed(seed)
-    shape = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=positions,
-        pad_token_id=PAD,
-        bos_token_id=None,
-        eos_token_id=EOS,
-        initializer_range=0.25,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(shape).eval()
+    ids = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "eos_token_id": EOS}
+    return LlamaForCausalLM(
+        LlamaConfig(**SHAPE, **ids, max_position_embeddings=positions, attn_implementation="sdpa")
+    ).eval()
 
 
 def tiny_engine(model: LlamaForCausalLM | None = None, **settings: Any) -> InProcessEngine:
@@ -293,19 +289,8 @@ def tiny_chat(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -
     tokenizer.add_tokens(["system", "user", "assistant", ":"])
     tokenizer.chat_template = CHAT_TEMPLATE
     torch.manual_seed(seed)
-    shape = Qwen2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        initializer_range=0.25,
-    )
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shape = Qwen2Config(**SHAPE, **ids, vocab_size=len(tokenizer), max_position_embeddings=1024)
     Qwen2ForCausalLM(shape).to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
