@@ -70,17 +70,11 @@ def test_other_sources_headers_flags_and_compilers_have_libraries_of_their_own(
     assert result() == 3
     (tmp_path / "sources" / "plus.c").write_text(PLUS_ONE.replace("x +", "10 * x +"))
     assert result() == 12
-    monkeypatch.setenv("ALPHAZERO_KERNEL_FLAGS", "'-funroll-loops'")
-    assert result() == 12
-    monkeypatch.delenv("ALPHAZERO_KERNEL_FLAGS")
-    wrapper = tmp_path / "wrapper"
-    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("cc")} "$@"\n')
-    wrapper.chmod(0o700)
-    monkeypatch.setenv("CC", str(wrapper))
-    assert result() == 12
-    monkeypatch.setenv("CC", f"{wrapper} -DOPTION")  # CC may have options of its own
-    assert result() == 12
-    assert len(list(cache.iterdir())) == 6
+    for name, value in (("ALPHAZERO_KERNEL_FLAGS", "'-funroll-loops'"), ("CC", "cc -DOPTION")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert result() == 12
+    assert len(list(cache.iterdir())) == 5
 
 
 def test_a_file_cut_short_is_built_again(cache: Path, compilations: list[list[str]]) -> None:
