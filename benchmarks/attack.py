@@ -61,7 +61,7 @@ def teachers(rng: Random, folder: Path) -> Tries:
                 return None if error.kind == kind else f"{fault}: {error}"
             return f"{fault}: it counts as an answer"
 
-        yield play(always(fault), use, timeout_seconds=2.0)
+        yield play(always(fault), use, timeout_seconds=5.0)
 
 
 @contextlib.contextmanager
