@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 import torch
 import verifiers.v1 as vf
@@ -23,7 +22,7 @@ from alphazero_llm_trainer.config.sections import RewardConfig
 from alphazero_llm_trainer.engine.protocol import Limits
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.calls import ChatSteps
-from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig, serve
+from alphazero_llm_trainer.environment.env import AlphaZeroEnv, AlphaZeroEnvConfig
 from alphazero_llm_trainer.environment.front_end import notes
 from alphazero_llm_trainer.environment.frozen import EMBEDDED_MODEL, EMBEDDED_URL, frozen_student
 from alphazero_llm_trainer.environment.harness import record
@@ -405,31 +404,3 @@ def test_teachers_propose_steps_where_their_tier_needs_no_key(tmp_path: Path) ->
     assert len(bodies) == 1  # one likely-right proposal; likely-wrong ones have no place in an answer
     tree = episode.traces[0].info["mcts"]["tree"]
     assert tree["source"][tree["text"].index("2 + 2 = 4\n")] == "teacher:t"
-
-
-# -- the embedded model ---------------------------------------------------------------------------------------------
-
-
-def test_the_embedded_model_is_served_by_the_app_of_serve() -> None:
-    async def main() -> None:
-        url, server, running = await serve(frozen_student())
-        message = {"role": "user", "content": "Tom has 3 apples and buys 4 more. How many apples does Tom have?"}
-        body = {
-            "model": EMBEDDED_MODEL,
-            "messages": [message],
-            "stop": "\n",
-            "temperature": 0,
-            "return_token_ids": True,
-        }
-        async with httpx.AsyncClient(base_url=url) as http:
-            answer = (await http.post("/chat/completions", json=body)).json()
-        server.should_exit = True
-        await running
-        [choice] = answer["choices"]
-        ids = choice["token_ids"]
-        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "\n")
-        # The engine stops at the line's end, which is the last token.
-        assert frozen_student().student.decode(ids) == choice["message"]["content"] + "\n"
-        assert answer["usage"]["completion_tokens"] == len(ids) == len(choice["token_logprobs"])
-
-    asyncio.run(main())

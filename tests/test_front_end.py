@@ -17,49 +17,27 @@ from alphazero_llm_trainer.environment.front_end import EXIT_ALL_FAILED, fill, p
 from alphazero_llm_trainer.errors import EXIT_USER_ERROR
 
 SCRIPT = "import sys\nfrom verifiers.v1.cli.eval.main import main\nsys.exit(main())\n"  # verifiers' own `vf-eval`
-COMMANDS = {  # all run side by side, once
-    "evaluate": [OUR_ID, "-n", "2", "-o", "out", "--run.name", "run"],
-    "train help": [OUR_ID, "-s", "--", "--help"],
-}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[subprocess.CompletedProcess[str], Path]]:
-    """Every command of COMMANDS with the folder that it ran in."""
+def by_verifiers_own_script(folder: Path, *arguments: str) -> str:
+    """What verifiers' own `vf-eval` prints, in a process of its own."""
+    file = folder / "bin" / "vf-eval"
+    file.parent.mkdir()
+    file.write_text(SCRIPT)
     environment = {k: v for k, v in os.environ.items() if k not in ("PRIME_API_KEY", "OPENROUTER_API_KEY")}
-    environment |= {"NO_COLOR": "1", "COLUMNS": "120", "HOME": str(tmp_path_factory.mktemp("home"))}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-    started = {}
-    for name, arguments in COMMANDS.items():
-        folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
-        file = folder / "bin" / "vf-eval"
-        file.parent.mkdir()
-        file.write_text(SCRIPT)
-        started[name] = (
-            folder,
-            subprocess.Popen(
-                [sys.executable, str(file), *arguments],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            ),
-        )
-    done = {}
-    for name, (folder, process) in started.items():
-        out, err = process.communicate(timeout=240)
-        done[name] = subprocess.CompletedProcess(process.args, process.returncode, out, err), folder
-    return done
+    environment |= {"NO_COLOR": "1", "HOME": str(folder / "bin"), "PYTHONPATH": str(Path(__file__).parents[1])}
+    command, how = [sys.executable, str(file), *arguments], {"cwd": folder, "env": environment, "timeout": 240}
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **how)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
-def test_the_embedded_evaluation_runs_under_verifiers_own_script(finished) -> None:
-    result, folder = finished["evaluate"]
-    assert result.returncode == 0, result.stderr
-    check_evaluation(result.stdout, folder)
-    assert {path.name for path in folder.iterdir()} == {"bin", "out"}
+def test_verifiers_own_script_evaluates_and_hands_training_over(tmp_path: Path) -> None:
+    check_evaluation(by_verifiers_own_script(tmp_path, OUR_ID, "-n", "2", "-o", "out", "--run.name", "run"), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"bin", "out"}
+    (tmp_path / "train").mkdir()
+    assert "--num-examples" in by_verifiers_own_script(tmp_path / "train", OUR_ID, "-s", "--", "--help")
 
 
 def test_the_embedded_evaluation(
@@ -83,20 +61,6 @@ def check_evaluation(said: str, folder: Path) -> None:
     assert set(trace["metrics"]) == {"correctness_reward", "perplexity_reward"}
     assert trace["agent"]["config"]["client"]["base_url"] == "embedded://student/v1"
     assert trace["calls"][0]["usage"]["completion_tokens"] > 0
-
-
-@pytest.mark.slow
-def test_training_is_handed_over_under_verifiers_own_script(finished) -> None:
-    result, _ = finished["train help"]
-    assert result.returncode == 0, result.stderr
-    assert "--num-examples" in result.stdout
-
-
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    heavy = "('torch', 'verifiers', 'transformers', 'datasets', 'aiohttp', 'pydantic', 'yaml')"
-    code = f"import sys, alphazero_llm_trainer; print([name for name in {heavy} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
 
 
 def test_help_and_training_need_no_verifiers() -> None:

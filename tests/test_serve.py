@@ -123,12 +123,10 @@ def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def test_models(client: openai.OpenAI) -> None:
-    names = [model.id for model in client.models.list()]
-    assert {"student", "student@mcts", "student@best-of-8", "student@majority-8", "student@step-rejection"} <= {*names}
+    assert {"student", "student@mcts", "student@best-of-8"} <= {model.id for model in client.models.list()}
     assert client.models.retrieve("student@best-of-3").id == "student@best-of-3"
-    with pytest.raises(openai.NotFoundError) as refused:
+    with pytest.raises(openai.NotFoundError, match="gpt-4"):
         client.chat.completions.create(model="gpt-4", messages=asked("?"))
-    assert refused.value.code == "model_not_found" and refused.value.param == "model"
 
 
 def test_the_example_client_reads_an_answer_of_each_method(served: Served) -> None:

@@ -97,7 +97,7 @@ class InProcessEngine(Engine):
             dtype=dtype,
             device=weight.device,
         )
-        self.capabilities = Capabilities(context, streams=True)
+        self.capabilities = Capabilities(context)
         self.max_batch = settings.rows(token_bytes * context, memory)
         self.forward = self._make_forward()
         self.valued = False

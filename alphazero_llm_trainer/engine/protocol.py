@@ -24,7 +24,6 @@ class Capabilities:
 
     max_context: int  # prompt and response together, tokens
     trainable: bool = True  # `set_policy` takes new weights
-    streams: bool = False  # `generate` shows a `Watch` the samples as they grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """One list of `n` sequences a request, in order. `watch` sees them grow where `capabilities.streams`."""
+        """One list of `n` sequences a request, in order. `watch` sees them grow, in engines that can show it."""
 
     @abstractmethod
     async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
