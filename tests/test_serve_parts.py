@@ -18,6 +18,7 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.engine.protocol import GenerateRequest, Watch
 from alphazero_llm_trainer.errors import ConfigError
+from alphazero_llm_trainer.mcts.choose import Choice
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
@@ -75,7 +76,8 @@ def trace(name: str, wanted: Wanted, nodes: int = 2) -> Trace:
     tree = Tree()
     for i in range(nodes):
         tree.attach(0, Step((i,), (-0.5,), f"step {i}\n"))
-    return Trace(name, wanted, Outcome("text", "stop", 7, Cost(), "finished", tree=tree, node=nodes), 3)
+    choice = Choice(nodes, "text", None, 1, 1.0, "first")
+    return Trace(name, wanted, Outcome("text", "stop", 7, Cost(), "finished", tree=tree, choice=choice), 3)
 
 
 def test_the_newest_traces_are_kept_and_a_full_disk_costs_the_journal_and_no_answer(
@@ -272,7 +274,8 @@ def test_without_a_verifier_the_search_votes(student: Student, config: Config) -
     async def main() -> None:
         one = wanted(student, config, "mcts", seed=5, simulations=6)
         outcome = await answered(answerer, one)
-        assert outcome.tree is not None and outcome.tree.N[0] >= 6 and "vote" in (outcome.why or "")
+        assert outcome.tree is not None and outcome.tree.N[0] >= 6 and outcome.choice is not None
+        assert "vote" in outcome.choice.why
         assert {value is None for value in outcome.tree.hre} == {True}
 
     run(main)

@@ -172,19 +172,18 @@ def chosen(
     """A search's choice as a choice of the request; where nothing was finished, the best beginning there is."""
     engine = conversation.engine
     if choice is not None:
-        node, why, answer, text = choice.node, choice.why, choice.answer, choice.response
+        text = choice.response
         ids, verdict = response_of(tree, choice)
         whole = verdict in WHOLE or extract(text, strict=True) is not None
     else:
-        node, answer, whole, why = most_visited(tree), None, False, "no response was finished: the best beginning"
+        node, whole = most_visited(tree), False
         ids = max(tree.sequence(node)[0], engine.partial, key=len)
         text = conversation.decode([token for token in ids if token not in engine.eos_ids])
+        choice = Choice(node, text, None, tree.N[node], 0.0, "no response was finished: the best beginning")
     found = [(at, stop) for stop in wanted.body.stops if (at := text.find(stop)) >= 0]
     at, stop = min(found, key=lambda one: one[0], default=(len(text), None))
     finish = "stop" if whole or stop is not None else "length"
-    return Outcome(
-        text[:at], finish, seed, engine.cost, ended_by, ids, stop=stop, answer=answer, why=why, tree=tree, node=node
-    )  # fmt: skip
+    return Outcome(text[:at], finish, seed, engine.cost, ended_by, ids, stop=stop, tree=tree, choice=choice)
 
 
 def response_of(tree: Tree, choice: Choice) -> tuple[tuple[int, ...], str | None]:

@@ -184,10 +184,6 @@ class Wanted:
     seed: int
     deadline: float | None
 
-    @property
-    def searches(self) -> bool:
-        return self.method.name != SAMPLE
-
 
 def chat_request(raw: bytes, student: Any, models: Models, limits: ServeConfig) -> Wanted:
     """A chat request. Raises ApiError for what is wrong with it or beyond the bounds."""

@@ -46,8 +46,8 @@ class Trace:
 
     def record(self) -> dict[str, Any]:
         """The journal line, as `collect` writes those of training: nobody knows the gold answer here."""
-        outcome, wanted = self.outcome, self.wanted
-        assert outcome.tree is not None
+        outcome, wanted, choice = self.outcome, self.wanted, self.outcome.choice
+        assert outcome.tree is not None and choice is not None
         ungraded = GradedTree(
             self.name,
             Task(Problem(self.name, wanted.question, "user"), ""),
@@ -60,7 +60,7 @@ class Trace:
             policy_version=self.policy_version,
         )
         served = {"method": wanted.method.label, "response": outcome.text, "deadline_hit": outcome.ended_by == DEADLINE}
-        served |= {name: getattr(outcome, name) for name in ("answer", "node", "why", "seed")}
+        served |= {"answer": choice.answer, "node": choice.node, "why": choice.why, "seed": outcome.seed}
         # Its own split, so that nothing learns from it by mistake: the question may be anybody's, a benchmark's too.
         return ungraded.record(split="served", served=served)
 

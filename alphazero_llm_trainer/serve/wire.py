@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..mcts.choose import Choice
 from ..mcts.tree import ROOT, Tree
 from ..types import Cost
 from .requests import Wanted
@@ -32,8 +33,8 @@ class Outcome:
     """A choice.
 
     `token_ids` are the response's, with `logprobs` (nats) where it is a plain sample; `tokens` its text's where they were
-    asked for. `stop` is the stop string that cut it. `tree` is None for a plain sample. `ended_by` is a search's (see
-    `SearchResult`), "deadline", or the engine's reason.
+    asked for. `stop` is the stop string that cut it. `tree` and `choice` are None for a plain sample. `ended_by` is a
+    search's (see `SearchResult`), "deadline", or the engine's reason.
     """
 
     text: str
@@ -45,10 +46,8 @@ class Outcome:
     logprobs: tuple[float, ...] = ()
     stop: str | None = None
     tokens: list[Token] | None = None
-    answer: str | None = None
-    why: str | None = None
     tree: Tree | None = None
-    node: int | None = None
+    choice: Choice | None = None
     trace_id: str | None = None
     seconds: float = 0.0  # from the request's arrival
 
@@ -137,8 +136,8 @@ class Wire:
             "scored_tokens": cost.scored_tokens,
             "cached_tokens": cost.cached_tokens,
         }
-        if tree is not None:
-            found |= {"trace_id": outcome.trace_id, "answer": outcome.answer, "why": outcome.why}
+        if tree is not None and outcome.choice is not None:
+            found |= {"trace_id": outcome.trace_id, "answer": outcome.choice.answer, "why": outcome.choice.why}
             found |= {"simulations": tree.N[ROOT], "nodes": len(tree)}
             if self.wanted.body.return_tree:
                 found["tree"] = tree.to_dict()
