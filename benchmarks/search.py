@@ -40,6 +40,7 @@ from alphazero_llm_trainer.config.load import load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine import native  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
+from alphazero_llm_trainer.engine.protocol import EngineStats  # noqa: E402
 from alphazero_llm_trainer.engine.step_ends import StepEnds  # noqa: E402
 from alphazero_llm_trainer.mcts.driver import Search  # noqa: E402
 from alphazero_llm_trainer.mcts.seeds import derive_seed  # noqa: E402
@@ -257,21 +258,11 @@ class Setting:
         return count
 
 
-@dataclass(slots=True)
-class Work:
-    """What the model did during an arm, whoever called it."""
-
-    tokens: int
-    forwards: int
-    rows: int
-    forward_seconds: float
-
-
 class Watched:
-    """Counts the forwards of a transformers model, those inside `generate` too."""
+    """Counts the forwards of a transformers model, those inside `generate` too, as the engine counts its own."""
 
     def __init__(self, model: Any) -> None:
-        self.work, self._began = Work(0, 0, 0, 0.0), 0.0
+        self.work, self._began = EngineStats(), 0.0
         self._hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after),
@@ -279,7 +270,7 @@ class Watched:
 
     def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"]
-        self.work.tokens += ids.numel()
+        self.work.computed_tokens += ids.numel()
         self.work.rows += ids.shape[0]
         self.work.forwards += 1
         self._began = time.perf_counter()
@@ -287,7 +278,7 @@ class Watched:
     def _after(self, *args: Any) -> None:
         self.work.forward_seconds += time.perf_counter() - self._began
 
-    def stop(self) -> Work:
+    def stop(self) -> EngineStats:
         for hook in self._hooks:
             hook.remove()
         return self.work
@@ -300,7 +291,7 @@ def nested(tree: Tree, node: int = ROOT) -> Nested:
     }
 
 
-def grow_plain(setting: Setting, arm: Arm) -> tuple[list[Nested], Work]:
+def grow_plain(setting: Setting, arm: Arm) -> tuple[list[Nested], EngineStats]:
     """The baseline's trees, one after another."""
     model, policy = setting.student.model, setting.policy
     loop = asyncio.new_event_loop()
@@ -319,7 +310,7 @@ def grow_plain(setting: Setting, arm: Arm) -> tuple[list[Nested], Work]:
     return trees, watched.stop()
 
 
-def grow_ours(setting: Setting, arm: Arm) -> tuple[list[Nested], Work]:
+def grow_ours(setting: Setting, arm: Arm) -> tuple[list[Nested], EngineStats]:
     """The package's trees on one engine, which remembers nothing from before."""
     pairs = [(problem, derive_seed(SEED, i)) for i, problem in enumerate(setting.problems)]
 
@@ -334,9 +325,7 @@ def grow_ours(setting: Setting, arm: Arm) -> tuple[list[Nested], Work]:
         return await asyncio.gather(*(one(*pair) for pair in pairs))
 
     trees = asyncio.run(grow())
-    stats = setting.student.engine.stats
-    work = Work(stats.computed_tokens, stats.forwards, stats.rows, stats.forward_seconds)
-    return [nested(trees[i]) for i in range(arm.keep)], work
+    return [nested(trees[i]) for i in range(arm.keep)], setting.student.engine.stats
 
 
 def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
@@ -357,9 +346,9 @@ def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
         "cpu_seconds": cpu,
         "simulations_per_second": simulations / wall,
         "cpu_ms_per_simulation": 1000 * cpu / simulations,
-        "computed_tokens": work.tokens,
-        "tokens_per_simulation": work.tokens / simulations,
-        "tokens_per_unique_token": work.tokens / setting.unique_tokens(),
+        "computed_tokens": work.computed_tokens,
+        "tokens_per_simulation": work.computed_tokens / simulations,
+        "tokens_per_unique_token": work.computed_tokens / setting.unique_tokens(),
         "rows_per_forward": work.rows / work.forwards,
         "forward_share": work.forward_seconds / wall,
     }
@@ -367,12 +356,8 @@ def run_arm(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
 
 
 def measure(arm: Arm) -> tuple[dict[str, Any], list[Nested]]:
-    """`run_arm` in a new process, so that one arm's memory is not another's.
-
-    Forked where that is safe (it saves importing torch again, and a peak copied from a parent would be wrong otherwise).
-    """
-    way = "fork" if sys.platform == "linux" else "spawn"
-    with ProcessPoolExecutor(1, multiprocessing.get_context(way)) as pool:
+    """`run_arm` in a new process, so that one arm's memory is not another's; forked, which saves importing torch again."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         return pool.submit(run_arm, arm).result()
 
 

@@ -59,6 +59,6 @@ def test_forwards_inside_generate_are_counted() -> None:
     work = watched.stop()
     response = work.forwards - 1  # one forward for the root's children, then one a token
     assert 1 <= response <= 4 and work.rows == work.forwards
-    assert work.tokens == 3 + 3 + (response - 1)
+    assert work.computed_tokens == 3 + 3 + (response - 1)
     search.run((5, 6, 7))
     assert watched.work.forwards == work.forwards
