@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -57,6 +58,13 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+def launched(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """A command of the package in a process of its own; what it says goes to `log`."""
+    with log.open("ab") as heard:
+        command = [sys.executable, "-m", "alphazero_llm_trainer", *words]
+        return subprocess.Popen(command, cwd=ROOT, stdout=heard, stderr=heard, start_new_session=True)
+
+
 # -- Ray ---------------------------------------------------------------------------------------------------------------
 
 
@@ -65,17 +73,13 @@ class Victim:
 
     def __init__(self, folder: Path, arguments: list[str], workers: int, log: Path) -> None:
         self.folder, self.log = folder, log
-        self.command = [
-            sys.executable, "-c", "import sys; from alphazero_llm_trainer.cli.main import main; sys.exit(main())",
-            "sample", *arguments, "--workers", str(workers), "--out", str(folder), "--resume",
-        ]  # fmt: skip
+        self.words = ["sample", *arguments, "--workers", str(workers), "--out", str(folder), "--resume"]
         self.starts = 0
         self.start()
 
     def start(self) -> None:
         self.starts += 1
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
+        self.process = launched(self.words, self.log)
 
     def kill(self, kind: str, rng: Random) -> bool:
         """SIGKILL one process of this kind; False where there is none now."""
@@ -142,8 +146,8 @@ def under_ray(args: argparse.Namespace) -> int:
         aside = (folder / "set_aside.jsonl").read_text().count("\n")
         whole = (folder / JOURNAL).read_bytes().endswith(b"\n")
         print("the same questions in one process, undisturbed", flush=True)
-        quiet = [*victim.command[:-5], "--out", str(calm)]
-        subprocess.run(quiet, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if launched(["sample", *arguments, "--out", str(calm)], victim.log).wait():
+            raise SystemExit(victim.log.read_text()[-3000:])
         expected = {key: what_counts(record) for key, record in trees_in(calm).items()}
         same = sum(expected.get(record["key"]) == what_counts(record) for record in read(folder / JOURNAL))
         status = json.loads((folder / "manifest.json").read_text())["status"]
@@ -172,38 +176,6 @@ def under_ray(args: argparse.Namespace) -> int:
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
-
-
-def started(words: tuple[str, ...], out: Path, log: Path) -> int:
-    """The process id of a command in a process of its own, where the libraries are loaded already."""
-    pid = os.fork()
-    if pid:
-        return pid
-    os.setsid()
-    where = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(where, 1)
-    os.dup2(where, 2)
-    code = 1
-    try:
-        from alphazero_llm_trainer.cli.main import main as command
-
-        code = command([*words, str(out)])
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def ended(pid: int, seconds: float) -> int | None:
-    """The exit code of a process, or None where it still runs after so many seconds."""
-    until = time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > until:
-            return None
-        time.sleep(0.005)
 
 
 def products(folder: Path) -> dict[str, str]:
@@ -236,7 +208,7 @@ def attacked(name: str, kills: int, rng: Random, scratch: Path) -> dict[str, Any
     """Run a command undisturbed, then under `kills` kills, and compare."""
     first, again = COMMANDS[name]
     log, began = scratch / f"{name}.log", time.monotonic()
-    code = ended(started(first, scratch / f"{name}-whole", log), 3600)
+    code = launched([*first, str(scratch / f"{name}-whole")], log).wait()
     seconds = time.monotonic() - began
     if code != 0:
         raise SystemExit(f"{name} undisturbed ended with {code}: {log.read_text()[-2000:]}")
@@ -244,11 +216,12 @@ def attacked(name: str, kills: int, rng: Random, scratch: Path) -> dict[str, Any
     while True:
         # `--resume` finds a run once there is one; before, the command is started anew.
         there = any(out.rglob("run.json"))
-        pid = started(again if there else first, out, log)
-        code = ended(pid, rng.uniform(0.0, 0.2 * seconds * (1 + killed / 6)) if killed < kills else 3600)
-        if code is None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        process = launched([*(again if there else first), str(out)], log)
+        try:
+            code = process.wait(rng.uniform(0.0, 0.4 * seconds * (1 + killed / 6)) if killed < kills else None)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
             killed += 1
             continue
         if code == 0:
@@ -265,13 +238,6 @@ def attacked(name: str, kills: int, rng: Random, scratch: Path) -> dict[str, Any
 
 def of_commands(args: argparse.Namespace) -> int:
     """The attack on commands; the exit code."""
-    import torch
-
-    import alphazero_llm_trainer.cli.main
-    import alphazero_llm_trainer.eval.cells
-    import alphazero_llm_trainer.policy.student  # noqa: F401 - loaded once, for all processes
-
-    torch.set_num_threads(1)
     rng, rows = Random(args.seed), {}
     with tempfile.TemporaryDirectory(prefix="kill-commands-") as scratch:
         for name in args.commands:
