@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from support import grpo_config
 
 from alphazero_llm_trainer.errors import CheckpointError
-from alphazero_llm_trainer.files import write_json
 from alphazero_llm_trainer.training.checkpoint import (
     MANIFEST,
     fingerprint,
-    newest,
+    newest_whole,
     read_manifest,
     write_manifest,
 )
@@ -74,30 +72,14 @@ def test_a_damaged_checkpoint_is_one_sentence(tmp_path: Path, damage, words: str
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_no_checkpoint_at_all(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="never finished"):
-        read_manifest(tmp_path / "checkpoint-1")
-
-
 def test_the_newest_is_the_highest_sealed_one(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
+    assert newest_whole(tmp_path, pytest.fail) == (None, {})
     for number in (9, 10, 100):
         sealed(tmp_path / f"checkpoint-{number}")
     unsealed = tmp_path / "checkpoint-200"
     unsealed.mkdir()
     (unsealed / "weights.safetensors").write_bytes(b"half")
-    assert newest(tmp_path) == tmp_path / "checkpoint-100"  # by number, not by name
-    assert newest(tmp_path / "nowhere") is None
-
-
-def test_json_is_replaced_in_one_move(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}  # the old file is whole
-    write_json(path, {"a": 2})
-    assert json.loads(path.read_text()) == {"a": 2} and [p.name for p in tmp_path.iterdir()] == ["run.json"]
+    assert newest_whole(tmp_path, pytest.fail)[0] == tmp_path / "checkpoint-100"  # by number, not by name
 
 
 def test_runs_are_numbered(tmp_path: Path) -> None:
@@ -161,9 +143,3 @@ def test_metrics_survive_a_cut_and_a_step_back(tmp_path: Path) -> None:
     assert folder.read_metrics() == lines[:3]
     folder.append_metrics({"round": 2})
     assert folder.read_metrics()[-1] == {"round": 2}
-
-
-def test_paths_stay_inside_the_run(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run-001")
-    for path in (folder.card, folder.journal, folder.metrics, folder.report, folder.student, folder.best):
-        assert path.parent == folder.path

@@ -12,7 +12,6 @@ import pytest
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.live import Progress, duration, last_tree, rate
-from alphazero_llm_trainer.training.progress import UpdateProgress
 
 ARGUMENTS = [
     "train", "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--set", "train.validation_size=0",
@@ -43,31 +42,6 @@ def test_a_bar_shows_rate_notes_and_lines(clock: Clock) -> None:
     assert "last tree: k/1: 12 nodes, 24 simulations, 3 of 8 responses right, tokens" in text
     assert "a line that stays" in text
     assert text.rstrip().endswith("reward: 2 [bold]")  # the newest note of a name takes its place
-
-
-def test_updates_have_a_line_with_their_rate_and_time_left(clock: Clock) -> None:
-    said: list[str] = []
-    progress = Progress(tell=said.append, clock=clock)
-    progress.start(32)
-    clock.now += 12.0
-    progress.at(16)
-    said.clear()
-    updates = UpdateProgress(progress, 0, 2, 4)
-    assert progress.doing == "round 1/2, update 0/4" and said == []
-    for seconds in (3.0, 8.0, 10.0):
-        clock.now += seconds
-        updates.step()
-    assert said[0].startswith("round 1/2, update 2/4 (5.5 s/update, ETA 11 s): 16/32 questions, ")
-    assert said[1].startswith("round 1/2, update 3/4 (7.0 s/update, ETA 7 s): ") and len(said) == 2
-    clock.now += 0.5
-    updates.step()
-    assert progress.doing == "" and len(said) == 2
-    UpdateProgress(progress, 1, 2, 0)
-    assert progress.doing == ""
-    updates = UpdateProgress(progress, 1, 2, 3)
-    clock.now += 0.25
-    updates.step()
-    assert progress.doing == "round 2/2, update 1/3 (4.0 updates/s, ETA 0 s)"
 
 
 def plain(text: str) -> str:

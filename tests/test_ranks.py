@@ -20,7 +20,7 @@ from support import grpo_config
 from alphazero_llm_trainer.errors import ConfigError
 from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.training.learner import dealt
-from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, difference, open_ranks
+from alphazero_llm_trainer.training.ranks import Ranks, check_ranks, check_same, open_ranks
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.size import rank_and_size
 
@@ -266,25 +266,24 @@ def test_what_ranks_can_not_share_is_said(overrides: list[str], size: int, words
 
 
 @pytest.mark.parametrize(
-    ("variables", "overrides", "words"),
+    ("override", "words"),
     [
-        ({"FSDP_VERSION": "1"}, [], "fsdp_version: 2"),
-        ({"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}, [], "fsdp_state_dict_type: FULL_STATE_DICT"),
-        ({"FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}, [], "fsdp_cpu_ram_efficient_loading"),
-        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, [], "train.gradient_checkpointing=on"),
-        ({}, ["models.embedded.quantization=nf4"], "models.embedded.quantization is nf4"),
-        ({}, ["train.optimizer.name=adamw_8bit"], "set it to adamw"),
-        ({}, ["train.pack=on"], "set it to auto"),
+        ("models.embedded.quantization=nf4", "models.embedded.quantization is nf4"),
+        ("train.optimizer.name=adamw_8bit", "set it to adamw"),
+        ("train.pack=on", "set it to auto"),
     ],
 )
-def test_what_fsdp_can_not_train_is_said(
-    variables: dict[str, str], overrides: list[str], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fsdp_can_not_train_is_said(override: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     set_fsdp(monkeypatch)
     check_ranks(grpo_config(["student=embedded"]), 2)
-    set_fsdp(monkeypatch, **variables)
     with pytest.raises(ConfigError, match=words):
-        check_ranks(grpo_config(["student=embedded", *overrides]), 2)
+        check_ranks(grpo_config(["student=embedded", override]), 2)
+
+
+def test_what_accelerate_must_be_told_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_fsdp(monkeypatch, FSDP_VERSION="1", FSDP_CPU_RAM_EFFICIENT_LOADING="true")
+    check_ranks(grpo_config(["student=embedded"]), 2)
+    assert os.environ["FSDP_VERSION"] == "2" and os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "false"
 
 
 def test_fsdp_wants_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,9 +318,10 @@ def test_a_minibatchs_rows_are_dealt_evenly_in_number_and_tokens() -> None:
 
 
 def test_the_first_difference_is_named() -> None:
-    mine = {"a": {"b": 1, "c": 2}, "d": 3}
-    assert difference((mine, "2"), ({"a": {"b": 1, "c": 4}, "d": 5}, "2")) == "another a.c (4, not 2)"
-    assert "another torch (3, not 2)" in difference((mine, "2"), (mine, "3"))
+    mine = {"a.b": 1, "a.c": 2, "d": 3}
+    check_same([mine, mine])
+    with pytest.raises(ConfigError, match=r"process 1 of 2 has another a\.c \(4, not 2\)"):
+        check_same([mine, {**mine, "a.c": 4, "d": 5}])
 
 
 @pytest.mark.parametrize(

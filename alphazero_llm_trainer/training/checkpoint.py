@@ -11,7 +11,6 @@ from ..errors import CheckpointError
 from ..files import parse_json, read_object, sync_all, write_json
 
 MANIFEST = "alphazero.json"
-LONGEST_NAME = 255
 
 
 def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
@@ -29,29 +28,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: no manifest (the process died while saving), or a file that is missing, cut or changed.
     """
-    path = folder / MANIFEST
     try:
-        facts = read_object(path)
+        facts = read_object(folder / MANIFEST)
+        files = facts["files"].items()
     except OSError as error:
         raise CheckpointError(
             f"checkpoint {folder} has no {MANIFEST}: it was never finished, use an earlier one"
         ) from error
-    except ValueError as error:
+    except (ValueError, KeyError) as error:
         raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one") from error
-    if not isinstance(facts.get("files"), dict):
-        raise CheckpointError(f"checkpoint {folder} has a broken {MANIFEST}: use an earlier one")
-    for name, expected in facts["files"].items():
-        file = folder / name
-        if Path(name).name != name or len(name) > LONGEST_NAME or not file.is_file():
+    for name, expected in files:
+        if not (folder / name).is_file():
             raise CheckpointError(f"checkpoint {folder} lacks {name}: use an earlier one or train again")
-        if fingerprint(file) != expected:
+        if fingerprint(folder / name) != expected:
             raise CheckpointError(f"checkpoint {folder} has a truncated or changed {name}: use an earlier one")
     return facts
-
-
-def newest(run: Path) -> Path | None:
-    """The newest sealed checkpoint of a run folder; unsealed ones were cut off by a crash and don't count."""
-    return next(iter(sealed(run)), None)
 
 
 def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path | None, dict[str, Any]]:
@@ -65,12 +56,6 @@ def newest_whole(run: Path, say: Callable[[str], None]) -> tuple[Path | None, di
         except CheckpointError as error:
             say(f"{error.args[0].partition(': ')[0]}: going on from the one before it")
     return None, {}
-
-
-def unseal(run: Path) -> None:
-    """Have none of a run's checkpoints count any more."""
-    for folder in sealed(run):
-        (folder / MANIFEST).unlink()
 
 
 def sealed(run: Path) -> list[Path]:

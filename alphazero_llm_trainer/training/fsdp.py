@@ -18,8 +18,13 @@ from ..config.load import Config, resolve_name
 from ..config.sections import StudentModel
 from ..errors import ConfigError
 
-VERSION = "FSDP_VERSION"
-STATE_DICT = "FSDP_STATE_DICT_TYPE"
+# What accelerate is told, whatever its configuration says.
+SETTINGS = {
+    "FSDP_VERSION": "2",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",  # shards would be folders, of one number of processes
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",  # each process searches with weights of its own
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",  # it renames layers; `train.gradient_checkpointing` does it
+}
 
 
 def uses_fsdp() -> bool:
@@ -27,33 +32,12 @@ def uses_fsdp() -> bool:
     return os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"  # as accelerate reads it
 
 
-def turned_on(name: str) -> bool:
-    """Whether a variable of accelerate's says yes."""
-    return os.environ.get(name, "").lower() in ("1", "true", "yes")
-
-
 def check_fsdp(config: Config, size: int) -> None:
-    """Raise ConfigError where a run of this configuration can't be trained under FSDP by `size` processes."""
+    """Settle what accelerate is told. Raises ConfigError where `size` processes can't train this configuration under FSDP."""
+    os.environ.update(SETTINGS)
     if size == 1:
         raise ConfigError(
             "FSDP cuts weights up between processes and there is one: start 2 or more, or launch without it"
-        )
-    if os.environ.get(VERSION) != "2":
-        raise ConfigError("FSDP's first version is not supported: set fsdp_version: 2 in accelerate's configuration")
-    if os.environ.get(STATE_DICT) != "FULL_STATE_DICT":
-        # Sharded ones are folders, which a checkpoint's manifest doesn't prove, and belong to one number of processes.
-        raise ConfigError(
-            "checkpoints under FSDP are whole: set fsdp_state_dict_type: FULL_STATE_DICT in accelerate's configuration"
-        )
-    if turned_on("FSDP_CPU_RAM_EFFICIENT_LOADING"):
-        raise ConfigError(
-            "each process searches with weights of its own, and fsdp_cpu_ram_efficient_loading would load them in the first"
-            " alone: set it to false in accelerate's configuration"
-        )
-    if turned_on("FSDP_ACTIVATION_CHECKPOINTING"):
-        raise ConfigError(
-            "fsdp_activation_checkpointing renames the layers: set it to false in accelerate's configuration, and"
-            " train.gradient_checkpointing=on"
         )
     check_unpacked(config, config.models[resolve_name(config)])
     if config.train.optimizer.name == "adamw_8bit":

@@ -12,7 +12,6 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from ..errors import CheckpointError, ConfigError
 
-EMBEDDED_LICENCE = "apache-2.0"  # of the student that the package ships; another base keeps its own
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -45,66 +44,42 @@ def upload(repository: str, folders: Mapping[str, Path]) -> str:
     return str(address)
 
 
-# -- the model card ----------------------------------------------------------------------------------------------------
-
-
 def write_model_card(folder: Path, run: Mapping[str, Any], base: str, adapter: bool) -> None:
-    """Write `folder`/README.md.
+    """Write `folder`/README.md: base, data, method, results with intervals, cost, licence.
 
     Args:
         folder: the student's or the adapter's folder.
-        run: what run.json says: configuration, results and cost.
+        run: what run.json says.
         base: the weights that training began from: a folder or a hub id, "package" for the shipped student.
         adapter: the folder holds an adapter and not a whole model.
     """
+    ours = base == "package"
+    named = "the student that alphazero-llm-trainer ships" if ours else f"`{base}`"
     facts = ModelCardData(
         library_name="peft" if adapter else "transformers",
         tags=["alphazero-llm-trainer", "tree-search", run["method"]],
-        license=EMBEDDED_LICENCE if base == "package" else None,
-        base_model=None if base == "package" or Path(base).exists() else base,
+        license="apache-2.0" if ours else None,  # another base keeps its own
+        base_model=None if ours or Path(base).exists() else base,
     )
-    ModelCard(f"---\n{facts.to_yaml()}\n---\n\n{body(run, base, adapter)}\n").save(folder / "README.md")
+    text = f"""
+# {run["student"]}, trained by search
+
+{"An adapter for" if adapter else "A model trained from"} {named}, written by alphazero-llm-trainer.
+
+- **Data:** {run["questions"]:,} questions of `{run["config"]["problems"]["source"]}` (train split), answered by the student's
+  own search; {run["demonstrations"]:,} worked solutions were replayed.
+- **Method:** `{run["method"]}` over {run["rounds"]} rounds, seed {run["seed"]}. Kept: {run["kept"]}.
+- **Cost:** {run["search_cost"]["sampled_tokens"]:,} tokens sampled by the search.
+- **Held-out test problems:** {results(run)}.
+- **Licence:** {"Apache-2.0" if ours else f"that of {named}"}.
+"""
+    ModelCard(f"---\n{facts.to_yaml()}\n---\n{text}").save(folder / "README.md")
 
 
-def body(run: Mapping[str, Any], base: str, adapter: bool) -> str:
-    """The card's text: base, data, method, results with intervals, cost, licence."""
-    config, problems = run["config"], run["config"]["problems"]
-    levels = "" if problems["levels"] is None else f", levels {', '.join(map(str, problems['levels']))}"
-    named = "the student that alphazero-llm-trainer ships" if base == "package" else f"`{base}`"
-    licence = "Apache-2.0" if base == "package" else f"that of {named}"
-    cost = run["search_cost"]
-    lines = [
-        f"# {run['student']}, trained by search",
-        "",
-        f"{'An adapter for' if adapter else 'A model trained from'} {named}, written by alphazero-llm-trainer.",
-        "",
-        f"- **Data:** {run['questions']:,} questions of `{problems['source']}`{levels} (train split), answered by the"
-        f" student's own search; {run['demonstrations']:,} worked solutions were replayed.",
-        f"- **Method:** `{run['method']}` over {run['rounds']} rounds, {config['train']['groups']} groups, seed"
-        f" {run['seed']}. Kept: {run['kept']}.",
-        f"- **Cost:** {cost['sampled_tokens']:,} tokens sampled and {cost['scored_tokens']:,} scored by the search.",
-        f"- **Licence:** {licence}.",
-        "",
-        *results(run),
-    ]
-    return "\n".join(lines)
-
-
-def results(run: Mapping[str, Any]) -> list[str]:
-    """The table of held-out results, or the sentence that there are none."""
-    before, after, gain = (run.get(name) for name in ("before", "after", "gain"))
-    if not before or not after or before["accuracy"] is None or after["accuracy"] is None:
-        return ["No held-out problems were evaluated."]
-    rows = [
-        f"| {name} | {found['accuracy']['value']:.3f} | [{found['accuracy']['low']:.3f}, {found['accuracy']['high']:.3f}] |"
-        for name, found in (("before", before), ("after", after))
-    ]
-    if gain is not None:
-        rows.append(f"| gain (paired) | {gain['value']:+.3f} | [{gain['low']:+.3f}, {gain['high']:+.3f}] |")
-    return [
-        f"Greedy accuracy on {after['problems']:,} held-out test problems, read once before and once after training:",
-        "",
-        "| | accuracy | 95% interval |",
-        "|---|---|---|",
-        *rows,
-    ]
+def results(run: Mapping[str, Any]) -> str:
+    """Greedy accuracy before and after with 95% intervals, or that there is none."""
+    found = {"before": run["before"]["accuracy"], "after": run["after"]["accuracy"], "paired gain": run["gain"]}
+    if None in found.values():
+        return "none were evaluated"
+    shown = [f"{name} {one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}]" for name, one in found.items()]
+    return f"greedy accuracy on {run['after']['problems']:,}: {', '.join(shown)}"

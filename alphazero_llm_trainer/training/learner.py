@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,7 +23,7 @@ from transformers import get_scheduler
 
 from ..errors import TrainingError
 from .fsdp import on_cpus, uses_fsdp
-from .models import Economy, checkpoint_layers, load_trained_state, make_optimizer
+from .models import Economy, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks
 from .rows import TrainRow
 from .scoring import Scorer, Scores, score
@@ -42,27 +42,32 @@ class Schedule:
     final: float = FINAL_RATE
 
 
-class Objective(Protocol):
+class Objective:
     """What a method minimises."""
 
-    pack: str
+    pack = "off"
 
     def total(self, rows: Sequence[TrainRow]) -> float:
         """What the mean of a minibatch is taken over: its tokens, or their weights."""
+        raise NotImplementedError
 
     def loss(
         self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """The loss of a part of a minibatch, and figures that add up to the minibatch's."""
+        raise NotImplementedError
 
     def extra(self) -> Mapping[str, torch.nn.Parameter]:
         """What is trained beside the policy: PPO's critic."""
+        return {}
 
     def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
         """Round `number` has these rows of this process's. Returns figures of the round."""
+        return {}
 
     def end(self) -> dict[str, float]:
         """Figures of the round's updates."""
+        return {}
 
 
 class Learner:
@@ -99,7 +104,7 @@ class Learner:
         )
         self.whole, self.objective, self.economy, self.ranks = model, objective, economy, ranks
         self.max_grad_norm, self.updates = max_grad_norm, 0
-        self.rows_of_a_forward, _ = economy.split(batch_size // ranks.size, "the method's batch_size")
+        self.rows_of_a_forward = economy.rows(batch_size // ranks.size)
         self.sharded = uses_fsdp()
         inner = copy.deepcopy(model) if self.sharded and ranks.searches else model
         if self.sharded and economy.autocast:
@@ -119,8 +124,6 @@ class Learner:
             scheduler_specific_kwargs={"min_lr_rate": schedule.final},
         )
         self.accelerator.register_for_checkpointing(self.schedule)
-        if objective.extra():
-            self.accelerator.register_for_checkpointing(Kept(objective.extra()))
         self.accelerator.register_save_state_pre_hook(self.save_trained)
         self.accelerator.register_load_state_pre_hook(self.load_trained)
 
@@ -146,17 +149,13 @@ class Learner:
         size = self.rows_of_a_forward
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def dealt(self, minibatch: Sequence[TrainRow]) -> list[TrainRow]:
-        """This process's part of a minibatch."""
-        return dealt(minibatch, self.ranks)
-
     def update(self, minibatch: Sequence[TrainRow]) -> dict[str, float]:
         """One step of the optimiser on a minibatch, which all ranks have whole. Returns its loss and other figures.
 
         Raises TrainingError where loss or gradient are not finite; the weights are then as they were.
         """
         self.scorer.train()
-        device, parts = self.accelerator.device, self.parts_of(self.dealt(minibatch))
+        device, parts = self.accelerator.device, self.parts_of(dealt(minibatch, self.ranks))
         total = torch.tensor(max(self.objective.total(minibatch), 1e-8), device=device)
         tokens = sum(len(row.completion_ids) for row in minibatch)
         sums: dict[str, Any] = {}
@@ -178,7 +177,10 @@ class Learner:
         found["grad_norm"] = self.clip()
         for name in ("loss", "grad_norm"):
             if not math.isfinite(found[name]):
-                raise TrainingError(f"{name} is {found[name]} at update {self.updates + 1}: lower the learning rate")
+                raise TrainingError(
+                    f"{name} is {found[name]} at update {self.updates + 1}: start again with a lower"
+                    " train.optimizer.learning_rate"
+                )
         self.optimizer.step()
         found["learning_rate"] = self.schedule.get_last_lr()[0]
         self.schedule.step()
@@ -236,32 +238,27 @@ class Learner:
         self.updates = updates
         self.publish()
 
+    def kept(self) -> dict[str, torch.nn.Parameter]:
+        """What a checkpoint has, by name: what is trained of the policy, and the critic (which may be an adapter in it)."""
+        extra = self.objective.extra()
+        critics = {id(p) for p in extra.values()}
+        named = self.whole.named_parameters()
+        policy = {name: p for name, p in named if p.requires_grad and id(p) not in critics}
+        return policy | {f"critic.{name}": p for name, p in extra.items()}
+
     def save_trained(self, models: list[Any], weights: list[Any], folder: str) -> None:
         """accelerate would save all weights, a frozen base's too. FSDP's shards are saved by accelerate, before this."""
         weights.clear()
         if not self.sharded and self.ranks.first:
-            named = self.whole.named_parameters()
-            trained = {name: p.detach().contiguous() for name, p in named if p.requires_grad}  # no copies
-            save_file(trained, Path(folder) / WEIGHTS)
+            kept = {name: p.detach().contiguous() for name, p in self.kept().items()}  # no copies
+            save_file(kept, Path(folder) / WEIGHTS)
 
+    @torch.no_grad()
     def load_trained(self, models: list[Any], folder: str) -> None:
         models.clear()
         if not self.sharded:
-            load_trained_state(self.whole, load_file(Path(folder) / WEIGHTS))
-
-
-class Kept:
-    """Parameters as accelerate keeps them in a checkpoint."""
-
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        self.parameters = parameters
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {name: p.detach().clone() for name, p in self.parameters.items()}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
+            state, kept = load_file(Path(folder) / WEIGHTS), self.kept()
+            for name, parameter in kept.items():
                 parameter.copy_(state[name])
 
 

@@ -21,8 +21,8 @@ from transformers import set_seed
 
 from ..config.load import Config, resolve_name
 from ..engine.protocol import Verifier
-from ..errors import CheckpointError, ConfigError, StorageError, TrainingError
-from ..files import check_space, storage_failure
+from ..errors import CheckpointError, ConfigError, StorageError
+from ..files import check_space, storage_failure, sync
 from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
@@ -32,15 +32,15 @@ from ..policy.weights import load_tensors
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
-from .checkpoint import newest, newest_whole, unseal, write_manifest
+from .checkpoint import newest_whole, write_manifest
 from .evaluation import Measured
 from .fsdp import check_unpacked, uses_fsdp
-from .learner import Learner, Schedule
+from .learner import Learner, Objective, Schedule, dealt
 from .models import Economy, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
 from .ppo_critic import Critic
 from .preflight import preflight
-from .progress import UpdateProgress, tell_round, tell_tree
+from .progress import tell_round, tell_tree, tell_update
 from .ranks import ALONE, Ranks
 from .rounds import Interrupted, Rounds, RoundStats
 from .rows import Minibatches, RowBuilder
@@ -95,23 +95,16 @@ class Run(Measured):
 
     def learn(self, learner: Learner, minibatches: Minibatches, number: int) -> dict[str, float]:
         """A round's updates. Returns the means of their figures."""
-        config = self.config.train
-        epochs = 1 if config.supervised else config.optimizer.epochs
-        updates = UpdateProgress(self.progress, number, self.size.rounds, epochs * len(minibatches))
-        mine = [row for rows in minibatches for row in learner.dealt(rows)]
+        epochs = 1 if self.config.train.supervised else self.config.train.optimizer.epochs
+        mine = [row for rows in minibatches for row in dealt(rows, self.ranks)]
         figures = learner.objective.begin(learner, mine, number)
         found: list[dict[str, float]] = []
-        for _ in range(epochs):
-            for rows in minibatches:
-                if any(self.ranks.gather(self.stop())):
-                    raise Interrupted
-                try:
-                    found.append(learner.update(rows))
-                except TrainingError as error:
-                    saved = newest(self.folder.path)
-                    where = "start again" if saved is None else f"start from the last good checkpoint, {saved}"
-                    raise TrainingError(f"{error} and {where}") from error
-                updates.step()
+        for rows in [*minibatches] * epochs:
+            if any(self.ranks.gather(self.stop())):
+                raise Interrupted
+            tell_update(self.progress, number, self.size.rounds, len(found), epochs * len(minibatches))
+            found.append(learner.update(rows))
+        self.progress.describe("")
         # A round that found few rows makes fewer updates: the schedule goes by rounds.
         learner.skip(self.size.updates_per_round - len(found))
         learner.publish()
@@ -134,7 +127,7 @@ class Run(Measured):
         assert self.journal is not None
         # A checkpoint says that its rounds are done: their trees and figures are on the disk before it does.
         self.journal.sync()
-        self.folder.sync_metrics()
+        sync(self.folder.metrics)
         write_manifest(
             folder,
             {
@@ -164,21 +157,12 @@ class Run(Measured):
 
     def load(self) -> None:
         """Data and models; what is wrong with either shows before a folder is made."""
-        check_libraries(self.config)
-        data = check_run(self.config)
+        config = self.config
+        check_libraries(config)
+        data = check_run(config)
         self.demonstrations, self.tasks = data.demonstrations, data.questions
         self.test, self.validation = data.test, data.validation
-        self.load_models()
-        self.collector = Collector(self.student, self.config, self.perplexity, self.stop)
-        self.verifier: Verifier | None = None
-        if self.config.train.process and self.config.train.prm is not None:
-            self.verifier = load_prm(Path(self.config.train.prm), self.student, self.config)
-        gc.freeze()  # what is loaded stays: full collections needn't walk the libraries' objects again
-
-    def load_models(self) -> None:
-        """The student and, for PRE, its frozen copy."""
-        config = self.config
-        start = config.train.student
+        start, prm = config.train.student, config.train.prm
         self.student = load_student(config, path=None if start is None else Path(start), opening=opening(config))
         self.adapter = config.train.adapter or self.student.spec.adapter
         check_full(self.student.model, self.student.spec, self.adapter)
@@ -190,10 +174,16 @@ class Run(Measured):
                 f"engine.backend is {config.engine.backend}, whose server takes no new weights: set train.adapter=lora and"
                 " start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or set engine.backend=vllm"
             )
-        self.perplexity: Perplexity | None = None
+        perplexity = None
         if measures_perplexity(config):
             frozen = frozen_student(self.student, config, shared=self.adapter == "lora")
-            self.perplexity = Perplexity(frozen, config.search.max_tokens)
+            perplexity = Perplexity(frozen, config.search.max_tokens)
+        self.collector = Collector(self.student, config, perplexity, self.stop)
+        # The process reward model that `train.credit: process` scores steps with.
+        self.verifier: Verifier | None = None
+        if config.train.process and prm is not None:
+            self.verifier = load_prm(Path(prm), self.student, config)
+        gc.freeze()  # what is loaded stays: full collections needn't walk the libraries' objects again
 
     def new_card(self) -> dict[str, Any]:
         config = self.config
@@ -217,7 +207,7 @@ class Run(Measured):
     def make_learner(self) -> Learner:
         """What the method trains, minimises and how fast."""
         train, model, size = self.config.train, self.trainable, self.size
-        objective: Likelihood | Grpo
+        objective: Objective
         if train.method == "grpo":
             objective = Grpo(train, model)
         elif train.method == "ppo":
@@ -245,22 +235,20 @@ class Run(Measured):
         """What is about to run, in a few lines."""
         config, train = self.config, self.config.train
         method: str = train.method
-        if method == "grpo" and train.negative_weight == 0:
+        if train.weighted_sft:
+            method = "weighted SFT on responses above their group's average (grpo without ratio and negatives)"
+        elif method == "grpo" and train.negative_weight == 0:
             method = "grpo (positives-only: rows below their group's average have weight 0)"
-            if train.weighted_sft:
-                method = "weighted SFT on responses above their group's average (grpo without ratio and negatives)"
-        replay = f"{len(self.demonstrations):,} demonstrations replayed"
-        if train.demonstrations and not self.demonstrations:
-            replay += " (train.demonstration_share decides)"
-        if config.problems.hold_out == "structures" and train.student is None and self.student.spec.path == "package":
-            replay += (
-                "\nthe shipped student has seen every structure: warm one up with `sft` under problems.hold_out first"
-            )
-        return (
+        text = (
             f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
             f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
-            f" teachers: {config.teachers.tier}, {replay}"
+            f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
         )
+        if config.problems.hold_out == "structures" and train.student is None and self.student.spec.path == "package":
+            text += (
+                "\nthe shipped student has seen every structure: warm one up with `sft` under problems.hold_out first"
+            )
+        return text
 
     # -- the whole run -----------------------------------------------------------------------------------------------
 
@@ -280,6 +268,7 @@ class Run(Measured):
             self.run_rounds(*begun)
             if self.stop() or not self.ranks.first:
                 return None
+            self.close_books()
             self.card["seconds"] = {
                 "total": round(time.perf_counter() - self.began, 1),
                 "training": round(self.train_seconds, 1),
@@ -298,8 +287,16 @@ class Run(Measured):
 
         Returns the checkpoint to go on from (None: the start), and how many updates and rounds were made before it.
         """
-        checkpoint, facts = self.start_of(resume)
+        checkpoint, facts = newest_whole(self.folder.path, self.progress.say) if resume else (None, {})
+        if checkpoint is not None and facts.get("fsdp", False) != uses_fsdp():
+            before, now = ("under", "without") if facts.get("fsdp") else ("without", "under")
+            raise ConfigError(
+                f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, which can't read its"
+                f" optimiser: launch {before} FSDP"
+            )
         start = int(facts.get("rounds_done", 0))
+        if facts.get("best") is not None and facts["best"][1] != start:
+            load_tensors(self.folder.best)  # a broken file shows now, and not after the last round
         self.card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
         # A resumed run goes on with what its student was told.
         told = self.student.opening
@@ -321,25 +318,20 @@ class Run(Measured):
         shared: dict[str, Any] = {"on_tree": self.on_tree, "stop": self.stop, "ranks": self.ranks}
         rounds = Rounds(self.student, self.collector, self.tasks, self.journal, self.size, self.config.seed, **shared)
         builder = RowBuilder(self.student, self.config, self.collector, self.demonstrations, self.size, self.verifier)
-        try:
-            learner = self.make_learner()
-            if self.config.train.supervised:
-                for number in range(start):
-                    builder.remember(rounds.restored(number))
-            if checkpoint is not None:
-                self.restore(learner, checkpoint, updates)
-                if self.ranks.first:
-                    self.keep_best(start)  # a kill may have come between the checkpoint and its best weights
-            self.train(rounds, builder, learner, start)
-        finally:
-            self.close_books()
-
-    def restore(self, learner: Learner, checkpoint: Path, updates: int) -> None:
-        """Go on from a checkpoint. Raises CheckpointError where it can't be loaded."""
-        try:
-            learner.restore(checkpoint, updates)
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise CheckpointError(f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one") from error
+        learner = self.make_learner()
+        if self.config.train.supervised:
+            for number in range(start):
+                builder.remember(rounds.restored(number))
+        if checkpoint is not None:
+            try:
+                learner.restore(checkpoint, updates)
+            except (OSError, ValueError, RuntimeError, KeyError) as error:
+                raise CheckpointError(
+                    f"checkpoint {checkpoint} can't be loaded ({error}): use an earlier one"
+                ) from error
+            if self.ranks.first:
+                self.keep_best(start)  # a kill may have come between the checkpoint and its best weights
+        self.train(rounds, builder, learner, start)
 
     def close_books(self) -> None:
         """Close the journal. However the run ends, its card says what the teachers did and took."""
@@ -348,28 +340,6 @@ class Run(Measured):
             self.journal = None
             self.card |= self.collector.ledgers()
             self.folder.write_card(self.card)
-
-    def start_of(self, resume: bool) -> tuple[Path | None, dict[str, Any]]:
-        """The checkpoint to go on from and its facts; (None, {}) for the first round.
-
-        A run whose best weights are lost goes on from the first round too: its trees are in the journal, so that training
-        alone is done again, and comes to the same weights.
-        """
-        checkpoint, facts = newest_whole(self.folder.path, self.progress.say) if resume else (None, {})
-        if checkpoint is not None and facts.get("fsdp", False) != uses_fsdp():
-            before, now = ("under", "without") if facts.get("fsdp") else ("without", "under")
-            raise ConfigError(
-                f"checkpoint {checkpoint} was written {before} FSDP and this launch is {now} it, which can't read its"
-                f" optimiser: launch {before} FSDP"
-            )
-        if facts.get("best") is not None and facts["best"][1] != facts["rounds_done"]:
-            try:
-                load_tensors(self.folder.best)
-            except CheckpointError as error:
-                self.progress.say(f"{error}: training again from the first round, on the trees that are there")
-                unseal(self.folder.path)  # their best weights are not those that the new training keeps
-                return None, {}
-        return checkpoint, facts
 
     def on_tree(self, tree: GradedTree) -> None:
         self.ends += endings(tree.tree)

@@ -55,12 +55,12 @@ class Economy:
     shape: tuple[int, int, int, int] | None = None
 
     @classmethod
-    def of(cls, config: Config, spec: StudentModel, model: PreTrainedModel | None = None) -> Economy:
-        """What the configuration says on this device, for `model` (None: nothing is trained, sizes alone are asked for)."""
+    def of(cls, config: Config, spec: StudentModel, model: PreTrainedModel) -> Economy:
+        """What the configuration says on this device."""
         train = config.train
         cuda, quantised = torch.cuda.is_available(), spec.quantization != "none"
         shape = None
-        if model is not None and not cuda:
+        if not cuda:
             sizes = model.config.get_text_config()
             inner = getattr(sizes, "intermediate_size", None) or 4 * sizes.hidden_size
             shape = (PROMPT + config.search.max_tokens, sizes.num_hidden_layers, sizes.hidden_size, inner)
@@ -68,30 +68,21 @@ class Economy:
             train.micro_batch,
             train.recomputes(cuda, quantised),
             train.in_eight_bits(cuda, quantised),
-            model is not None and computes_in_bfloat16(train.precision, spec, model),
+            computes_in_bfloat16(train.precision, spec, model),
             shape,
         )
 
-    def arguments(self) -> dict[str, Any]:
-        """The training arguments of transformers that say so."""
-        found: dict[str, Any] = {
-            # LoRA's own weights are fp32; autocast computes with them in the base's bf16.
-            "bf16": self.autocast,
-            "use_cpu": not torch.cuda.is_available(),  # transformers refuses bf16 without a GPU that isn't declined
-            "gradient_checkpointing": self.checkpointing,
-            "gradient_checkpointing_kwargs": RECOMPUTE if self.checkpointing else None,
-        }
-        return found | ({"optim": "paged_adamw_8bit"} if self.eight_bit else {})
-
-    def split(self, rows: int, field: str) -> tuple[int, int]:
-        """Rows a forward, and forwards a minibatch. Raises ConfigError where they don't make `rows`."""
+    def rows(self, batch: int) -> int:
+        """Rows of one forward. Raises ConfigError where they don't make a minibatch."""
         if self.micro_batch is not None:
-            size = min(self.micro_batch, rows)
+            size = min(self.micro_batch, batch)
         else:
-            size = rows if self.shape is None else rows_of_a_forward(rows, *self.shape)
-        if rows % size:
-            raise ConfigError(f"train.micro_batch is {size} and {field} {rows}: give a divisor of {rows}")
-        return size, rows // size
+            size = batch if self.shape is None else rows_of_a_forward(batch, *self.shape)
+        if batch % size:
+            raise ConfigError(
+                f"train.micro_batch is {size} and a process's minibatch {batch}: give a divisor of {batch}"
+            )
+        return size
 
 
 def computes_in_bfloat16(precision: str, spec: StudentModel, model: torch.nn.Module) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from ..config.train import TrainConfig
 from .credit import gae
-from .learner import Learner, mask_of, padded
+from .learner import Learner, Objective, mask_of, padded
 from .losses import grpo_loss, value_loss, weighted_likelihood
 from .models import load_trained_state, trained_state
 from .rows import TrainRow
@@ -24,7 +24,7 @@ VALUE_CLIP = 0.5  # how far a value may move from its estimate at sampling befor
 VALUE_COEFFICIENT = 0.5  # of the value loss beside the policy's
 
 
-class Likelihood:
+class Likelihood(Objective):
     """`sft`, `rft` and `legacy`: weighted likelihood of responses."""
 
     def __init__(self, pack: str = "off") -> None:
@@ -41,26 +41,15 @@ class Likelihood:
         weights = padded([row.advantages for row in rows], scores.logprobs)
         return weighted_likelihood(scores.logprobs, weights, total), {}
 
-    def extra(self) -> Mapping[str, torch.nn.Parameter]:
-        """Nothing."""
-        return {}
 
-    def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
-        """Nothing is known of a round's rows but the rows."""
-        return {}
-
-    def end(self) -> dict[str, float]:
-        """Nothing."""
-        return {}
-
-
-class Grpo:
+class Grpo(Objective):
     """GRPO over rows that bring their advantages and the log-probabilities that they were sampled with."""
+
+    kl_in_loss = True
 
     def __init__(self, settings: TrainConfig, model: Any) -> None:
         self.settings, self.model = settings, model
         self.pack: str = settings.pack
-        self.clips = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
         self.importance = settings.importance
         # The reference policy is what the run started from: a copy of what is trained, put in for a moment.
         self.start = on_cpu(trained_state(model)) if settings.kl_coefficient else None
@@ -71,10 +60,6 @@ class Grpo:
         """How many tokens there are."""
         self.seen += 1
         return sum(len(row.completion_ids) for row in rows)
-
-    def extra(self) -> Mapping[str, torch.nn.Parameter]:
-        """Nothing."""
-        return {}
 
     def begin(self, learner: Learner, rows: Sequence[TrainRow], number: int) -> dict[str, float]:
         """Score a round's rows under the reference policy, where a KL penalty is on. Returns figures of the round."""
@@ -99,13 +84,21 @@ class Grpo:
         """See `grpo_loss`."""
         logprobs, mask = scores.logprobs, mask_of(rows, scores.logprobs)
         old = padded([row.old_logprobs for row in rows], logprobs) if self.importance else logprobs.detach()
-        reference = padded([self.reference[id(row)] for row in rows], logprobs) if self.reference else None
-        kl = 0.0 if reference is None else self.settings.kl_coefficient
+        penalised = bool(self.reference) and self.kl_in_loss
         if self.seen == 1 and self.importance:
             # Nothing is learnt yet: what the ratio is to, the engine's numbers, should be this forward's.
             self.gap = max(self.gap, ((logprobs.detach() - old).abs() * mask).max().item())
-        given: dict[str, Any] = {**self.clips, "kl_coefficient": kl, "reference": reference}
-        return grpo_loss(logprobs, old, self.advantages(rows, logprobs), mask, total, **given)
+        return grpo_loss(
+            logprobs,
+            old,
+            self.advantages(rows, logprobs),
+            mask,
+            total,
+            clip_low=self.settings.clip_low,
+            clip_high=self.settings.clip_high,
+            kl_coefficient=self.settings.kl_coefficient,
+            reference=padded([self.reference[id(row)] for row in rows], logprobs) if penalised else None,
+        )
 
     def end(self) -> dict[str, float]:
         """The largest difference between the engine's log-probability of a sampled token and the trainer's, in nats."""
@@ -115,6 +108,8 @@ class Grpo:
 class Ppo(Grpo):
     """PPO (Schulman et al. 2017): GAE from a critic's values, whitened; the KL penalty is in the reward (Ouyang et al. 2022,
     equation 2). Replayed demonstrations keep their constant advantage and are no data for the critic."""
+
+    kl_in_loss = False
 
     def __init__(self, settings: TrainConfig, model: Any, critic: Critic) -> None:
         super().__init__(settings, model)
@@ -178,9 +173,7 @@ class Ppo(Grpo):
         self, rows: Sequence[TrainRow], scores: Scores, total: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """The policy's clipped loss without a KL of its own, and the critic's."""
-        reference, self.reference = self.reference, {}
         loss, figures = super().loss(rows, scores, total)
-        self.reference = reference
         mask = mask_of(rows, scores.logprobs, "policy")
         if not mask.any():
             return loss, figures
@@ -198,10 +191,12 @@ def on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def scored(model: Any, learner: Learner, rows: Sequence[TrainRow]) -> Numbers:
     """The log-probabilities of rows' tokens under a whole model."""
     found: Numbers = {}
-    scorer, given = Scorer(model), (learner.config, learner.pack, learner.dtype, learner.accelerator.device)
+    scorer = Scorer(model)
     with torch.no_grad(), learner.autocast():
         for part in learner.parts_of(rows):
-            logprobs = score(scorer, given[0], part, *given[1:]).logprobs
+            logprobs = score(
+                scorer, learner.config, part, learner.pack, learner.dtype, learner.accelerator.device
+            ).logprobs
             found |= {id(row): one[: len(row.completion_ids)].tolist() for row, one in zip(part, logprobs, strict=True)}
     return found
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..live import Progress, duration, last_tree, rate
+from ..live import Progress, last_tree
 from ..mcts.extract import trajectories
 from ..mcts.tree import ROOT
 from ..rollouts import GradedTree
@@ -35,30 +35,10 @@ def tell_round(progress: Progress, line: dict[str, Any], rounds: int) -> None:
     progress.note("round", figures)
 
 
-class UpdateProgress:
-    """A round's updates, left of the bar, with their rate and the time left; away from a terminal as lines, now and then."""
-
-    def __init__(self, progress: Progress, number: int, rounds: int, total: int) -> None:
-        self.progress, self.of, self.total = progress, f"round {number + 1}/{rounds}", total
-        self.done, self.began = 0, progress.clock()
-        self.show()
-
-    def step(self) -> None:
-        """One more is made."""
-        self.done += 1
-        self.show()
-        if self.done == self.total:
-            self.progress.describe("")
-
-    def show(self) -> None:
-        if not self.total:
-            return
-        seconds, pace = self.progress.clock() - self.began, ""
-        if self.done:
-            left = duration(seconds / self.done * (self.total - self.done))
-            pace = f" ({rate(self.done, seconds, 'update')}, ETA {left})"
-        self.progress.describe(f"{self.of}, update {self.done}/{self.total}{pace}")
-        self.progress.beat()
+def tell_update(progress: Progress, number: int, rounds: int, done: int, total: int) -> None:
+    """Updates of a round, left of the bar; away from a terminal as lines, now and then."""
+    progress.describe(f"round {number + 1}/{rounds}, update {done + 1}/{total}")
+    progress.beat()
 
 
 class StepProgress(TrainerCallback):

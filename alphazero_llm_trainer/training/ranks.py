@@ -8,7 +8,7 @@ the mean of the gradients. Where vLLM servers sample, rank 0 alone asks them, fo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ..config.load import Config, resolve_name
+from ..config.load import Config, flat, resolve_name
 from ..errors import AlphaZeroError, ConfigError
 from ..teachers.build import is_remote
 from .fsdp import check_fsdp, uses_fsdp
@@ -108,7 +108,7 @@ ALONE = Ranks()
 
 def check_ranks(config: Config, size: int) -> None:
     """Raise ConfigError where a run of this configuration can't be shared by `size` processes."""
-    train, batch = config.train, config.train.optimizer.batch_size
+    train, backend, batch = config.train, config.engine.backend, config.train.optimizer.batch_size
     if batch % size:
         raise ConfigError(
             f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start"
@@ -116,26 +116,35 @@ def check_ranks(config: Config, size: int) -> None:
         )
     if train.method == "ppo":
         raise ConfigError(f"train.method is ppo, which trains in one process: start 1 and not {size}")
-    if config.engine.backend == "vllm":
-        raise ConfigError(
-            f"engine.backend is vllm and {size} processes would each start one: set it to inprocess or vllm-server"
-        )
-    if (
-        config.engine.backend == "vllm-server"
-        and (train.adapter or config.models[resolve_name(config)].adapter) != "lora"
-    ):
+    if backend == "vllm":
+        raise ConfigError(f"engine.backend is vllm and {size} processes would each start one: set it to vllm-server")
+    if backend == "vllm-server" and (train.adapter or config.models[resolve_name(config)].adapter) != "lora":
         raise ConfigError("engine.backend is vllm-server, whose server takes adapters alone: set train.adapter=lora")
     if is_remote(config):
         raise ConfigError(
             f"teachers are remote and {size} processes would keep {size} budgets: set teachers.tier=none, or start 1 process"
         )
-    if uses_fsdp():
-        check_fsdp(config, size)
-        if config.engine.backend == "vllm-server" and train.method == "grpo" and train.kl_coefficient:
-            raise ConfigError(
-                "train.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole reference policy:"
-                " set it to 0, or launch with DDP"
-            )
+    if not uses_fsdp():
+        return
+    check_fsdp(config, size)
+    if backend == "vllm-server" and train.method == "grpo" and train.kl_coefficient:
+        raise ConfigError(
+            "train.kl_coefficient is on, and beside a vLLM server FSDP leaves no process a whole reference policy:"
+            " set it to 0, or launch with DDP"
+        )
+
+
+def check_same(found: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigError where a process has another configuration or version than the first."""
+    first = found[0]
+    for rank, facts in enumerate(found):
+        for name in sorted(first.keys() | facts.keys()):
+            mine, theirs = first.get(name), facts.get(name)
+            if mine != theirs:
+                raise ConfigError(
+                    f"process {rank} of {len(found)} has another {name} ({theirs!r}, not {mine!r}) than process 0: start all"
+                    " with the same command and versions"
+                )
 
 
 def open_ranks(config: Config) -> Ranks:
@@ -153,16 +162,13 @@ def open_ranks(config: Config) -> Ranks:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not distributed.is_initialized():
-        distributed.init_process_group(backend_of(), timeout=PATIENCE)
+        # Objects go through gloo, and with GPUs gradients through NCCL.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, timeout=PATIENCE)
     ranks = Ranks(rank, size, config.engine.backend == "inprocess")
-    found = ranks.gather((config.model_dump(mode="json"), torch.__version__))
-    differ = next((other for other, facts in enumerate(found) if facts != found[0]), None)
+    found = ranks.gather(dict(flat({"torch": torch.__version__, **config.model_dump(mode="json")})))
     try:
-        if differ is not None:
-            raise ConfigError(
-                f"process {differ} of {size} has {difference(found[0], found[differ])} than process 0: start all with the same"
-                " command and versions"
-            )
+        check_same(found)
         check_ranks(config, size)
     except ConfigError:
         if rank:
@@ -176,25 +182,3 @@ def config_of_rank(config: Config, rank: int) -> Config:
     if not rank or config.engine.backend == "inprocess":
         return config
     return config.model_copy(update={"engine": config.engine.model_copy(update={"backend": "inprocess"})})
-
-
-def backend_of() -> str:
-    """What the processes talk through: objects through gloo, and with GPUs gradients through NCCL."""
-    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-
-
-def difference(mine: tuple[dict[str, Any], str], theirs: tuple[dict[str, Any], str]) -> str:
-    """The first thing that differs, in words."""
-    if mine[1] != theirs[1]:
-        return f"another torch ({theirs[1]}, not {mine[1]})"
-    ours, others = flat(mine[0]), flat(theirs[0])
-    name = next(key for key in sorted({*ours, *others}) if ours.get(key) != others.get(key))
-    return f"another {name} ({others.get(name)!r}, not {ours.get(name)!r})"
-
-
-def flat(raw: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """A nested mapping with dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in raw.items():
-        found |= flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return found

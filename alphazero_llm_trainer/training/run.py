@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config.load import Config, validate
 from ..errors import CheckpointError, ConfigError
-from ..files import make_folder, read_object, sync, write_json, write_whole
+from ..files import make_folder, read_object, write_json, write_whole
 from ..problems.source import source_of
 from ..types import Task
 from .checkpoint import read_lines
@@ -18,46 +17,19 @@ from .checkpoint import read_lines
 MOST_LETTERS = 500  # of a question in test.jsonl
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """Paths inside one run's folder; nothing is written elsewhere."""
 
-    path: Path
-
-    @property
-    def card(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def answers(self) -> Path:
-        """What was answered to the test problems before and after training."""
-        return self.path / "test.jsonl"
-
-    @property
-    def student(self) -> Path:
-        """Where the final student goes, as a plain Hugging Face folder."""
-        return self.path / "student"
-
-    @property
-    def adapter(self) -> Path:
-        """Where trained LoRA adapters go."""
-        return self.path / "adapter"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best.safetensors"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.card = path / "run.json"
+        self.journal = path / "journal.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.report = path / "report.html"
+        self.answers = path / "test.jsonl"  # what was answered to the test problems before and after training
+        self.student = path / "student"  # the final student, as a plain Hugging Face folder
+        self.adapter = path / "adapter"  # its LoRA adapter, where one was trained
+        self.best = path / "best.safetensors"
 
     def read_card(self) -> dict[str, Any]:
         """run.json. Raises CheckpointError when it isn't a run's."""
@@ -78,11 +50,6 @@ class RunFolder:
         """The configuration that the run was started with."""
         return validate(self.read_card()["config"])
 
-    def sync_metrics(self) -> None:
-        """Wait until the metrics are on the disk."""
-        if self.metrics.is_file():
-            sync(self.metrics)
-
     def append_metrics(self, line: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -93,10 +60,7 @@ class RunFolder:
 
     def forget_metrics_from(self, number: int) -> None:
         """Drop the lines of rounds that will be trained again."""
-        lines = self.read_metrics()
-        if not all(isinstance(line.get("round", -1), int) for line in lines):
-            raise CheckpointError(f"{self.metrics} has a line whose round is no number: remove that line")
-        kept = [line for line in lines if line.get("round", -1) < number]
+        kept = [line for line in self.read_metrics() if line.get("round", -1) < number]
         write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write_answers(

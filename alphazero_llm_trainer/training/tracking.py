@@ -19,6 +19,22 @@ from ..errors import ConfigError
 
 PROJECT = "alphazero-llm-trainer"
 NOT_PARAMETERS = ("models", "teacher_tiers")  # lists of what could be used
+# Environment variables without which the libraries would write below the home folder, or talk.
+VARIABLES: dict[str, dict[str, str]] = {
+    "mlflow": {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_TRACKING_URI": "sqlite:///{store}/mlflow.db"},
+    "wandb": {
+        **dict.fromkeys(("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"), "{store}"),
+        "WANDB_SILENT": "true",
+    },
+    "trackio": {"TRACKIO_DIR": "{store}/trackio"},
+    "tensorboard": {},
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mlflow": {"logging_dir": "file://{store}/artifacts", "run_name": "{run}"},
+    "wandb": {"name": "{run}"},
+    "trackio": {"name": "{run}", "resume": "allow", "embed": False},
+    "tensorboard": {"logging_dir": "{store}"},
+}
 
 
 def check_tracker(kind: str) -> None:
@@ -38,14 +54,19 @@ class Tracking:
             return
         store = (folder / "track").absolute()
         store.mkdir(parents=True, exist_ok=True)
-        options = OPTIONS[kind](store, folder.name)
+        for name, value in VARIABLES[kind].items():
+            os.environ.setdefault(name, value.format(store=store))
+        places = {"store": store, "run": folder.name}
+        options = {k: v.format(**places) if isinstance(v, str) else v for k, v in OPTIONS[kind].items()}
+        if kind == "wandb" and not {"WANDB_MODE", "WANDB_API_KEY"} & os.environ.keys():
+            options["mode"] = "offline"  # `wandb sync` uploads it later
         from accelerate import PartialState
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState()  # the trackers ask it which process they are in
-        name = PROJECT if kind != "tensorboard" else "tensorboard"
+        project = PROJECT if kind != "tensorboard" else "tensorboard"
         with redirect_stdout(sys.stderr):
-            self.tracker = LOGGER_TYPE_TO_CLASS[kind](name, **options)
+            self.tracker = LOGGER_TYPE_TO_CLASS[kind](project, **options)
             self.tracker.start()
 
     def parameters(self, config: Mapping[str, Any]) -> None:
@@ -66,38 +87,3 @@ class Tracking:
         if self.tracker is not None:
             with redirect_stdout(sys.stderr):
                 self.tracker.finish()
-
-
-def mlflow(store: Path, name: str) -> dict[str, Any]:
-    """One SQLite store a run."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would write to the home folder
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{store / 'mlflow.db'}")
-    return {"logging_dir": (store / "artifacts").as_uri(), "run_name": name}
-
-
-def wandb(store: Path, name: str) -> dict[str, Any]:
-    """Offline without a key; `wandb sync` uploads it later."""
-    for variable in (
-        "WANDB_DIR",
-        "WANDB_CACHE_DIR",
-        "WANDB_DATA_DIR",
-        "WANDB_CONFIG_DIR",
-    ):  # else below the home folder
-        os.environ.setdefault(variable, str(store))
-    os.environ.setdefault("WANDB_SILENT", "true")
-    online = "WANDB_MODE" in os.environ or "WANDB_API_KEY" in os.environ
-    return {"name": name} if online else {"name": name, "mode": "offline"}
-
-
-def trackio(store: Path, name: str) -> dict[str, Any]:
-    """Trackio's own SQLite file; the dashboard is `trackio show`."""
-    os.environ.setdefault("TRACKIO_DIR", str(store / "trackio"))
-    return {"name": name, "resume": "allow", "embed": False}
-
-
-def tensorboard(store: Path, name: str) -> dict[str, Any]:
-    """Event files."""
-    return {"logging_dir": str(store)}
-
-
-OPTIONS = {"mlflow": mlflow, "wandb": wandb, "trackio": trackio, "tensorboard": tensorboard}
