@@ -150,8 +150,7 @@ def kept_a_token(model: Any, rows: int = 4, length: int = 64) -> float:
     tokens = torch.randint(2, VOCABULARY, (rows, length))
     mask = torch.ones_like(tokens)
     mask[0, :7] = 0  # padding, as in a minibatch of unequal prompts
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return Saved(model).of(base.model, tokens, mask) / (rows * length * SHAPE.layers)
+    return Saved(model).of(model.model, tokens, mask) / (rows * length * SHAPE.layers)
 
 
 def test_activations_of_full_weights_are_those_autograd_keeps() -> None:

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +17,6 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
-from alphazero_llm_trainer.mcts.journal import read
 from alphazero_llm_trainer.policy import adapters
 from alphazero_llm_trainer.policy.student import (
     PACKAGED,
@@ -44,7 +38,6 @@ from alphazero_llm_trainer.training.models import (
 from alphazero_llm_trainer.training.ppo_critic import Critic
 from alphazero_llm_trainer.training.rows import TrainRow
 
-ROOT = Path(__file__).resolve().parent.parent
 FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
 FLAGS = [
     "--set", "student=embedded", "--set", "models.embedded.quantization=nf4", "--set", "models.embedded.adapter=lora",
@@ -194,8 +187,8 @@ def test_an_adapter_comes_back_exactly_and_knows_its_base(student: Student, conf
 LORA = [{"student": "embedded", "models": {"embedded": {"adapter": "lora"}}}]  # without 4 bits
 
 
-@pytest.mark.parametrize("lora", [{"alpha": 8}, {"rank": 8, "alpha": 16}, {"targets": ["q_proj", "v_proj"]}])
-def test_an_adapter_goes_on_with_its_own_rank_scale_and_modules(lora: dict[str, Any], tmp_path: Path) -> None:
+def test_an_adapter_goes_on_with_its_own_rank_scale_and_modules(tmp_path: Path) -> None:
+    lora = {"rank": 8, "alpha": 24, "targets": ["q_proj", "v_proj"]}
     first = load_student(load_config(overrides=[*LORA, {"models": {"embedded": {"lora": lora}}}]))
     make_trainable(first.model, first.spec, "lora")
     randomise(first.model, adapters.POLICY, 0)
@@ -364,39 +357,15 @@ def test_a_run_searches_trains_merges_and_is_evaluated(whole_run: Path, config: 
     assert engine_scores(unquantised) == pytest.approx(engine_scores(trained), abs=1e-4)
 
 
-@pytest.mark.slow
-def test_killed_with_sigkill_it_resumes_to_the_same_adapter(whole_run: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "train_vllm.py"), *SMALL, "--checkpoint-dir", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    journal = tmp_path / "run-001" / "journal.jsonl"
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline and process.poll() is None:
-        if journal.exists() and journal.read_bytes().count(b"\n") >= 11:  # in the second round, behind a checkpoint
-            break
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert train_main(["--resume", "--checkpoint-dir", str(tmp_path)]) == 0
-    assert len(list(read(journal))) == 16
-    whole = load_file(whole_run / "adapter" / "adapter_model.safetensors")
-    resumed = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
-    for name, tensor in whole.items():
-        assert torch.allclose(tensor, resumed[name], atol=1e-5), name
-
-
-@pytest.mark.parametrize("method", ["ppo", "legacy"])
-def test_the_other_methods_train_it_too(method: str, tmp_path: Path) -> None:
-    # Stories of 3 and 4 steps: some of the questions get a right response and a wrong one.
-    flags = [*SMALL, "--num-examples", "8", f"--use-{method}", "--checkpoint-dir", str(tmp_path)]
-    assert train_main([*flags, "--set", "problems.levels=[2,3]", "--set", "train.optimizer.warmup=0"]) == 0
+def test_ppo_trains_it_too_and_keeps_its_critic(tmp_path: Path) -> None:
+    flags = [*SMALL, "--num-examples", "8", "--use-ppo", "--checkpoint-dir", str(tmp_path)]
+    assert train_main([*flags, "--set", "train.optimizer.warmup=0"]) == 0
     state = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
     assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in state.items())
-    if method == "ppo":
-        checkpoint = next((tmp_path / "run-001").glob("checkpoint-*"))
-        critic = {name for name in load_file(checkpoint / "model.safetensors") if name.startswith("critic.")}
-        score = {"critic.score.weight", "critic.score.bias"}
-        assert score < critic and all(f".{adapters.CRITIC}." in name for name in critic - score)
+    checkpoint = load_file(next((tmp_path / "run-001").glob("checkpoint-*")) / "model.safetensors")
+    critic = {name for name in checkpoint if name.startswith("critic.")}
+    score = {"critic.score.weight", "critic.score.bias"}
+    assert score < critic and all(f".{adapters.CRITIC}." in name for name in critic - score)
 
 
 # -- what a user trips over --------------------------------------------------------------------------------------------
@@ -469,17 +438,6 @@ def test_merge_writes_a_plain_folder_and_uploads_it(
     weights = (out / "model.safetensors").read_bytes()
     assert hub.files["model.safetensors"] == weights == (whole_run / "student" / "model.safetensors").read_bytes()
     assert "quantization_config" not in json.loads(hub.files["config.json"])
-
-
-def test_what_is_wrong_with_an_upload_shows_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("alphazero_llm_trainer.training.hub.get_token", lambda: None)
-    for name, wanted in (("me/student", "set HF_TOKEN"), ("no owner", "OWNER/NAME")):
-        assert train_main([*SMALL, "--push-to-hub", name, "--checkpoint-dir", str(tmp_path / "runs")]) == 2
-        error = capsys.readouterr().err
-        assert wanted in error and error.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,7 @@ MISSING_REWARD = ["--source", "60.jsonl", "--use-grpo", "--reward", "nowhere.py:
         (["--use-grpo", "--set", "train.credit=process"], ["train.prm is null"]),
         (["--set", "search.mode=token", "--use-rft"], ["search.mode is token"]),
         (["--push-to-hub", "here"], ["OWNER/NAME"]),
+        (["--push-to-hub", "me/student"], ["set HF_TOKEN"]),
         (["--set", "train.student=nowhere"], ["nowhere has no config.json"]),
     ],
 )

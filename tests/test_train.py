@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -27,7 +26,6 @@ from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.policy.weights import save_tensors
 from alphazero_llm_trainer.training.checkpoint import newest_whole, write_manifest
 from alphazero_llm_trainer.training.loop import Run, means
-from alphazero_llm_trainer.training.models import make_trainable
 from alphazero_llm_trainer.training.run import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -214,17 +212,8 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
 
 
 def test_lora_trains_adapters_and_leaves_the_base_alone(tmp_path):
-    flags = [
-        *SMALL,
-        "--use-grpo",
-        "--set",
-        "train.adapter=lora",
-        "--num-examples",
-        "8",
-        "--checkpoint-dir",
-        str(tmp_path),
-    ]
-    assert train_main(flags) == 0
+    flags = ["--use-grpo", "--set", "train.adapter=lora", "--num-examples", "8", "--checkpoint-dir", str(tmp_path)]
+    assert train_main([*SMALL, *flags]) == 0
     adapter = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
     assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in adapter.items())
     settings = json.loads((tmp_path / "run-001" / "adapter" / "adapter_config.json").read_text())
@@ -236,25 +225,6 @@ def test_lora_trains_adapters_and_leaves_the_base_alone(tmp_path):
     shipped = load_student(grpo_config(["student=embedded"]))
     name = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(merged.model.state_dict()[name], shipped.model.state_dict()[name])
-
-
-def test_the_engine_computes_with_the_adapters():
-    """Search and evaluation must see what training changes."""
-    student = load_student(grpo_config(["student=embedded"]))
-    trainable = make_trainable(student.model, student.spec, "lora")
-    generator = torch.Generator().manual_seed(0)
-    for name, parameter in trainable.named_parameters():
-        if "lora_B" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
-    student.model.eval()
-    student.engine.set_policy(None, 1)
-    prompt = student.prompt_ids("Ana has 3 pens. She buys 4 more pens.")
-    answer_ids = tuple(student.encode("3 + 4 = 7"))
-    [scores] = asyncio.run(student.engine.score([(prompt, answer_ids)]))
-    with torch.no_grad():
-        logits = trainable(torch.tensor([prompt + answer_ids])).logits[0].log_softmax(-1)
-    expected = logits[len(prompt) - 1 : -1].gather(1, torch.tensor(answer_ids)[:, None])[:, 0]
-    assert torch.allclose(torch.tensor(scores), expected, atol=1e-4)
 
 
 def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
@@ -277,16 +247,8 @@ def test_no_evaluation_is_a_choice(tmp_path, capsys):
 
 
 def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
-    flags = [
-        *SMALL,
-        "--num-examples",
-        "8",
-        "--set",
-        "train.keep_best=true",
-        "--set",
-        "train.optimizer.learning_rate=0.5",
-    ]
-    assert train_main([*flags, "--checkpoint-dir", str(tmp_path)]) == 0
+    flags = ["--set", "train.keep_best=true", "--set", "train.optimizer.learning_rate=0.5", "--num-examples", "8"]
+    assert train_main([*SMALL, *flags, "--checkpoint-dir", str(tmp_path)]) == 0
     card = json.loads((tmp_path / "run-001" / "run.json").read_text())
     assert card["kept"].startswith("the student as it was")
     assert card["after"]["correct"] == card["before"]["correct"]
@@ -294,7 +256,7 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
 
 def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path):
     run = Run(grpo_config(["student=embedded"]))
-    run.folder, run.validation, run.trainable = RunFolder(tmp_path), [None] * 4, torch.nn.Linear(1, 1)
+    run.folder, run.validation = RunFolder(tmp_path), [None] * 4
     answers = iter([(1, 1, 0, 0), (0, 0, 1, 1), (1, 1, 1, 0), (0, 1, 1, 1), (1, 0, 0, 0)])
     run.evaluate = lambda tasks: SimpleNamespace(first=next(answers))
     best = []
@@ -363,15 +325,8 @@ def test_a_run_starts_from_the_student_of_another(whole_run, tmp_path, capsys):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_in_one_sentence(tmp_path, capsys):
-    flags = [
-        *SMALL,
-        "--use-grpo",
-        "--set",
-        "train.optimizer.learning_rate=1e30",
-        "--set",
-        "train.optimizer.max_grad_norm=1e30",
-    ]
-    assert train_main([*flags, "--checkpoint-dir", str(tmp_path)]) == 2
+    flags = ["--set", "train.optimizer.learning_rate=1e30", "--set", "train.optimizer.max_grad_norm=1e30"]
+    assert train_main([*SMALL, "--use-grpo", *flags, "--checkpoint-dir", str(tmp_path)]) == 2
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith(("error: loss is", "error: grad_norm is"))
     assert "learning_rate" in message

@@ -31,7 +31,6 @@ class Measured:
     config: Config
     size: RunSize
     student: Student
-    trainable: Any  # the student's model, with what training changes
     adapter: str
     collector: Collector
     test: Sequence[Task]
@@ -66,7 +65,7 @@ class Measured:
         It comes after the checkpoint of that round is sealed: the weights of one that a kill cut off are nobody's best.
         """
         if self.best is not None and self.best[1] == rounds_done:
-            save_tensors(trained_state(self.trainable), self.folder.best)
+            save_tensors(trained_state(self.student.model), self.folder.best)
 
     def before(self, card: dict[str, Any]) -> None:
         """The untrained student's results on the test problems; a resumed run has them in its card."""
@@ -111,7 +110,7 @@ class Measured:
         """Take the best weights, evaluate them on the test problems once, write everything."""
         kept = "last"
         if self.best is not None:
-            load_trained_state(self.trainable, load_tensors(self.folder.best))
+            load_trained_state(self.student.model, load_tensors(self.folder.best))
             kept = f"best on validation ({self.best[0]:.3f} after round {self.best[1]})"
             if self.best[1] == 0:
                 kept = f"the student as it was: no checkpoint beat its validation score of {self.best[0]:.3f}"

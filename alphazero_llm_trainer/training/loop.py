@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,20 +132,18 @@ class Run(Measured):
             folder,
             {
                 "rounds_done": rounds_done,
-                "questions_done": min(rounds_done * self.size.questions_per_round, len(self.tasks)),
                 "update": learner.updates,
                 "fsdp": uses_fsdp(),
                 "best": list(self.best) if self.best is not None else None,
                 "training_seconds": self.train_seconds,
                 "total_seconds": time.perf_counter() - self.began,
-                "config": self.config.model_dump(mode="json"),
             },
         )
         self.keep_best(rounds_done)
 
     def record(self, stats: RoundStats, figures: dict[str, float]) -> None:
         """A round's line: on the terminal, in metrics.jsonl, to the tracker."""
-        line = stats.as_dict() | figures
+        line = asdict(stats) | figures
         self.write_metrics(line)
         tell_round(self.progress, line, self.size.rounds)
 
@@ -194,9 +192,8 @@ class Run(Measured):
             "system_prompt": self.student.opening.system_prompt,
             "shots": self.student.opening.shots,
             "adapter": self.adapter,
-            "learning_rate": learning_rate(config.train, self.trainable),
+            "learning_rate": learning_rate(config.train, self.student.model),
             "method": config.train.method,
-            "positives_only": config.train.method == "grpo" and config.train.negative_weight == 0,
             "seed": config.seed,
             "rounds": self.size.rounds,
             "questions": len(self.tasks),
@@ -206,20 +203,20 @@ class Run(Measured):
 
     def make_learner(self) -> Learner:
         """What the method trains, minimises and how fast."""
-        train, model, size = self.config.train, self.trainable, self.size
+        train, model, size = self.config.train, self.student.model, self.size
         objective: Objective
         if train.method == "grpo":
             objective = Grpo(train, model)
         elif train.method == "ppo":
             lora = self.student.spec.lora if self.adapter == "lora" else None
-            objective = Ppo(train, model, Critic(self.student.model, lora))
+            objective = Ppo(train, model, Critic(model, lora))
         else:
             objective = Likelihood()
         warmup = min(train.optimizer.warmup * size.updates_per_round, size.updates // 4)
         return Learner(
             model,
             objective,
-            Economy.of(self.config, self.student.spec, self.student.model),
+            Economy.of(self.config, self.student.spec, model),
             Schedule(learning_rate(train, model), warmup, size.updates),
             batch_size=train.optimizer.batch_size,
             weight_decay=train.optimizer.weight_decay,
@@ -261,7 +258,7 @@ class Run(Measured):
         try:
             # Before anything is drawn at random (LoRA's first weights are): a resumed run must draw the same.
             set_seed(self.config.library_seed)
-            self.trainable = make_trainable(self.student.model, self.student.spec, self.adapter)
+            make_trainable(self.student.model, self.student.spec, self.adapter)
             if self.ranks.first:
                 self.tracking = Tracking(self.config.train.track, folder.path)
             begun = self.ranks.told(lambda: self.begin(resume))

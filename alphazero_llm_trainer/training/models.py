@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig as PeftLora
-from peft import PeftModel, get_peft_model, inject_adapter_in_model
+from peft import inject_adapter_in_model
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..config.load import Config
@@ -117,34 +117,20 @@ def learning_rate(settings: TrainConfig, model: torch.nn.Module) -> float:
     return settings.optimizer.rate(settings.method, sum(p.numel() for p in model.parameters()), adapter)
 
 
-def make_trainable(
-    model: PreTrainedModel, spec: StudentModel, adapter: str, task: str = "CAUSAL_LM"
-) -> PreTrainedModel | PeftModel:
+def make_trainable(model: PreTrainedModel, spec: StudentModel, adapter: str) -> PreTrainedModel:
     """The model with the parameters that training changes: all of them ("full") or the policy's adapter ("lora").
 
     The adapter lives inside `model`'s own modules, so an engine over `model` sees it at once; one that is there goes on.
-    `task` is peft's name of the model's task; for "TOKEN_CLS" the last layer is trained with the adapter.
     """
     check_full(model, spec, adapter)
     attend_by_length(model)
     if adapter == "full":
         model.requires_grad_(True)
-        return model
-    # peft's preparation of a quantised model isn't used: it casts embeddings and norms to fp32, another base.
-    begun = {name: p.detach().clone() for name, p in own_parameters(model, POLICY).items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", SEVERAL)
-        made: Any = get_peft_model(model, peft_config(spec.lora, task))
-    if begun:
-        freeze_base(model)  # peft leaves it as it was where there are adapters already
-    # The other adapters in these layers are not this wrapper's to save and load.
-    made.base_model.peft_config = {POLICY: made.peft_config[POLICY]}
-    with torch.no_grad():
-        for name, parameter in own_parameters(model, POLICY).items():
-            parameter.requires_grad_(True)
-            if name in begun:
-                parameter.copy_(begun[name])
-    return made
+    else:
+        attach(model, spec.lora, POLICY)
+        for layer in layers(model):
+            layer._active_adapter = [POLICY]
+    return model
 
 
 def make_optimizer(
@@ -216,25 +202,29 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
 
 
 def attach(model: PreTrainedModel, lora: LoraConfig, name: str) -> None:
-    """A new adapter beside the ones in `model`; it starts as the policy's own and is trainable, what is active stays."""
+    """Put an adapter beside the ones in `model` and make it trainable; what is active stays.
+
+    One that is there goes on; a new one starts as the policy's own. peft's preparation of a quantised model isn't used: it
+    casts embeddings and norms to fp32, another base.
+    """
     before = {id(layer): layer._active_adapter for layer in layers(model)}
+    own = own_parameters(model, name) or own_parameters(model, POLICY)
+    begun = {key.replace(f".{POLICY}.", f".{name}."): p.detach().clone() for key, p in own.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", SEVERAL)
         inject_adapter_in_model(peft_config(lora), model, adapter_name=name)
     freeze_base(model)
-    policy = own_parameters(model, POLICY)
     with torch.no_grad():
         for key, parameter in own_parameters(model, name).items():
             parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
-            begun = policy.get(key.replace(f".{name}.", f".{POLICY}."))
-            if begun is not None:
-                parameter.copy_(begun)
+            if key in begun:
+                parameter.copy_(begun[key])
     for layer in layers(model):
         layer._active_adapter = before.get(id(layer), [])
 
 
-def peft_config(lora: LoraConfig, task: str = "CAUSAL_LM") -> PeftLora:
+def peft_config(lora: LoraConfig) -> PeftLora:
     """peft's own configuration of `lora`."""
     return PeftLora(
         r=lora.rank,
@@ -242,7 +232,7 @@ def peft_config(lora: LoraConfig, task: str = "CAUSAL_LM") -> PeftLora:
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets),
         bias="none",
-        task_type=task,
+        task_type="CAUSAL_LM",
     )
 
 
@@ -284,11 +274,6 @@ def save_student(
     student.tokenizer.save_pretrained(folder)
     write_facts(folder, student.name, facts)
     sync_all(folder)
-
-
-def bare(model: Any) -> Any:
-    """The model itself, out of peft's wrapper where it is in one."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def trained_state(model: Any) -> dict[str, torch.Tensor]:

@@ -34,7 +34,7 @@ class RoundStats:
     """What a round's searches gave. Shares are of its questions; `depth` is the mean of the trees' deepest nodes.
 
     `taught` counts the distinct responses with a step of a teacher's, `failed_rewards` the questions that the user's own
-    reward ended, which are among the `failed` ones. `simulations_per_second` is None where trees of before a stop were used.
+    reward ended, which are among the `failed` ones.
     """
 
     round: int
@@ -42,12 +42,10 @@ class RoundStats:
     flat_at_first: int = 0
     flat: int = 0
     extensions: int = 0
-    extended: int = 0
     taught: int = 0
     all_right: int = 0
     all_wrong: int = 0
     mixed: int = 0
-    trajectories: int = 0
     samples: int = 0
     mean_reward: float = 0.0
     solved: int = 0
@@ -59,16 +57,10 @@ class RoundStats:
     failed_rewards: int = 0
     simulations: int = 0
     nodes_per_tree: float = 0.0
-    tokens_per_tree: float = 0.0
     depth: float = 0.0
-    simulations_per_second: float | None = None
     search_seconds: float = 0.0
     reused_trees: int = 0
     cost: Cost = field(default_factory=Cost)
-
-    def as_dict(self) -> dict[str, Any]:
-        names = [name for name in self.__slots__ if name != "cost"]
-        return {**{name: getattr(self, name) for name in names}, "cost": self.cost.as_dict()}
 
     def count(self, trees: Sequence[GradedTree], collector: Collector) -> None:
         """Count a round's trees."""
@@ -81,12 +73,10 @@ class RoundStats:
             self.flat_at_first += tree.flat_at_first
             self.flat += collector.flat(tree.tree)
             self.extensions += tree.extensions
-            self.extended += tree.extensions > 0
             kind = outcome(tree.tree)
             self.all_right += kind == "solved"
             self.all_wrong += kind == "hopeless"
             self.mixed += kind == "mixed"
-            self.trajectories += len(found)
             self.taught += sum(not t.student for t in found)
             self.samples += sum(t.samples for t in found)
             self.solved += any(t.right for t in found)
@@ -94,7 +84,6 @@ class RoundStats:
             self.cost.add(tree.cost)
             self.simulations += tree.tree.N[ROOT]
             self.nodes_per_tree += (len(tree.tree) - 1) / len(trees)
-            self.tokens_per_tree += tree.cost.sampled_tokens / len(trees)
             self.depth += max(tree.tree.depths()) / len(trees)
         self.mean_reward = total / max(self.samples, 1)
 
@@ -146,7 +135,7 @@ class Rounds:
         """
         began = time.perf_counter()
         self.student.engine.set_policy(None, number)
-        tasks, found = self.tasks_of_round(number), {tree.key: tree for tree in self.restored(number)}
+        tasks, found = self.size.of_round(self.tasks, number), {tree.key: tree for tree in self.restored(number)}
         stats = RoundStats(number, reused_trees=len(found))
         missing: list[str] = self.ranks.tell([key for key in tasks if key not in found])
         if missing:
@@ -161,8 +150,6 @@ class Rounds:
         self.check_rewards(trees)
         stats.search_seconds = time.perf_counter() - began
         stats.count(trees, self.collector)
-        if not stats.reused_trees:
-            stats.simulations_per_second = stats.simulations / max(stats.search_seconds, 1e-9)
         # Many trees wait at once: their seconds overlap, so the round's own are what it cost.
         stats.cost.seconds = stats.search_seconds
         return trees, stats
@@ -213,12 +200,8 @@ class Rounds:
         """The trees of a round that the journal has."""
         if self.journal is None:
             return []
-        records = ((self.journal.get(key), task) for key, task in self.tasks_of_round(number).items())
+        records = ((self.journal.get(key), task) for key, task in self.size.of_round(self.tasks, number).items())
         return [GradedTree.from_record(record, task) for record, task in records if record is not None]
-
-    def tasks_of_round(self, number: int) -> dict[str, Task]:
-        """A round's questions by their keys in the journal."""
-        return self.size.of_round(self.tasks, number)
 
     def check_rewards(self, trees: Sequence[GradedTree]) -> None:
         """Raise RewardError where the user's own reward has failed for every question of the run so far."""

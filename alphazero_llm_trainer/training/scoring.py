@@ -15,7 +15,6 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from .attention import NAME
-from .models import bare
 from .packing import IGNORED, PackingPlan, Work, plan, spread, tensors
 from .rows import TrainRow
 
@@ -95,15 +94,15 @@ class Scorer(torch.nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self._no_split_modules = bare(model)._no_split_modules  # where accelerate looks for FSDP's layers
+        self._no_split_modules = model._no_split_modules  # where accelerate looks for FSDP's layers
 
     @property
     def config(self) -> Any:
-        return bare(self.model).config
+        return self.model.config
 
     def forward(self, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`inputs` are the model's own: `input_ids [G, N]`, `attention_mask` and perhaps `position_ids`."""
-        model, mask = bare(self.model), labels != IGNORED
+        model, mask = self.model, labels != IGNORED
         if plain(model):
             hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
             weight = model.get_output_embeddings().weight
