@@ -64,7 +64,7 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     from alphazero_llm_trainer.live import Progress
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import tasks_of
-    from alphazero_llm_trainer.training.models import Economy, make_trainable
+    from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable
     from alphazero_llm_trainer.training.sft import sft_rows, train_student
 
     torch.set_num_threads(args.threads)
@@ -96,8 +96,8 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
         model = make_trainable(student.model, student.spec, "full")
         few = {"steps": args.updates, "batch_size": BATCH, "learning_rate": 1e-5}
         settings = config.train.sft.model_copy(update=few)
-        economy = Economy(MICRO, autocast=arm == "bfloat16")
-        train_student(model, rows, settings, SEED, economy, progress=Steps(quiet=True))
+        memory = MemoryOptions(MICRO, autocast=arm == "bfloat16")
+        train_student(model, rows, settings, SEED, memory, progress=Steps(quiet=True))
     (cpu, wall), (cpu_end, wall_end) = marks[0], marks[-1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     # The rows are shuffled: each update is taken to have the same share of all tokens.

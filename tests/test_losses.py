@@ -18,7 +18,7 @@ from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.training.learner import Learner, Schedule, mask_of, padded
 from alphazero_llm_trainer.training.losses import kl_estimate, value_loss
-from alphazero_llm_trainer.training.models import Economy, make_trainable, trained_state
+from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable, trained_state
 from alphazero_llm_trainer.training.objectives import Grpo, Likelihood, Ppo
 from alphazero_llm_trainer.training.ppo_critic import Critic
 from alphazero_llm_trainer.training.rows import TrainRow
@@ -47,16 +47,16 @@ def rows_of(student: Student, count: int = 12, shift: float = 0.1) -> list[Train
     return rows
 
 
-def learner_of(model: Any, objective: Any, economy: Economy = Economy(), batch: int = 12) -> Learner:  # noqa: B008
+def learner_of(model: Any, objective: Any, memory: MemoryOptions = MemoryOptions(), batch: int = 12) -> Learner:  # noqa: B008
     given: Any = {"batch_size": batch, "weight_decay": 0.0, "max_grad_norm": 1e9}
-    return Learner(model, objective, economy, Schedule(1e-9, 0, 10), **given)
+    return Learner(model, objective, memory, Schedule(1e-9, 0, 10), **given)
 
 
 def gradients(
-    model: Any, objective: Any, rows: list[TrainRow], economy: Economy | None = None
+    model: Any, objective: Any, rows: list[TrainRow], memory: MemoryOptions | None = None
 ) -> dict[str, torch.Tensor]:
     """Of one update on all rows, the critic's among them."""
-    learner, found = learner_of(model, objective, economy or Economy(), len(rows)), {}
+    learner, found = learner_of(model, objective, memory or MemoryOptions(), len(rows)), {}
     objective.begin(learner, rows, 1)
     plain = learner.clip
 
@@ -223,11 +223,11 @@ def test_a_ratio_beyond_the_clip_silences_a_right_response_unless_it_is_taken_as
 @pytest.mark.parametrize("method", ["grpo", "ppo", "likelihood"])
 def test_parts_and_packing_have_the_gradient_of_the_whole(method: str, pack: str) -> None:
     found = []
-    for economy, packed in ((Economy(), "off"), (Economy(micro_batch=3, checkpointing=True), pack)):
+    for memory, packed in ((MemoryOptions(), "off"), (MemoryOptions(micro_batch=3, checkpointing=True), pack)):
         student, config = student_of("train.kl_coefficient=0.05", "train.ppo.critic_rounds=0")
         torch.manual_seed(0)
         rows, objective = rows_of(student), objective_of(method, student, config, packed)
-        found.append(gradients(student.model, objective, rows, economy))
+        found.append(gradients(student.model, objective, rows, memory))
     close(found[1], found[0], 3e-5)
 
 
@@ -367,7 +367,7 @@ def test_a_restored_learner_makes_the_same_updates_to_the_bit(adapter: str, tmp_
         settings = config.train.model_copy(update={"pack": "off"})
         objective = Ppo(settings, model, Critic(student.model, lora))
         given: Any = {"batch_size": 6, "weight_decay": 0.01, "max_grad_norm": 1.0}
-        return Learner(model, objective, Economy(), Schedule(1e-3, 1, 8), **given), rows_of(student, 6), objective
+        return Learner(model, objective, MemoryOptions(), Schedule(1e-3, 1, 8), **given), rows_of(student, 6), objective
 
     ends = []
     for resumed in (False, True):

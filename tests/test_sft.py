@@ -15,7 +15,7 @@ from alphazero_llm_trainer.config.train import TrainConfig
 from alphazero_llm_trainer.errors import TrainingError
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems import embedded
-from alphazero_llm_trainer.training.models import Economy, trained_state
+from alphazero_llm_trainer.training.models import MemoryOptions, trained_state
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.sft import (
     SHAPE,
@@ -76,12 +76,12 @@ def length(row: TrainRow) -> int:
 
 
 def test_the_seed_decides_the_weights_and_parts_of_a_minibatch_do_not(student: Student, rows: list[TrainRow]) -> None:
-    def trained(seed: int, economy: Economy = Economy()) -> dict[str, torch.Tensor]:  # noqa: B008
+    def trained(seed: int, memory: MemoryOptions = MemoryOptions()) -> dict[str, torch.Tensor]:  # noqa: B008
         model = tiny(student, seed)
-        train_student(model, rows, settings(), seed, economy)
+        train_student(model, rows, settings(), seed, memory)
         return trained_state(model)
 
-    one, same, other, parts = trained(1), trained(1), trained(2), trained(1, Economy(micro_batch=1))
+    one, same, other, parts = trained(1), trained(1), trained(2), trained(1, MemoryOptions(micro_batch=1))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
     assert all(torch.allclose(one[name], parts[name], atol=2e-3) for name in one)

@@ -26,7 +26,7 @@ from ..policy.critic import Kind
 from ..policy.student import Student
 from .memory import EXTRA_LAYERS, rows_of_a_forward
 from .models import (
-    Economy,
+    MemoryOptions,
     attach,
     check_full,
     checkpoint_layers,
@@ -70,7 +70,7 @@ def new_network(student: Student, config: Config, kind: Kind) -> tuple[Any, bool
         shape, backbone = copy.deepcopy(policy.config), copy.deepcopy(policy.base_model)
         deepen(backbone, shape, EXTRA_LAYERS)
         network = make_trainable(headed(policy, shape, backbone), spec, trained)
-    if Economy.of(config, spec, policy).checkpointing:
+    if MemoryOptions.of(config, spec, policy).checkpointing:
         checkpoint_layers(network)
     return network, trained == "lora"
 

@@ -22,7 +22,7 @@ from ..policy.student import Student
 from .critic import HeldOut, Line, bradley_terry, cross_entropy, fit, forward_size, new_network, platt, state_logits
 from .critic_data import Example, Question, columns, spoiled_examples, tree_example, with_step_labels
 from .memory import MASK_BYTES
-from .models import Economy, save_adapter
+from .models import MemoryOptions, save_adapter
 from .prm import prm_trainer
 from .progress import StepProgress
 from .value import value_rows, value_trainer
@@ -84,7 +84,7 @@ def train_critic(
     """
     progress = progress if progress is not None else Progress(quiet=True)
     student.engine.sleep()  # nothing is searched from here on
-    bfloat16 = Economy.of(config, student.spec, student.model).autocast
+    bfloat16 = MemoryOptions.of(config, student.spec, student.model).autocast
     held = [examples_of(part, kind, student, config) for part in parts[1:]]
     network, adapter = new_network(student, config, kind)
     if kind == "value":

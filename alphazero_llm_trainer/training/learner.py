@@ -23,7 +23,7 @@ from transformers import get_scheduler
 
 from ..errors import TrainingError
 from .fsdp import on_cpus, uses_fsdp
-from .models import Economy, checkpoint_layers, make_optimizer
+from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks
 from .rows import TrainRow
 from .scoring import Scorer, Scores, score
@@ -76,7 +76,7 @@ class Learner:
     Args:
         model: made trainable (`make_trainable`); under FSDP a copy is sharded, and `publish` brings its weights back.
         objective: what is minimised.
-        economy: precision, rows of a forward, optimiser, recomputed activations.
+        memory: precision, rows of a forward, optimiser, recomputed activations.
         schedule: of the learning rate.
         batch_size: rows of a minibatch.
         ranks: the processes that share each minibatch.
@@ -86,7 +86,7 @@ class Learner:
         self,
         model: Any,
         objective: Objective,
-        economy: Economy,
+        memory: MemoryOptions,
         schedule: Schedule,
         *,
         batch_size: int,
@@ -102,18 +102,18 @@ class Learner:
         self.accelerator = Accelerator(
             cpu=not torch.cuda.is_available(), mixed_precision="no", kwargs_handlers=handlers
         )
-        self.whole, self.objective, self.economy, self.ranks = model, objective, economy, ranks
+        self.whole, self.objective, self.memory, self.ranks = model, objective, memory, ranks
         self.max_grad_norm, self.updates = max_grad_norm, 0
-        self.rows_of_a_forward = economy.rows(batch_size // ranks.size)
+        self.rows_of_a_forward = memory.rows(batch_size // ranks.size)
         self.sharded = uses_fsdp()
         inner = copy.deepcopy(model) if self.sharded and ranks.searches else model
-        if self.sharded and economy.autocast:
+        if self.sharded and memory.autocast:
             inner = inner.float()  # the optimiser's copy, in full precision
-        if economy.checkpointing:
+        if memory.checkpointing:
             checkpoint_layers(inner)
         scorer = Scorer(inner)
         self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
-        optimizer = make_optimizer(inner, objective.extra().values(), schedule.rate, weight_decay, economy.eight_bit)
+        optimizer = make_optimizer(inner, objective.extra().values(), schedule.rate, weight_decay, memory.eight_bit)
         self.scorer, self.optimizer = self.accelerator.prepare(scorer, optimizer)
         self.scorer.eval()  # but for an update
         self.schedule = get_scheduler(
@@ -142,7 +142,7 @@ class Learner:
     def autocast(self) -> Any:
         """Products in bfloat16, over weights as they are."""
         kind = self.accelerator.device.type
-        return torch.autocast(kind, torch.bfloat16) if self.economy.autocast else nullcontext()
+        return torch.autocast(kind, torch.bfloat16) if self.memory.autocast else nullcontext()
 
     def parts_of(self, rows: Sequence[TrainRow]) -> list[Sequence[TrainRow]]:
         """Rows by forward."""

@@ -36,7 +36,7 @@ from .checkpoint import newest_whole, write_manifest
 from .evaluation import Measured
 from .fsdp import check_unpacked, uses_fsdp
 from .learner import Learner, Objective, Schedule, dealt
-from .models import Economy, check_full, learning_rate, make_trainable
+from .models import MemoryOptions, check_full, learning_rate, make_trainable
 from .objectives import Grpo, Likelihood, Ppo
 from .ppo_critic import Critic
 from .preflight import preflight
@@ -216,7 +216,7 @@ class Run(Measured):
         return Learner(
             model,
             objective,
-            Economy.of(self.config, self.student.spec, model),
+            MemoryOptions.of(self.config, self.student.spec, model),
             Schedule(learning_rate(train, model), warmup, size.updates),
             batch_size=train.optimizer.batch_size,
             weight_decay=train.optimizer.weight_decay,

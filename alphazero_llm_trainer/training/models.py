@@ -44,7 +44,7 @@ PREFIX = "base_model.model."  # of the names in an adapter's file
 
 
 @dataclass(frozen=True, slots=True)
-class Economy:
+class MemoryOptions:
     """How a training saves memory. `micro_batch` is the rows of one forward (None: a whole minibatch, or what `shape`, a
     model's tokens a row, layers, hidden and intermediate size, leaves of it)."""
 
@@ -55,7 +55,7 @@ class Economy:
     shape: tuple[int, int, int, int] | None = None
 
     @classmethod
-    def of(cls, config: Config, spec: StudentModel, model: PreTrainedModel) -> Economy:
+    def of(cls, config: Config, spec: StudentModel, model: PreTrainedModel) -> MemoryOptions:
         """What the configuration says on this device."""
         train = config.train
         cuda, quantised = torch.cuda.is_available(), spec.quantization != "none"

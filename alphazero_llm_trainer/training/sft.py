@@ -34,7 +34,7 @@ from ..problems.source import Source, open_source
 from ..problems.tokenizer import build_tokenizer
 from ..types import Opening, Task
 from .learner import Learner, Schedule
-from .models import Economy, load_trained_state, make_trainable, save_student, trained_state
+from .models import MemoryOptions, load_trained_state, make_trainable, save_student, trained_state
 from .objectives import Likelihood
 from .rows import TrainRow
 
@@ -127,13 +127,13 @@ def supervise(
             "test_before": share(before),
         }
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
-    economy = Economy.of(config, student.spec, student.model)
+    memory = MemoryOptions.of(config, student.spec, student.model)
     trained = train_student(
         trainable,
         rows,
         settings,
         config.library_seed,
-        economy,
+        memory,
         evaluate=accuracy if validation else None,
         progress=progress,
     )
@@ -206,7 +206,7 @@ def train_student(
     rows: Sequence[TrainRow],
     settings: TrainConfig,
     seed: int,
-    economy: Economy = Economy(),  # noqa: B008
+    memory: MemoryOptions = MemoryOptions(),  # noqa: B008
     *,
     evaluate: Callable[[], float] | None = None,
     progress: Progress | None = None,
@@ -221,7 +221,7 @@ def train_student(
     learner = Learner(
         model,
         Likelihood(),
-        economy,
+        memory,
         Schedule(optimizer.learning_rate, optimizer.warmup, steps, FINAL_RATE),
         batch_size=optimizer.batch_size,
         weight_decay=optimizer.weight_decay,
