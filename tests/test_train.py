@@ -250,7 +250,7 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
     flags = ["--set", "train.keep_best=true", "--set", "train.optimizer.learning_rate=0.5", "--num-examples", "8"]
     assert train_main([*SMALL, *flags, "--checkpoint-dir", str(tmp_path)]) == 0
     card = json.loads((tmp_path / "run-001" / "run.json").read_text())
-    assert card["kept"].startswith("the student as it was")
+    assert card["kept"].startswith("best checkpoint: the untrained student (validation")
     assert card["after"]["correct"] == card["before"]["correct"]
 
 

@@ -111,9 +111,10 @@ class Measured:
         kept = "last"
         if self.best is not None:
             load_trained_state(self.student.model, load_tensors(self.folder.best))
-            kept = f"best on validation ({self.best[0]:.3f} after round {self.best[1]})"
-            if self.best[1] == 0:
-                kept = f"the student as it was: no checkpoint beat its validation score of {self.best[0]:.3f}"
+            score, number = self.best
+            kept = (
+                f"best checkpoint: {f'round {number}' if number else 'the untrained student'} (validation {score:.3f})"
+            )
         self.student.model.eval()
         after = self.evaluate(self.test, "held-out problems after training")
         self.keep_answers("after", after)

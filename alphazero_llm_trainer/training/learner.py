@@ -18,10 +18,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import get_scheduler
 
-from ..errors import TrainingError
+from ..errors import StorageError, TrainingError
 from .fsdp import on_cpus, uses_fsdp
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks
@@ -229,7 +230,16 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """What the next update depends on: trained weights, optimiser, schedule, random numbers. All ranks call it."""
-        self.accelerator.save_state(str(folder))
+        try:
+            self.accelerator.save_state(str(folder))
+        except (RuntimeError, SafetensorError) as error:
+            # What torch's writer of zip files and safetensors say where the operating system refused a write.
+            words = ("PytorchStreamWriter", "unexpected pos", "I/O error")
+            if not any(word in str(error) for word in words):
+                raise
+            raise StorageError(
+                f"{folder} can't be written ({str(error).splitlines()[0][:150]}): free some space, then go on with --resume"
+            ) from error
         self.ranks.wait()
 
     def restore(self, folder: Path, updates: int) -> None:

@@ -12,7 +12,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from transformers import set_seed
 
 from ..config.load import Config, resolve_name
 from ..engine.protocol import Verifier
-from ..errors import CheckpointError, ConfigError, StorageError
-from ..files import check_space, storage_failure, sync
+from ..errors import CheckpointError, ConfigError
+from ..files import check_space, sync
 from ..live import Progress
 from ..mcts.extract import endings
 from ..mcts.journal import Journal
@@ -48,9 +47,6 @@ from .run import RunFolder
 from .size import RunSize
 from .start import check_libraries, check_run
 from .tracking import Tracking
-
-# What torch's writer of zip files and safetensors' say where the operating system refused a write.
-REFUSED_WRITES = ("PytorchStreamWriter", "unexpected pos", "I/O error")
 
 
 class Run(Measured):
@@ -120,8 +116,7 @@ class Run(Measured):
                 self.write_metrics({"round": rounds_done - 1, "validation_accuracy": accuracy})
                 what = "outcome" if self.config.rewards.own else "accuracy"
                 self.progress.say(f"checkpoint after round {rounds_done}: validation {what} {accuracy:.3f}")
-        with writing(self.folder.path):
-            learner.save(folder)
+        learner.save(folder)
         if not self.ranks.first:
             return
         assert self.journal is not None
@@ -231,11 +226,7 @@ class Run(Measured):
     def opening(self) -> str:
         """What is about to run, in a few lines."""
         config, train = self.config, self.config.train
-        method: str = train.method
-        if train.weighted_sft:
-            method = "weighted SFT on responses above their group's average (grpo without ratio and negatives)"
-        elif method == "grpo" and train.negative_weight == 0:
-            method = "grpo (positives-only: rows below their group's average have weight 0)"
+        method = "grpo without ratio and negatives: weighted SFT" if train.weighted_sft else train.method
         text = (
             f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
             f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
@@ -343,21 +334,6 @@ class Run(Measured):
         tell_tree(self.progress, tree)
 
 
-@contextmanager
-def writing(folder: Path) -> Any:
-    """Writing a checkpoint: a library that fails because the operating system refuses to write says so in its own way."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        known = isinstance(error, OSError) and storage_failure(error) is not None
-        if not known and not any(words in str(error) for words in REFUSED_WRITES):
-            raise
-        raise StorageError(
-            f"a checkpoint in {folder} can't be written ({str(error).splitlines()[0][:150]}): free some space, then go on with"
-            " --resume"
-        ) from error
-
-
 def means(found: Sequence[dict[str, float]]) -> dict[str, float]:
     """The mean of each figure over the updates that have it: a minibatch of demonstrations alone has no critic's figures."""
     names = dict.fromkeys(name for one in found for name in one)
@@ -367,7 +343,6 @@ def means(found: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def quiet_libraries() -> None:
     """Keep libraries' notices about themselves out of the user's terminal; their errors still show."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("transformers", "trl", "accelerate", "peft", "datasets"):
+    for name in ("transformers", "accelerate", "peft"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from ..config.load import Config, flat, resolve_name
-from ..errors import AlphaZeroError, ConfigError
+from ..errors import AlphaZeroError, ConfigError, EngineError
 from ..teachers.build import is_remote
 from .fsdp import check_fsdp, uses_fsdp
 from .size import rank_and_size
@@ -75,11 +75,11 @@ class Ranks:
         """This rank's part of the questions that are to be searched."""
         return keys[self.rank :: self.size] if self.spread else keys if self.first else []
 
-    def together(self, load: Callable[[], None]) -> None:
-        """Call `load` on every rank. Where one fails all end: rank 0 with the error, the others without a word."""
+    def together(self, work: Callable[[], None]) -> None:
+        """Call `work` on every rank. Where one fails all end: rank 0 with the error, the others without a word."""
         failed = None
         try:
-            load()
+            work()
         except AlphaZeroError as error:
             failed = error
         said = self.gather(None if failed is None else str(failed))
@@ -89,7 +89,7 @@ class Ranks:
             raise failed
         for rank, why in enumerate(said):
             if why is not None:
-                raise ConfigError(f"process {rank} of {self.size} can't start: {why}")
+                raise EngineError(f"process {rank} of {self.size} failed: {why}")
 
     def wait(self) -> None:
         """Wait until every rank is here."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AlphaZeroError, EngineError, RewardError
+from ..errors import RewardError
 from ..mcts.extract import trajectories
 from ..mcts.journal import Journal
 from ..mcts.tree import ROOT, Tree
@@ -171,22 +171,10 @@ class Rounds:
                 else:
                     records.append(record)
 
-        gathered: list[tuple[list[dict[str, Any]], str | None]] = []
-        why: str | None = "it ended"
-        try:
-            asyncio.run(search())
-            why = None
-        except AlphaZeroError as error:
-            why = str(error)
-            raise
-        finally:  # a process that fails tells the others, which wait here
-            gathered = self.ranks.gather((records, why))
-        failed = {rank: one for rank, (_, one) in enumerate(gathered) if one is not None}
-        if failed:
-            rank, said = next(iter(failed.items()))
-            raise EngineError(f"process {rank} of {self.ranks.size} failed in a search: {said}")
+        self.ranks.together(lambda: asyncio.run(search()))
+        gathered = self.ranks.gather(records)
         if self.ranks.first:
-            for record in [one for others, _ in gathered for one in others]:
+            for record in (one for others in gathered for one in others):
                 self.keep(record, GradedTree.from_record(record, tasks[record["key"]]), found)
 
     def keep(self, record: dict[str, Any], tree: GradedTree, found: dict[str, GradedTree]) -> None:
