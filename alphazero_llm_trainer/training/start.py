@@ -228,11 +228,11 @@ def written(config: Config, forecast: Forecast, folder: Path | None) -> tuple[in
     A checkpoint is what is trained and both moments of AdamW (in 8 bits they take less). `folder` is a run's to go on with.
     """
     weights, critic = (count * forecast.trained_width for count in forecast.trained)
-    count = RunSize(config).checkpoints - (0 if folder is None else len(sealed(folder)))
+    count = max(RunSize(config).checkpoints - (0 if folder is None else len(sealed(folder))), 0)
     each = 3 * (weights + critic)
     student = forecast.counts.whole * forecast.width + (weights if forecast.lora else 0)
     words = f"{count} checkpoint{'s' * (count != 1)} of {each / MB:,.0f} MB, the best weights {weights / MB:,.0f}"
-    return int(max(count, 0) * each + weights + student), f"{words}, student/ {student / MB:,.0f}"
+    return int(count * each + weights + student), f"{words}, student/ {student / MB:,.0f}"
 
 
 # -- the machine -------------------------------------------------------------------------------------------------------
