@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +67,12 @@ class Grpo(Objective):
         if self.start is not None:
             now = on_cpu(trained_state(self.model))
             load_trained_state(self.model, self.start)
-            self.reference = scored(self.model, learner, rows)
+            scorer, device = Scorer(self.model), learner.accelerator.device
+            self.reference = by_row(
+                learner,
+                rows,
+                lambda part: score(scorer, learner.config, part, learner.pack, learner.dtype, device).logprobs,
+            )
             load_trained_state(self.model, now)
         of_policy = torch.tensor([a for row in rows if row.kind == "policy" for a in row.advantages if a])
         if len(of_policy) < 2:
@@ -130,8 +135,7 @@ class Ppo(Grpo):
         """Values of all tokens under the critic of now, and what follows from them: advantages, returns."""
         super().begin(learner, rows, number)
         ours = [row for row in {id(row): row for row in rows}.values() if row.kind == "policy"]
-        values = self.values_of(learner, ours)
-        advantages: Numbers = {}
+        values = by_row(learner, ours, self.critic)
         self.estimates = {}
         for row in ours:
             earned: list[float] = [0.0] * len(row.completion_ids)
@@ -140,10 +144,9 @@ class Ppo(Grpo):
                 earned = [-self.settings.kl_coefficient * (old - reference) for old, reference in gaps]
             earned[-1] += row.reward  # the outcome is earned at the last token
             a, back = gae(earned, values[id(row)], gamma=1.0, lam=self.settings.ppo.gae_lambda)
-            advantages[id(row)] = a
             self.estimates[id(row)] = a, back, values[id(row)]
         repeated = [row for row in rows if row.kind == "policy"]
-        found = torch.tensor([a for row in repeated for a in advantages[id(row)]])
+        found = torch.tensor([a for row in repeated for a in self.estimates[id(row)][0]])
         if not len(found):
             return {}
         mean, std = found.mean().item(), found.std(correction=0).item()
@@ -153,17 +156,6 @@ class Ppo(Grpo):
             white = [0.0 if waits else (one - mean) / (std + 1e-8) for one in raw]
             self.estimates[key] = white, returns, old
         return {"advantage_mean": mean, "advantage_std": std} | explained(repeated, values)
-
-    def values_of(self, learner: Learner, rows: Sequence[TrainRow]) -> dict[int, Sequence[float]]:
-        """The critic's values of each row's tokens."""
-        known: dict[int, Sequence[float]] = {}
-        with torch.no_grad(), learner.autocast():
-            for part in learner.parts_of(rows):
-                found = self.critic(part)
-                known |= {
-                    id(row): one[: len(row.completion_ids)].tolist() for row, one in zip(part, found, strict=True)
-                }
-        return known
 
     def advantages(self, rows: Sequence[TrainRow], like: torch.Tensor) -> torch.Tensor:
         """`[B, T]`: the whitened ones, and what demonstrations bring."""
@@ -188,16 +180,15 @@ def on_cpu(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.cpu() for name, value in state.items()}
 
 
-def scored(model: Any, learner: Learner, rows: Sequence[TrainRow]) -> Numbers:
-    """The log-probabilities of rows' tokens under a whole model."""
+def by_row(
+    learner: Learner, rows: Sequence[TrainRow], compute: Callable[[Sequence[TrainRow]], torch.Tensor]
+) -> Numbers:
+    """What `compute` gives of rows' tokens, `[B, T]` of as many rows as a forward takes, by row."""
     found: Numbers = {}
-    scorer = Scorer(model)
     with torch.no_grad(), learner.autocast():
         for part in learner.parts_of(rows):
-            logprobs = score(
-                scorer, learner.config, part, learner.pack, learner.dtype, learner.accelerator.device
-            ).logprobs
-            found |= {id(row): one[: len(row.completion_ids)].tolist() for row, one in zip(part, logprobs, strict=True)}
+            tokens = zip(part, compute(part), strict=True)
+            found |= {id(row): one[: len(row.completion_ids)].tolist() for row, one in tokens}
     return found
 
 
