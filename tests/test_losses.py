@@ -246,7 +246,7 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     student, _ = student_of()
     row = TrainRow((1, 2), (3, 4), (), (float("nan"), 1.0))
     before = trained_state(student.model)
-    with pytest.raises(TrainingError, match=r"loss is nan at update 1: lower the learning rate"):
+    with pytest.raises(TrainingError, match=r"loss is nan at update 1: .* train\.optimizer\.learning_rate"):
         learner_of(student.model, Likelihood(), batch=1).update([row])
     assert all(torch.equal(before[name], p) for name, p in student.model.named_parameters())
 
