@@ -195,12 +195,10 @@ def products(folder: Path) -> dict[str, str]:
 
 
 def timeless(value: Any) -> Any:
-    """A table without seconds, hashes of those, and how much was cached."""
+    """A table without its command, seconds, hashes of those, and how much was cached."""
     if isinstance(value, dict):
-        left = {
-            key: one for key, one in value.items() if "seconds" not in key and "cached" not in key and key != "sha256"
-        }
-        return {key: timeless(one) for key, one in left.items()}
+        kept = {key for key in value if not re.search("seconds|cached|^(sha256|command)$", key)}
+        return {key: timeless(one) for key, one in value.items() if key in kept}
     return [timeless(one) for one in value] if isinstance(value, list) else value
 
 

@@ -128,8 +128,15 @@ class Bench:
         """The method's results; read from --work where they were measured on the same problems, weights and code's version."""
         budget = factor * self.setting.tokens
         identity = [__version__, fingerprint(self.student.model), benchmark.data_hash, *self.base, *own]
-        name = hashlib.sha256(repr([*identity, method, budget]).encode()).hexdigest()[:16]
-        return kept(self.work / "cells" / f"{name}.json", identity, self.context(own), benchmark, method, budget)
+        path = (
+            self.work / "cells" / f"{hashlib.sha256(repr([*identity, method, budget]).encode()).hexdigest()[:16]}.json"
+        )
+        if path.exists():
+            return Cell(**json.loads(path.read_text())["cell"])
+        cell = asyncio.run(run_cell(self.context(own), benchmark, method, budget, lambda: False, lambda tokens: None))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"identity": identity, "cell": asdict(cell)}))
+        return cell
 
     def tuned(self, arm: str, num: int) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
         """The settings with the most right answers on validation problems (the first on ties), and all that were tried."""
@@ -186,7 +193,7 @@ def measured(bench: Bench, args: argparse.Namespace, factors: Sequence[int]) -> 
         "rows": rows,
         "steps": [growth(arm, cells, factors) for arm in ARMS],
         "minus": {
-            arm: {str(factor): triple(gain(cells[BASE, factor], cells[arm, factor])) for factor in factors}
+            arm: {str(factor): gain(cells[BASE, factor], cells[arm, factor]) for factor in factors}
             for arm in ARMS
             if arm != BASE
         },
@@ -268,27 +275,13 @@ def inner_nodes(sampler: MethodContext, benchmark: Benchmark, budget: int, games
     return {"games": games, "live": len(live), "sure": sum(tree.q(node) == 1.0 for tree, node in live)}
 
 
-def kept(
-    path: Path, identity: Sequence[Any], sampler: MethodContext, benchmark: Benchmark, method: str, budget: int
-) -> Cell:
-    """The cell in `path` where it was measured on the same problems and weights, else a new one, written there."""
-    if path.exists():
-        stored = json.loads(path.read_text())
-        if stored["identity"] == list(identity):
-            return Cell(**stored["cell"])
-    cell = asyncio.run(run_cell(sampler, benchmark, method, budget, lambda: False, lambda tokens: None))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"identity": identity, "cell": asdict(cell)}))
-    return cell
-
-
-def gain(after: Cell, before: Cell) -> Interval:
-    return paired_bootstrap(after.right, before.right, groups=after.groups)
+def gain(after: Cell, before: Cell) -> list[float]:
+    return triple(paired_bootstrap(after.right, before.right, groups=after.groups))
 
 
 def growth(arm: str, cells: Mapping[tuple[str, int], Cell], factors: Sequence[int]) -> dict[str, Any]:
     """What each doubling of the budget gained; `monotone` where no interval lies below 0."""
-    gains = {str(more): triple(gain(cells[arm, more], cells[arm, less])) for less, more in pairwise(factors)}
+    gains = {str(more): gain(cells[arm, more], cells[arm, less]) for less, more in pairwise(factors)}
     return {"arm": arm, "gains": gains, "monotone": all(high >= 0 for _, _, high in gains.values())}
 
 
