@@ -68,7 +68,10 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
     from alphazero_llm_trainer.training.sft import sft_rows, train_student
 
     torch.set_num_threads(args.threads)
-    config = load_config(overrides=[f"student={args.model}", f"dataset.path={args.data}", "problems.source=gsm8k"])
+    overrides = [f"student={args.model}", f"dataset.path={args.data}", "problems.source=gsm8k"]
+    overrides += [f"train.sft.steps={args.updates}", f"train.optimizer.batch_size={BATCH}"]
+    overrides += ["train.optimizer.learning_rate=1e-5"]
+    config = load_config(overrides=overrides, recipe="sft.yaml")
     student = load_student(config)
     tasks = tasks_of(config, "train", BATCH * args.updates)
     rows = sft_rows(tasks, student, 1.0)
@@ -94,10 +97,8 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
             stock(student, rows, args.updates, Path(folder), Callback())
     else:
         model = make_trainable(student.model, student.spec, "full")
-        few = {"steps": args.updates, "batch_size": BATCH, "learning_rate": 1e-5}
-        settings = config.train.sft.model_copy(update=few)
         memory = MemoryOptions(MICRO, autocast=arm == "bfloat16")
-        train_student(model, rows, settings, SEED, memory, progress=Steps(quiet=True))
+        train_student(model, rows, config.train, SEED, memory, progress=Steps(quiet=True))
     (cpu, wall), (cpu_end, wall_end) = marks[0], marks[-1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     # The rows are shuffled: each update is taken to have the same share of all tokens.
