@@ -81,6 +81,7 @@ class Worker:
 
         Raises TimeoutError after `sample.timeout_seconds`, and what the search raises.
         """
+        await self.ready()
         seconds = self.config.sample.timeout_seconds
         try:
             tree = await asyncio.wait_for(self._tree(key, task, seed), seconds)
