@@ -209,7 +209,7 @@ class Run:
 
 def reason_of(error: Exception) -> str:
     """An exception as one short line."""
-    text = str(error).strip().splitlines()
-    if isinstance(error, TimeoutError):
-        return text[0]
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    name, text = type(error).__name__, str(error).strip().splitlines()
+    if not text:
+        return name
+    return text[0] if isinstance(error, TimeoutError) else f"{name}: {text[0][:200]}"
