@@ -35,7 +35,7 @@ from alphazero_llm_trainer.environment.taskset import (
     scoring,
     task_data,
 )
-from alphazero_llm_trainer.environment.taskset_scoring import scored
+from alphazero_llm_trainer.environment.taskset_rules import scored
 from alphazero_llm_trainer.errors import ConfigError, EngineError
 from alphazero_llm_trainer.mcts.driver import SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
@@ -336,12 +336,12 @@ def test_search_over_any_endpoint_votes_and_never_sends_gold(monkeypatch: pytest
             return "1 + 1 = 2\nthis second line is not asked for"
         return "#### 5" if body["seed"] % 3 else "#### 6"
 
-    harness = {"search": "mcts", "simulations": 4, "samples": 4, "temperature": 0.7}
+    harness = {"search": "mcts", "simulations": 4, "samples": 4}
     bodies, episodes = remote(environment(harness=harness), answer, monkeypatch)
     for episode in episodes:
         found = episode.traces[0].info["mcts"]
         assert found["answer"] in ("5", "6") and found["steps"][0] == "1 + 1 = 2"
-    assert all(body["stop"] == ["\n"] and body["temperature"] == 0.7 for body in bodies)
+    assert all(body["stop"] == ["\n"] and body["temperature"] == 1.0 for body in bodies)
     questions = {task.data.prompt_text for task in environment().taskset}
     written = {m["content"] for body in bodies for m in body["messages"] if m["role"] != "system"}
     assert written - questions <= {"1 + 1 = 2", "#### 5", "#### 6"}

@@ -38,9 +38,6 @@ class AlphaZeroHarnessConfig(vf.HarnessConfig):
     """Expansions a question (unset: search.simulations of training.yaml, 60)."""
     samples: Annotated[int, Field(ge=1)] | None = None
     """Sampled continuations an expansion (unset: search.samples of training.yaml, 4)."""
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    """Sampling temperature. Unset: without search greedy for the embedded student and the server's default for another
-    model, with search search.temperature of training.yaml. `--sampling.temperature` overrides it."""
     tier: Tier = "none"
     """Teachers that propose steps in search. This package's environment sets it from `--env.taskset.tier`."""
     config_file: Path | None = None
@@ -48,7 +45,7 @@ class AlphaZeroHarnessConfig(vf.HarnessConfig):
 
     def resolve(self) -> Config:
         """training.yaml with this harness's own settings on top. Likely-wrong proposals have no place in an answer."""
-        own = {"simulations": self.simulations, "samples": self.samples, "temperature": self.temperature}
+        own = {"simulations": self.simulations, "samples": self.samples}
         search = {name: value for name, value in own.items() if value is not None}
         return load_config(self.config_file, [{"search": search, "teachers": {"tier": self.tier, "wrong": 0}}])
 
@@ -83,21 +80,17 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
             chat = ChatCalls(session, endpoint, secret, ctx.model)
             try:
-                if self.config.search == "none":
-                    choice, _ = await chat(messages, **self._sampling(ctx.model))
-                    if ctx.model == EMBEDDED_MODEL:
-                        trace.info["token_ids"] = choice["token_ids"]  # what is scored, as it was sampled
+                if self.config.search == "none" and ctx.model == EMBEDDED_MODEL:
+                    choice, _ = await chat(messages, temperature=0.0, return_token_ids=True)
+                    trace.info["token_ids"] = choice["token_ids"]  # what is scored, as it was sampled
+                elif self.config.search == "none":
+                    await chat(messages)
                 else:
                     problem = Problem(data.id or trace.id, data.prompt_text, "vf-eval")
                     trace.info["mcts"] = record(await self._search(chat, messages, problem))
             except AlphaZeroError as error:
                 return vf.ProgramResult(exit_code=FAILED, stdout="", stderr=str(error))
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-
-    def _sampling(self, model: str) -> dict[str, Any]:
-        """Sampling parameters of a call without search."""
-        own: dict[str, Any] = {"temperature": 0.0, "return_token_ids": True} if model == EMBEDDED_MODEL else {}
-        return own if self.config.temperature is None else own | {"temperature": self.config.temperature}
 
     async def _search(self, chat: ChatCalls, messages: list[dict[str, Any]], problem: Problem) -> SearchResult:
         """Search one question. It sees the prompt and never the task's gold."""

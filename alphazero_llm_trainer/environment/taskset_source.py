@@ -8,7 +8,7 @@ that mean train, validation, arena or test are these splits; one that it lacks i
 no such option (or the address sets it), all four are cut out of all tasks. Cuts are by a stable hash of the question. Of
 an endless taskset the first `MOST` tasks are taken.
 
-A reply's grade is the weighted sum of the task's own rewards (`taskset_scoring`), scaled to [0, 1] by its range: what the
+A reply's grade is the weighted sum of the task's own rewards (`taskset_rules`), scaled to [0, 1] by its range: what the
 address declares, else each score in [0, 1] times its weight, widened by what a few replies to the first tasks earn when the
 source is opened. The verdict is correct where the scaled sum is 1.0.
 """
@@ -32,8 +32,7 @@ from ..problems.grading import GRADERS, Grade, Verdict
 from ..problems.source import SPLITS, Source, by_hash
 from ..types import Problem, Task
 from .argv import is_our_id
-from .taskset_checks import RANGE, load_environment, of_class, of_data, options_of, own_code
-from .taskset_scoring import failure, run_now, scored
+from .taskset_rules import RANGE, failure, load_environment, of_class, of_data, options_of, own_code, run_now, scored
 
 log = logging.getLogger(__name__)
 

@@ -81,7 +81,7 @@ def most_connections() -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, soft - SPARE_FILES)
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(wanted, soft) - SPARE_FILES, 8)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,0 +1,200 @@
+"""A verifiers taskset's tasks as problems: what they have to be, and what a reply earns.
+
+A problem is one question with one reply, whose rewards run in this process; anything else is refused with one sentence before
+anything starts.
+
+A reply earns the task's own rewards on the trace that a single-turn rollout leaves, made as `verifiers.v1.rollout` makes one:
+the task, one model call, the prompt's messages and the reply; then the task's `finalize`, its metrics, rewards and judges
+(`Task.score`) run on it, under its time limits. There is no runtime. The trace has no token counts and says that the model
+stopped by itself: both are unknown where text alone is graded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import verifiers.v1 as vf
+from verifiers.v1.agent import resolve_rollout_timeouts
+from verifiers.v1.errors import RolloutError, TaskError, boundary
+from verifiers.v1.graph import prepare_turn
+from verifiers.v1.state import state_cls
+from verifiers.v1.types import AssistantMessage, Messages, Response, SystemMessage, UserMessage
+from verifiers.v1.utils.decorators import discover_decorated, invoke
+
+from ..config.load import nested
+from ..config.shipped import merge
+from ..errors import AlphaZeroError, ConfigError
+
+RANGE = "reward_range"  # in an address: what the rewards' sum can be
+MODEL = "student"
+
+T = TypeVar("T")
+
+
+@contextmanager
+def own_code(address: str, doing: str) -> Iterator[None]:
+    """Whatever a taskset's own code raises meanwhile is a ConfigError of one sentence."""
+    try:
+        yield
+    except AlphaZeroError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{address}: {doing} failed ({error}): install its package, or put the folder that holds it on PYTHONPATH"
+        ) from error
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ConfigError(f"{address}: {doing} failed ({type(error).__name__}: {text})") from error
+
+
+def options_of(address: str, query: str) -> tuple[dict[str, Any], tuple[float, float] | None]:
+    """The taskset's options and the declared range of an address's `KEY=VALUE&KEY=VALUE`; a dot goes down a section."""
+    options: dict[str, Any] = {}
+    declared = None
+    for key, value in parse_qsl(query, keep_blank_values=True):
+        if key == RANGE:
+            declared = declared_range(address, value)
+            continue
+        given: Any = value
+        with suppress(json.JSONDecodeError):
+            given = json.loads(value)
+        options = merge(options, nested(key, given))
+    return options, declared
+
+
+def declared_range(address: str, value: str) -> tuple[float, float]:
+    """`LOW:HIGH` as two numbers."""
+    try:
+        low, high = map(float, value.split(":"))
+    except ValueError:
+        low = high = 0.0
+    if low >= high:
+        raise ConfigError(f"{address} has {RANGE}={value}: write LOW:HIGH, such as 0:1.5")
+    return low, high
+
+
+def load_environment(address: str, env_id: str, options: dict[str, Any]) -> vf.SingleAgentEnvConfig:
+    """The configuration of an id's environment. Raises ConfigError where it can't be set up, or has several turns."""
+    with own_code(address, "setting it up"):
+        environment = vf.environment_class(env_id)
+        config = vf.resolve_env_config({"taskset": {**options, "id": env_id}})
+    single = vf.SingleAgentEnv
+    changed = not issubclass(environment, single) or environment.run is not single.run
+    if changed or environment.finalize is not single.finalize:
+        raise ConfigError(
+            f"{address} can't be searched: its environment {environment.__name__} has several turns or several agents,"
+            " and a problem here is one prompt with one reply"
+        )
+    assert isinstance(config, vf.SingleAgentEnvConfig)
+    return config
+
+
+def of_class(task: vf.Task) -> str | None:
+    """What a task's class and configuration ask for that isn't here, or None."""
+    if task.toolsets(task.config):
+        return "it needs tools, and a problem here is one prompt with one reply"
+    if task.hooks("stop") or discover_decorated(task, "intercept"):
+        return "it watches or rewrites a conversation's turns, and a problem here is one prompt with one reply"
+    hooks = [fn for fn in (task.setup, task.finalize) if overridden(task, fn.__name__)]
+    scoring = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
+    if type(task).NEEDS_CONTAINER or any(needs_runtime(function) for function in (*hooks, *scoring)):
+        return "it needs a container or a runtime to run commands in, and rewards run in this process"
+    return None if scoring or overridden(task, "score") else "it has no rewards"
+
+
+def of_data(data: vf.TaskData) -> str | None:
+    """What a task's row asks for that isn't here, or None."""
+    for name in ("image", "workdir", "agent_user", "skills", "artifacts"):
+        if getattr(data, name):
+            return f"it has {name}, which needs a container, and rewards run in this process"
+    if isinstance(data.prompt, str):
+        return None if data.prompt.strip() else "its prompt is empty"
+    asked = [message for message in data.prompt or [] if not isinstance(message, SystemMessage)]
+    if [type(message) for message in asked] != [UserMessage] or not isinstance(asked[0].content, str):
+        return "its prompt isn't one question in text"
+    return None
+
+
+def overridden(task: vf.Task, name: str) -> bool:
+    """Whether a task's class has a method of its own."""
+    return getattr(type(task), name) is not getattr(vf.Task, name)
+
+
+def needs_runtime(function: Callable[..., Any]) -> bool:
+    """As verifiers decides it: there is a parameter `runtime` without a default."""
+    parameter = inspect.signature(function).parameters.get("runtime")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+# -- scoring ---------------------------------------------------------------------------------------------------------
+
+
+async def scored(agent: vf.AgentConfig, task: vf.Task, reply: str) -> vf.Trace:
+    """The scored trace. It is not `ok` where the task's code failed (`errors`) or took too long (`is_timeout`)."""
+    trace: vf.Trace = vf.Trace(
+        task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+        state=state_cls(type(task))(),
+        agent=vf.AgentInfo(config=agent.model_copy(update={"model": MODEL, "runtime": vf.SubprocessConfig()})),
+    )
+    limits = resolve_rollout_timeouts(agent.timeout, task)
+    available: dict[str | type, Any] = {"trace": trace, "runtime": None}
+    try:
+        async with asyncio.timeout(limits.setup), boundary(TaskError, "task setup"):
+            await invoke(task.setup, available)
+        turn(trace, task.data, reply)
+        trace.stop("agent_completed")
+        async with asyncio.timeout(limits.finalize), boundary(TaskError, "task finalize"):
+            await invoke(task.finalize, available)
+        async with asyncio.timeout(limits.scoring):
+            await task.score(trace)
+        trace.ok = True
+    except RolloutError as error:
+        trace.record_error(error)
+    except TimeoutError:
+        trace.is_timeout = True
+    trace.is_completed = True
+    return trace
+
+
+def turn(trace: vf.Trace, data: vf.TaskData, reply: str) -> None:
+    """Add the one model call of a single-turn rollout: the prompt's messages and the reply."""
+    message = AssistantMessage(content=reply)
+    response = Response(id=trace.id, created=int(time.time()), model=MODEL, message=message, finish_reason="stop")
+    node = prepare_turn(trace, messages(data)).commit(response)
+    trace.calls.append(vf.ModelCall(node=node, model=MODEL, endpoint="/chat/completions", finish_reason="stop"))
+
+
+def messages(data: vf.TaskData) -> Messages:
+    """A task's prompt as a harness sends it: the system prompt, then the prompt."""
+    system: Messages = [] if data.system_prompt is None else [SystemMessage(content=data.system_prompt)]
+    prompt = [UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or [])
+    return [*system, *prompt]
+
+
+def failure(trace: vf.Trace) -> str | None:
+    """Why a scored trace has no reward, or None where it has one."""
+    if trace.is_timeout:
+        return "its rewards took too long"
+    if not trace.ok:
+        return str(trace.last_error.message).partition("\n")[0] if trace.last_error else "its rewards failed"
+    return None if math.isfinite(trace.reward) else f"its reward is {trace.reward}"
+
+
+def run_now(work: Coroutine[Any, Any, T]) -> T:
+    """`work`'s result, for callers that don't await. It runs in this thread, as rewards may need (math-verify's time limits
+    are signals, which only the main thread gets), or in another one where an event loop is running here."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
