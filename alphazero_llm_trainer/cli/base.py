@@ -135,6 +135,13 @@ def add_reward(parser: Parser) -> None:
     )
 
 
+def add_critics(parser: Parser) -> None:
+    """--prm and --value; `check_critics` checks them."""
+    about = "a process reward model: a folder, or a public one's hub id"
+    parser.add_argument("--prm", type=Path, metavar="DIR", help=about)
+    parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
+
+
 def add_json(parser: Parser) -> None:
     """--json."""
     parser.add_argument("--json", action="store_true", help="print JSON on standard output and nothing else there")

@@ -15,6 +15,7 @@ from .base import (
     SOURCES,
     add_columns,
     add_config_arguments,
+    add_critics,
     add_json,
     add_model,
     add_reward,
@@ -48,10 +49,7 @@ def add_eval(commands: Any) -> None:
     parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="test problems of each source")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
     parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges")
-    parser.add_argument(
-        "--prm", type=Path, metavar="DIR", help="a process reward model: a folder, or a public one's hub id"
-    )
-    parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
+    add_critics(parser)
     parser.add_argument("--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN")
     parser.add_argument("--resume", action="store_true", help="go on with --out, or with the newest eval-NNN")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, resolve_name
+from ..config.load import resolve_name
 from ..errors import CheckpointError, ConfigError
 from ..live import Progress
 from ..policy.folders import ADAPTER_CONFIG, ADAPTER_FILE, write_facts
@@ -42,30 +42,24 @@ def run_merge(args: argparse.Namespace) -> int:
     check_out(args.out)
     with Progress(args.quiet) as progress:
         tell_loading(args, progress)
-        return fold(args, config)
+        from ..policy.adapters import POLICY, own_parameters
+        from ..policy.student import load_student
+        from ..training.hub import check_hub, upload
+        from ..training.models import merged
 
-
-def fold(args: argparse.Namespace, config: Config) -> int:
-    """See `run_merge`; what is named is there."""
-    adapter: Path = args.adapter
-    from ..policy.adapters import POLICY, own_parameters
-    from ..policy.student import load_student
-    from ..training.hub import check_hub, upload
-    from ..training.models import merged
-
-    if args.push_to_hub is not None:
-        check_hub(args.push_to_hub)
-    student = load_student(config, path=adapter)
-    if not own_parameters(student.model, POLICY):
-        raise CheckpointError(
-            f"--adapter {adapter} changes no layer of student {student.name}: name its own base with --model"
-        )
-    plain = merged(student.model)
-    plain.save_pretrained(str(args.out))
-    student.tokenizer.save_pretrained(args.out)
-    write_facts(args.out, student.name, config.models[student.name])
-    size = sum(file.stat().st_size for file in args.out.iterdir()) / 2**20
-    print(f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.config.dtype}")
-    if args.push_to_hub is not None:
-        print(f"uploaded to {upload(args.push_to_hub, {'.': args.out})}")
-    return 0
+        if args.push_to_hub is not None:
+            check_hub(args.push_to_hub)
+        student = load_student(config, path=adapter)
+        if not own_parameters(student.model, POLICY):
+            raise CheckpointError(
+                f"--adapter {adapter} changes no layer of student {student.name}: name its own base with --model"
+            )
+        plain = merged(student.model)
+        plain.save_pretrained(str(args.out))
+        student.tokenizer.save_pretrained(args.out)
+        write_facts(args.out, student.name, config.models[student.name])
+        size = sum(file.stat().st_size for file in args.out.iterdir()) / 2**20
+        print(f"student {student.name} with {adapter}: {args.out}, {size:,.0f} MiB in {plain.config.dtype}")
+        if args.push_to_hub is not None:
+            print(f"uploaded to {upload(args.push_to_hub, {'.': args.out})}")
+        return 0

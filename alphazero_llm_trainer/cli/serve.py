@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from ..live import Progress
 from .base import (
     EXIT_STOPPED,
     add_config_arguments,
+    add_critics,
     add_model,
     add_source,
     check_critics,
@@ -50,10 +49,7 @@ def add_serve(commands: Any) -> None:
         metavar="NAME",
         help="who judges searches, as of `eval` (default: calculator, with --prm or --value)",
     )
-    parser.add_argument(
-        "--prm", type=Path, metavar="DIR", help="a process reward model: a folder, or a public one's hub id"
-    )
-    parser.add_argument("--value", type=Path, metavar="DIR", help="a value's folder")
+    add_critics(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="who may reach it: 0.0.0.0 is everybody")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 for a free one")
     parser.add_argument("--insecure", action="store_true", help=f"other machines may ask without {KEY_VARIABLE}")
@@ -66,8 +62,8 @@ def add_serve(commands: Any) -> None:
 
 def run_serve(args: argparse.Namespace, config: Config) -> int:
     """Serve until a signal comes. 0 after SIGTERM, 130 after Ctrl-C."""
-    from ..serve.app import is_loopback
-    from ..serve.server import listen
+    from ..serve.app import is_loopback, make_app
+    from ..serve.server import listen, serve
 
     keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
     if not 0 <= args.port <= 65535:
@@ -81,29 +77,21 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
         tell_loading(args, progress)
-        return serve_at(bound, args, config, keys, progress)
+        from ..serve.service import Service
 
+        models, answerer = loaded(args, config)
+        student = answerer.student
+        shown = f"[{args.host}]" if ":" in args.host else args.host
 
-def serve_at(
-    bound: socket.socket, args: argparse.Namespace, config: Config, keys: Sequence[str], progress: Progress
-) -> int:
-    """Load, and serve at the socket `bound`."""
-    from ..serve.app import is_loopback, make_app
-    from ..serve.server import serve
-    from ..serve.service import Service
+        def ready() -> None:
+            progress.stop()
+            print(
+                f"student {student.title} answers at http://{shown}:{bound.getsockname()[1]}/v1 (Ctrl-C ends)",
+                flush=True,
+            )
 
-    models, answerer = loaded(args, config)
-    student = answerer.student
-    service = Service(answerer, models, config.serve, args.keep_traces)
-    port = bound.getsockname()[1]
-    shown = f"[{args.host}]" if ":" in args.host else args.host
-
-    def ready() -> None:
-        progress.stop()
-        print(f"student {student.title} answers at http://{shown}:{port}/v1 (Ctrl-C ends)", flush=True)
-
-    app = make_app(service, keys, is_loopback(args.host))
-    return EXIT_STOPPED if serve(app, bound, student.engine, config.serve, ready) else 0
+        app = make_app(Service(answerer, models, config.serve, args.keep_traces), keys, is_loopback(args.host))
+        return EXIT_STOPPED if serve(app, bound, student.engine, config.serve, ready) else 0
 
 
 def loaded(args: argparse.Namespace, config: Config) -> tuple[Models, Answerer]:
