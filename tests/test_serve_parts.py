@@ -25,9 +25,10 @@ from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.serve.answering import Answerer, in_time
-from alphazero_llm_trainer.serve.app import Door, is_loopback
+from alphazero_llm_trainer.serve.app import Door
 from alphazero_llm_trainer.serve.conversation import Conversation
 from alphazero_llm_trainer.serve.requests import ApiError, Method, Models, Wanted, chat_request
+from alphazero_llm_trainer.serve.server import is_loopback
 from alphazero_llm_trainer.serve.service import Service, Trace
 from alphazero_llm_trainer.serve.text import TextReader
 from alphazero_llm_trainer.serve.wire import Outcome, Wire

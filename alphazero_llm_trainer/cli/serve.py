@@ -62,8 +62,7 @@ def add_serve(commands: Any) -> None:
 
 def run_serve(args: argparse.Namespace, config: Config) -> int:
     """Serve until a signal comes. 0 after SIGTERM, 130 after Ctrl-C."""
-    from ..serve.app import is_loopback, make_app
-    from ..serve.server import listen, serve
+    from ..serve.server import is_loopback, listen, serve
 
     keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
     if not 0 <= args.port <= 65535:
@@ -77,6 +76,7 @@ def run_serve(args: argparse.Namespace, config: Config) -> int:
     # Before anything is loaded: a port in use is told at once.
     with listen(args.host, args.port) as bound, Progress(args.quiet) as progress:
         tell_loading(args, progress)
+        from ..serve.app import make_app
         from ..serve.service import Service
 
         models, answerer = loaded(args, config)

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import ipaddress
 import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .requests import INTERNAL, ApiError, chat_request
+from .server import is_loopback
 from .service import Service, Trace
 from .wire import event
 
@@ -105,14 +105,6 @@ def page_of(trace: Trace, service: Service) -> str:
 
 
 # -- the door ----------------------------------------------------------------------------------------------------------
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine alone."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Door:

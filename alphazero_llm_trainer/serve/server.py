@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import math
 import resource
 import signal
@@ -82,6 +83,14 @@ def most_connections() -> int:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(wanted, soft) - SPARE_FILES, 8)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def listen(host: str, port: int) -> socket.socket:
