@@ -211,22 +211,6 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
     assert EXIT_STOPPED == 130
 
 
-def test_lora_trains_adapters_and_leaves_the_base_alone(tmp_path):
-    flags = ["--use-grpo", "--set", "train.adapter=lora", "--num-examples", "8", "--checkpoint-dir", str(tmp_path)]
-    assert train_main([*SMALL, *flags]) == 0
-    adapter = load_file(tmp_path / "run-001" / "adapter" / "adapter_model.safetensors")
-    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in adapter.items())
-    settings = json.loads((tmp_path / "run-001" / "adapter" / "adapter_config.json").read_text())
-    assert (settings["r"], settings["lora_alpha"], settings["lora_dropout"]) == (32, 32, 0.05)
-    assert len(settings["target_modules"]) == 7
-    rounds = [json.loads(line) for line in (tmp_path / "run-001" / "metrics.jsonl").read_text().splitlines()]
-    assert [r["engine_logprob_gap"] < 1e-4 for r in rounds if "loss" in r] == [True]
-    merged = load_student(grpo_config(["student=embedded"]), path=tmp_path / "run-001" / "student")
-    shipped = load_student(grpo_config(["student=embedded"]))
-    name = "model.layers.0.self_attn.q_proj.weight"
-    assert not torch.equal(merged.model.state_dict()[name], shipped.model.state_dict()[name])
-
-
 def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
     flags = [*SMALL, "--num-examples", "8", "--set", "engine.max_context=48", "--set", "search.max_tokens=20"]
     flags += ["--set", "train.preflight=0"]  # so few tokens cut every response
