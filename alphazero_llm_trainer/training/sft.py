@@ -78,7 +78,6 @@ def supervise(
     """
     limit, progress = config.search.max_tokens, progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
-    tokenizer = build_tokenizer(source) if scratch else None
     demonstrations = worked_solutions(config, source)
     validation = tasks_of(config, "validation", config.train.validation_size)
     test = tasks_of(config, "test", eval_size)
@@ -96,52 +95,45 @@ def supervise(
         progress.say(f"validation accuracy {sum(right) / len(right):.3f} after {progress.done:,} steps")
         return sum(right) / len(right)
 
-    def measure() -> dict[str, Any]:
-        student.engine.set_policy(None, student.engine.version + 1)
-        found, right = measure_test(student, test, limit, config.seed, progress)
-        return found if scratch else found | {"gain": asdict(paired_bootstrap(right, before))}
-
     trainable: Any
-    if tokenizer is not None:
-        limit_threads()
-        hush_transformers()
-        settings, adapter = settings_of(config), "full"
-        # Where it will be trained: an engine keeps its cache where the weights are when it is made.
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        trainable = new_student(tokenizer, config.library_seed).to(device)  # type: ignore[arg-type]
-        name = "embedded" if config.student == "auto" else config.student
-        student = make_student(name, trainable, tokenizer, config.models[name], config, Opening())
-        facts["student"] = name
-        facts["levels"] = sorted({task.problem.level for task in demonstrations})
-        facts["hold_out"] = config.problems.hold_out
+    if scratch:
+        student = student_from_scratch(config, source)
+        trainable, settings, adapter = student.model, settings_of(config), "full"
+        levels = sorted({task.problem.level for task in demonstrations})
+        facts |= {"student": student.name, "levels": levels, "hold_out": config.problems.hold_out}
     else:
         student = load_student(config, path=path, opening=opening(config, source))
         settings, adapter = settings_of(config, len(demonstrations)), config.train.adapter or student.spec.adapter
         set_seed(config.library_seed)
         trainable = make_trainable(student.model, student.spec, adapter)
         before = answers(test, progress=progress, doing="test problems before training")
-        facts |= {
-            "student": student.name,
-            "started_from": None if path is None else str(path),
-            "adapter": adapter,
-            "test_before": share(before),
-        }
+        started = None if path is None else str(path)
+        facts |= {"student": student.name, "started_from": started, "adapter": adapter, "test_before": share(before)}
     rows = sft_rows(demonstrations, student, QUESTION_WEIGHT if scratch else 0.0)
     memory = MemoryOptions.of(config, student.spec, student.model)
-    trained = train_student(
-        trainable,
-        rows,
-        settings,
-        config.library_seed,
-        memory,
-        evaluate=accuracy if validation else None,
-        progress=progress,
-    )
+    given: dict[str, Any] = {"evaluate": accuracy if validation else None, "progress": progress}
+    trained = train_student(trainable, rows, settings, config.library_seed, memory, **given)
     progress.wait("measuring")
-    manifest = {"seed": config.library_seed, **manifest_of(settings, rows, trainable, trained)} | facts | measure()
+    student.engine.set_policy(None, student.engine.version + 1)
+    measured, right = measure_test(student, test, limit, config.seed, progress)
+    manifest = {"seed": config.library_seed, **manifest_of(settings, rows, trainable, trained), **facts, **measured}
+    if not scratch:
+        manifest["gain"] = asdict(paired_bootstrap(right, before))
     save_student(student, adapter, source.name, out, out / "adapter")
     write_json(out / "manifest.json", manifest)
     return manifest
+
+
+def student_from_scratch(config: Config, source: Source) -> Student:
+    """A student with random weights, whose vocabulary is the words of the source's problems."""
+    limit_threads()
+    hush_transformers()
+    tokenizer = build_tokenizer(source)
+    # Where it will be trained: an engine keeps its cache where the weights are when it is made.
+    device: Any = "cuda" if torch.cuda.is_available() else "cpu"
+    name = "embedded" if config.student == "auto" else config.student
+    model = new_student(tokenizer, config.library_seed).to(device)
+    return make_student(name, model, tokenizer, config.models[name], config, Opening())
 
 
 def worked_solutions(config: Config, source: Source) -> list[Task]:
