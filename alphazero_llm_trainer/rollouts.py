@@ -163,7 +163,7 @@ class Collector:
         found, train = trajectories(tree), self.config.train
         return found if train.supervised or train.teacher_rows else [t for t in found if t.student]
 
-    def flat(self, tree: Tree) -> bool:
+    def zero_variance(self, tree: Tree) -> bool:
         """True when the trajectories that training learns from all earned the same: no signal."""
         rewards = {round(self.reward(t), 9) for t in self.counted(tree)}
         return len(rewards) < 2
@@ -193,8 +193,8 @@ class Collector:
             version = self.student.engine.version
             result = await search.run(task.problem, derive_seed(seed, key))
             saved, prompt = result.saved, self.student.prompt_ids(task.problem.question)
-            flat, extensions, cost = self.flat(result.tree), 0, result.cost
-            while extensions < limit and result.ended_by == "simulations" and self.flat(result.tree):
+            flat, extensions, cost = self.zero_variance(result.tree), 0, result.cost
+            while extensions < limit and result.ended_by == "simulations" and self.zero_variance(result.tree):
                 extensions += 1
                 if chain:
                     # A chain group grows at the root alone.

@@ -16,11 +16,11 @@ from alphazero_llm_trainer.training.credit import (
     clamp,
     gae,
     group_advantages,
-    is_flat,
     policy_advantages,
     process_advantages,
     step_advantages,
     visit_distillation,
+    zero_variance,
 )
 
 groups = st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=1, max_size=8)
@@ -61,7 +61,7 @@ def test_group_advantages_by_hand_are_clipped_on_both_sides() -> None:
     ],
 )
 def test_flat_groups(rewards: list[float], flat: bool) -> None:
-    assert is_flat(rewards) is flat
+    assert zero_variance(rewards) is flat
     if rewards and flat:
         assert group_advantages(rewards, [2] * len(rewards)) == pytest.approx([0.0] * len(rewards), abs=1e-9)
 

@@ -20,7 +20,7 @@ from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.source import TaskList
 from alphazero_llm_trainer.problems.source import source_of as problems_of
 from alphazero_llm_trainer.rollouts import Collector
-from alphazero_llm_trainer.training.credit import clamp, group_advantages, is_flat, process_advantages
+from alphazero_llm_trainer.training.credit import clamp, group_advantages, process_advantages, zero_variance
 from alphazero_llm_trainer.training.rounds import RoundStats
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.types import Problem, Step, Task
@@ -72,7 +72,7 @@ def test_process_credit_is_the_outcomes_and_a_share_of_the_processs(tmp_path: Pa
     for tree in trees:
         found = trajectories(tree.tree)
         rewards = [float(t.hre or 0.0) for t in found]
-        if is_flat(rewards):
+        if zero_variance(rewards):
             continue
         mixed += 1
         counts = [t.samples for t in found]

@@ -30,7 +30,7 @@ from ..mcts.extract import (
 from ..mcts.journal import journal_of, read
 from ..mcts.tree import Tree
 from ..problems.load import check_train_split
-from ..training.credit import group_advantages, is_flat, step_advantages
+from ..training.credit import group_advantages, step_advantages, zero_variance
 from .base import add_json, check_least, check_out, print_json
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def credited(tree: Tree, found: list[Trajectory], credit: str) -> list[list[floa
         counts, sums = outcomes(tree)
         return [step_advantages(step_values(one, worth(one), counts, sums), one.lengths, scale=1.0) for one in found]
     rewards = [worth(one) for one in found]
-    if is_flat(rewards):
+    if zero_variance(rewards):
         return [[0.0] * len(one.token_ids) for one in found]
     whole = group_advantages(rewards, [one.samples for one in found])
     return [[one.samples * a] * len(one.token_ids) for one, a in zip(found, whole, strict=True)]

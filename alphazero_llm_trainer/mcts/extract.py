@@ -61,41 +61,46 @@ class Trajectory:
         return self.outcome == 1.0
 
 
-def trajectories(tree: Tree) -> list[Trajectory]:
-    """All finished responses in the order they were found: terminal nodes, then rollouts.
+def finished(tree: Tree) -> Iterator[Rollout]:
+    """Every finished response in the order they were found: terminal nodes, as rollouts without a token, then rollouts.
 
-    Responses without a token (an empty answer) are left out.
+    A terminal node counts its visits; the response that ends a search without rollouts was sampled and never visited.
     """
+    for leaf in tree.leaves():
+        reward, verdict = tree.reward[leaf], tree.verdict[leaf]
+        if reward is not None and verdict is not None:
+            count, parts = max(tree.N[leaf], tree.samples[leaf]), (reward, tree.hre[leaf], tree.pre[leaf])
+            yield Rollout(leaf, (), (), "", verdict, *parts, count, tree.samples[leaf], tree.outcome[leaf])
+    yield from tree.rollouts
+
+
+def trajectories(tree: Tree) -> list[Trajectory]:
+    """All different finished responses; those without a token (an empty answer) are left out."""
     found: dict[tuple[int, ...], Trajectory] = {}
-    ends: list[tuple[int, Rollout | None]] = [(leaf, None) for leaf in tree.leaves()]
-    ends += [(rollout.node, rollout) for rollout in tree.rollouts]
-    for node, rollout in ends:
-        one = _trajectory(tree, node, rollout)
-        if one is None:
+    for end in finished(tree):
+        nodes, (ids, logprobs) = tree.path(end.node), tree.sequence(end.node)
+        token_ids, samples = ids + end.token_ids, max(end.samples, 1)
+        if not token_ids:
             continue
-        same = found.get(one.token_ids)
-        # A rollout and a terminal node may be one response.
-        found[one.token_ids] = one if same is None else replace(same, samples=same.samples + one.samples)
+        if token_ids in found:  # a rollout and a terminal node may be one response
+            found[token_ids] = replace(found[token_ids], samples=found[token_ids].samples + samples)
+            continue
+        rest = [len(end.token_ids)] if end.token_ids else []
+        writers = dict.fromkeys(tree.source[node] for node in nodes if tree.source[node] != STUDENT)
+        found[token_ids] = Trajectory(
+            token_ids=token_ids,
+            logprobs=logprobs + end.logprobs,
+            nodes=(*nodes, *[OUTSIDE] * len(rest)),
+            lengths=(*(len(tree.token_ids[node]) for node in nodes), *rest),
+            reward=end.reward,
+            hre=end.hre,
+            samples=samples,
+            source="+".join(writers) or STUDENT,
+            text=tree.response(end.node) + end.text,
+            outcome=end.grade,
+            verdict=end.verdict,
+        )
     return list(found.values())
-
-
-def _trajectory(tree: Tree, end: int, rollout: Rollout | None) -> Trajectory | None:
-    nodes = tree.path(end)
-    token_ids, logprobs = tree.sequence(end)
-    lengths = [len(tree.token_ids[node]) for node in nodes]
-    source = "+".join(dict.fromkeys(tree.source[node] for node in nodes if tree.source[node] != STUDENT)) or STUDENT
-    reward, hre, outcome, samples = tree.reward[end], tree.hre[end], tree.grade(end), max(tree.samples[end], 1)
-    text, verdict = tree.response(end), tree.verdict[end]
-    if rollout is not None:
-        token_ids, logprobs = token_ids + rollout.token_ids, logprobs + rollout.logprobs
-        reward, hre, outcome, samples = rollout.reward, rollout.hre, rollout.grade, max(rollout.samples, 1)
-        text, verdict = text + rollout.text, rollout.verdict
-        if rollout.token_ids:
-            nodes, lengths = [*nodes, OUTSIDE], [*lengths, len(rollout.token_ids)]
-    if not token_ids or reward is None:
-        return None
-    where = tuple(nodes), tuple(lengths)
-    return Trajectory(token_ids, logprobs, *where, reward, hre, samples, source, text, outcome, verdict)
 
 
 def endings(tree: Tree) -> Counter[str]:
@@ -147,18 +152,12 @@ def graded(tree: Tree, correctness: bool = False) -> Iterator[tuple[int, tuple[i
     """Every way a response of the tree ended: (node, tokens after that node, how often, its outcome in [0, 1]).
 
     The outcome is the correctness where gold was known, joined by the user's own reward where that takes part (not with
-    `correctness`); the reward where neither is known. A terminal node counts its visits.
+    `correctness`); the reward where neither is known.
     """
-    for leaf in tree.leaves():
-        reward = tree.reward[leaf]
-        # The response that ends a search without rollouts was sampled and never visited.
-        count = max(tree.N[leaf], tree.samples[leaf])
-        if reward is not None and count > 0:
-            known = tree.hre[leaf] if correctness else tree.grade(leaf)
-            yield leaf, (), count, reward if known is None else known
-    for rollout in tree.rollouts:
-        known = rollout.hre if correctness else rollout.grade
-        yield rollout.node, rollout.token_ids, rollout.count, rollout.reward if known is None else known
+    for end in finished(tree):
+        if end.count:
+            known = end.hre if correctness else end.grade
+            yield end.node, end.token_ids, end.count, end.reward if known is None else known
 
 
 def outcomes(tree: Tree, correctness: bool = False, power: int = 1) -> tuple[list[int], list[float]]:

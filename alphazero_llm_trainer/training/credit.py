@@ -17,7 +17,7 @@ def mean_and_std(rewards: Sequence[float], counts: Sequence[int]) -> tuple[float
     return mean, math.sqrt(variance)
 
 
-def is_flat(rewards: Sequence[float], tolerance: float = 1e-9) -> bool:
+def zero_variance(rewards: Sequence[float], tolerance: float = 1e-9) -> bool:
     """True for a group that teaches nothing: fewer than two rewards, or all the same (DAPO's zero-variance groups)."""
     return len(rewards) < 2 or max(rewards) - min(rewards) <= tolerance
 
@@ -66,7 +66,7 @@ def process_advantages(
         counts: how often each response was sampled.
     """
     steps = [(score, count) for row, count in zip(scores, counts, strict=True) for score in row]
-    if is_flat([score for score, _ in steps]):
+    if zero_variance([score for score, _ in steps]):
         return [[0.0] * sum(row) for row in lengths]
     mean, std = mean_and_std([score for score, _ in steps], [count for _, count in steps])
     found = []

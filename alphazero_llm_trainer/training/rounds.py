@@ -71,7 +71,7 @@ class RoundStats:
             self.failed += tree.ended_by.startswith("failed")
             self.failed_rewards += tree.failed_reward is not None
             self.flat_at_first += tree.flat_at_first
-            self.flat += collector.flat(tree.tree)
+            self.flat += collector.zero_variance(tree.tree)
             self.extensions += tree.extensions
             kind = outcome(tree.tree)
             self.all_right += kind == "solved"

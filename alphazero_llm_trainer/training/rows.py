@@ -26,11 +26,11 @@ from .credit import (
     asymmetric,
     clamp,
     group_advantages,
-    is_flat,
     policy_advantages,
     process_advantages,
     step_advantages,
     visit_distillation,
+    zero_variance,
 )
 from .packing import together
 from .rounds import RoundStats
@@ -143,7 +143,7 @@ class RowBuilder:
         for tree in trees:
             found = trajectories(tree.tree)
             rewards = [self.collector.reward(t) for t in found]
-            if is_flat(rewards):
+            if zero_variance(rewards):
                 continue
             best = max(range(len(found)), key=lambda i: (rewards[i], found[i].samples, -i))
             rows.append(self.row(tree, found[best], rewards[best]))
@@ -167,7 +167,7 @@ class RowBuilder:
         Whole questions, which share their prompt: those with right and wrong responses first, the rest in random order.
         """
         shuffled = Random(derive_seed(self.config.seed, "ppo", number)).sample(trees, len(trees))
-        shuffled.sort(key=lambda tree: self.collector.flat(tree.tree))
+        shuffled.sort(key=lambda tree: self.collector.zero_variance(tree.tree))
         rows: list[TrainRow] = []
         for tree in shuffled:
             for found in self.collector.counted(tree.tree):
@@ -181,7 +181,9 @@ class RowBuilder:
         train = self.config.train
         # A teacher's tokens are off-policy: without `train.teacher_rows` they are neither rows nor in a baseline.
         groups = [(tree, self.collector.counted(tree.tree)) for tree in trees]
-        groups = [(tree, found) for tree, found in groups if not is_flat([self.collector.reward(t) for t in found])]
+        groups = [
+            (tree, found) for tree, found in groups if not zero_variance([self.collector.reward(t) for t in found])
+        ]
         scale = self.step_scale(groups) if train.credit == "step" else 1.0
         processes = self.processes(groups, stats) if train.credit == "process" else [[] for _ in groups]
         queues = []
