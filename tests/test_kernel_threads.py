@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from support import run
-from test_native import SHAPES, engine_of, llama, needs_compiler
+from test_native import SHAPES, engine_of, llama, needs_compiler, with_lora
 
 from alphazero_llm_trainer.engine import native
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 
 pytestmark = needs_compiler
 TASKS = Path("/proc/self/task")
-MODEL = llama(**SHAPES["heads of 32, grouped"])
+MODEL = with_lora(llama("qwen2", **SHAPES["heads of 32, grouped"]))
 RNG = Random(3)
 REQUESTS = [
     GenerateRequest(tuple(RNG.randrange(77) for _ in range(RNG.randint(1, 60))), n=2, max_new_tokens=10, seed=i)

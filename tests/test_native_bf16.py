@@ -70,7 +70,7 @@ def test_every_shape_is_the_rounded_models_forward(name: str, forced: int) -> No
 @needs_bf16
 @units
 def test_results_in_bfloat16_are_the_same_bits_in_any_company(forced: int) -> None:
-    model, rng = llama(**SHAPES["heads of 32, grouped"]), Random(2)
+    model, rng = with_lora(llama("qwen2", **SHAPES["heads of 32, grouped"])), Random(2)
 
     def tokens(n: int) -> tuple[int, ...]:
         return tuple(rng.randrange(77) for _ in range(n))

@@ -143,7 +143,7 @@ def plain_tokenizer(source: str) -> Any:
         kind = read_object(Path(source) / "tokenizer_config.json")["tokenizer_class"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if kind not in ("TokenizersBackend", "PreTrainedTokenizerFast"):
+    if kind not in ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer"):
         return None
     from transformers import PreTrainedTokenizerFast
 
