@@ -177,7 +177,8 @@ class InProcessEngine(Engine):
             self.model.load_state_dict(weights)
         self.version, self.valued = version, False
         self.tree.clear()
-        # Packed weights are copies, and adapters may have been added since: the kernels fit plain layers alone.
+        # Packed weights are copies, and adapters may have been added since. The old copy goes first: both may not fit.
+        del self.forward
         self.forward = self._make_forward()
         self.facts["forward"] = self.forward.facts()
 
