@@ -44,20 +44,7 @@ def test_every_gold_follows_from_its_own_steps_and_its_question(by_split):
         assert check_solution(task.solution, task.problem.question), task
         assert task.solution.endswith(f"\n#### {task.gold}")
         assert 1 <= int(task.gold) <= embedded.MAX_RESULT
-
-
-def test_levels_have_the_right_number_of_steps(by_split):
-    seen = {level: set() for level in embedded.LEVELS}
-    for task in by_split["train"]:
-        seen[task.problem.level].add(task.solution.count("\n"))
-    assert seen == {level: set(steps) for level, steps in embedded.LEVELS.items()}
-
-
-def test_every_kind_and_phrasing_appears(by_split):
-    for kind in embedded.OPENINGS + embedded.EVENTS + embedded.CLOSINGS:
-        assert len(kind.phrasings) >= 3
-    for phrase in ("doubles", "half of", "triples", "equally", "dollars", "fewer", "together", "in each of the"):
-        assert any(phrase in t.problem.question for t in by_split["validation"]), phrase
+        assert task.solution.count("\n") in embedded.LEVELS[task.problem.level]
 
 
 def test_the_same_arguments_give_the_same_task_in_any_order():

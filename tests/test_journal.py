@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -22,6 +17,8 @@ def written(path: Path) -> Path:
     journal = Journal(path)
     for record in RECORDS:
         journal.append(record)
+        # A process that is killed now has lost nothing: the operating system has the line.
+        assert list(read(path))[-1] == record
     journal.close()
     return path
 
@@ -111,28 +108,3 @@ def test_a_key_is_written_once(tmp_path: Path) -> None:
         journal.append({"key": "0/2", "text": "again"})
     journal.close()
     assert path.read_bytes() == before
-
-
-def test_a_killed_process_loses_no_finished_record(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom alphazero_llm_trainer.mcts.journal import Journal\n"
-        f"journal = Journal(Path({str(path)!r}))\n"
-        "for i in range(10**9):\n"
-        "    journal.append({'key': str(i), 'filler': 'x' * 5000})\n"
-        "    print(i, flush=True)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
-    ) as child:
-        assert child.stdout is not None
-        told = 0
-        for line in child.stdout:
-            told = int(line)
-            if told >= 50:
-                break
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-    journal = Journal(path)
-    assert set(map(str, range(told + 1))) <= set(journal)
-    assert [json.loads(line)["key"] for line in path.read_bytes().splitlines()] == [str(i) for i in range(len(journal))]

@@ -1,15 +1,11 @@
-"""The search: equal to a recursive reference, its invariants, formulas, budgets, verdicts and what it may never see."""
+"""The search: equal to a recursive reference, its invariants, formulas, budgets, verdicts and what counts as an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import json
 import math
-import pickle
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -24,17 +20,13 @@ from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Limits, TeacherProposal
 from alphazero_llm_trainer.errors import DataError
-from alphazero_llm_trainer.eval import methods
 from alphazero_llm_trainer.mcts import steps
 from alphazero_llm_trainer.mcts.choose import choose
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import step_values, trajectories
-from alphazero_llm_trainer.mcts.journal import Journal
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.mcts.seeds import derive_seed
 from alphazero_llm_trainer.mcts.select import SELECTORS, puct, ucb1
-from alphazero_llm_trainer.mcts.steps import StepExpansion
-from alphazero_llm_trainer.mcts.tokens import TokenExpansion
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, WHOLE, Tree
 from alphazero_llm_trainer.mcts.waiting import together
 from alphazero_llm_trainer.problems.source import source_of
@@ -247,21 +239,23 @@ def test_a_reward_outside_0_to_1_changes_nothing(reward: float) -> None:
     assert tree.N[ROOT] == 1
 
 
-def test_broken_saved_trees_are_data_errors() -> None:
-    raw = search(ScriptedPolicy(1), a_problem(), simulations=3).tree.to_dict()
-    for change in (
-        {"format": 0},
-        {"N": raw["N"][:-1]},
-        {"parent": [-1, *([10**6] * (len(raw["parent"]) - 1))]},
-        {"parent": [0, *raw["parent"][1:]]},
-        {"token_ids": None},
-        {"parent": ["x"] * len(raw["parent"])},
-    ):
-        with pytest.raises(DataError) as caught:
+@pytest.mark.parametrize(
+    ("column", "at", "value"),
+    [
+        ("parent", 1, -2), ("parent", 1, 9), ("parent", 0, 0), ("parent", 1, "x"), ("token_ids", 1, [2**31]),
+        ("token_ids", 1, []), ("logprobs", 1, [float("nan")]), ("N", 1, 1.0), ("V", 1, "0.5"), ("expanded", 1, 1),
+        ("N", slice(1), []),
+    ],
+)  # fmt: skip
+def test_broken_saved_trees_are_data_errors(column: str, at: Any, value: Any) -> None:
+    raw = json.loads(json.dumps(grown((("a\n", "#### 7"), 0.5, 3)).to_dict()))
+    assert len(Tree.from_dict(raw)) == 3
+    raw[column][at] = value
+    with pytest.raises(DataError, match=r"search it again$"):
+        Tree.from_dict(raw)
+    for change in ({"format": 0}, {"token_ids": None}):
+        with pytest.raises(DataError, match=r"search it again$"):
             Tree.from_dict({**raw, **change})
-        assert "\n" not in str(caught.value)
-    with pytest.raises(DataError):
-        Tree.from_dict({key: value for key, value in raw.items() if key != "W"})
 
 
 # -- (c) formulas ------------------------------------------------------------------------------------------------------
@@ -341,23 +335,16 @@ def test_golden_trees(select: str) -> None:
 # -- (e) depth ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_tree_of_depth_2000_is_saved_copied_and_pickled(tmp_path: Path) -> None:
+def test_a_tree_of_depth_2000_is_searched_saved_and_read() -> None:
     tree = Tree()
     mcts = Mcts(tree, ucb1, 1.0, 5)
     steps = tuple(Step((i,), (-0.1,), f"step {i}\n") for i in range(2000))
     [leaf] = mcts.ask()
-    assert leaf is not None
     mcts.tell(leaf, Evaluation([Playout(Continuation(steps, True), "ended", RewardParts(0.75))]))
     while leaves := mcts.ask():
         mcts.tell(leaves[0], Evaluation())
-    assert len(tree) == 2001 and len(tree.path(2000)) == 2000 and tree.W[ROOT] == 0.75
-    saved = tree.to_dict()
-    for twin in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree), Tree.from_dict(json.loads(json.dumps(saved)))):
-        assert twin.to_dict() == saved and twin.children == tree.children
-    journal = Journal(tmp_path / "deep.jsonl")
-    journal.append({"key": "deep", "tree": saved})
-    journal.close()
-    again = Tree.from_dict(Journal(tmp_path / "deep.jsonl")["deep"]["tree"])
+    again = Tree.from_dict(json.loads(json.dumps(tree.to_dict())))
+    assert again.to_dict() == tree.to_dict() and again.W[ROOT] == 0.75
     assert again.response(2000) == "".join(step.text for step in steps)
     [found] = trajectories(again)
     assert found.token_ids == tuple(range(2000)) and len(step_values(found, found.reward, again.N, again.W)) == 2000
@@ -402,8 +389,6 @@ def test_the_seconds_budget_ends_a_search() -> None:
     result = search(Slow(1), a_problem(), simulations=100_000, budget_seconds=0.15)
     assert result.ended_by == "seconds" and result.choice is not None
     assert 0.15 <= result.cost.seconds < 5
-    fast = search(ScriptedPolicy(1), a_problem(), simulations=3, budget_seconds=60)
-    assert fast.ended_by == "simulations"
 
 
 def test_stop_returns_the_best_so_far() -> None:
@@ -412,8 +397,6 @@ def test_stop_returns_the_best_so_far() -> None:
     assert result.ended_by == "stopped" and policy.calls == 4 and result.choice is not None
     whole = search(ScriptedPolicy(5), a_problem(), simulations=200)
     assert whole.tree.text[: len(result.tree)] == result.tree.text and len(whole.tree) > len(result.tree)
-    nothing = search(ScriptedPolicy(5), a_problem(), stop=lambda: True)
-    assert nothing.choice is None and nothing.ended_by == "stopped" and len(nothing.tree) == 1
 
 
 def continuation(*texts: str, ended: bool = False) -> Continuation:
@@ -466,14 +449,10 @@ def test_teachers_steps_become_children_with_source_and_direction() -> None:
     assert tree.verdict[top["#### 1"]] == "answer"
     below = tree.children[top["right step\n"]]
     assert below and tree.source[below[0]] == "student" and tree.direction[below[0]] == "none"
-    assert [Direction.RIGHT] in asked and any(d[0] is Direction.WRONG for d in asked if d)
     # Directions on the way down are given to the evaluation too.
     assert any(len(d) > 1 and d[0] is Direction.RIGHT and d[1] is Direction.WRONG for d in asked)
-    assert () in advisor.asked and ("right step",) in advisor.asked
-    assert result.cost.scored_tokens > 0
+    assert ("right step",) in advisor.asked and result.cost.scored_tokens > 0
     check_invariants(tree)
-    for found in trajectories(tree):
-        assert found.student == all(tree.source[node] == "student" for node in found.nodes)
 
 
 def test_a_teachers_step_equal_to_a_students_merges() -> None:
@@ -501,9 +480,9 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
         asked.append(response)
         return rule or "w1" in response
 
-    policy = ScriptedPolicy(2, words=2, close=0.2)
-    tree = search(policy, a_problem(), simulations=8, max_depth=3, finished=finished).tree
-    plain = search(ScriptedPolicy(2, words=2, close=0.2), a_problem(), simulations=8, max_depth=3).tree
+    tree = search(
+        ScriptedPolicy(2, words=2, close=0.2), a_problem(), simulations=8, max_depth=3, finished=finished
+    ).tree
     # The rule's final-answer lines are never put to it.
     assert asked and not any("####" in response for response in asked)
     checked = [leaf for leaf in tree.leaves() if tree.verdict[leaf] == "checked"]
@@ -511,8 +490,6 @@ def test_the_finished_checker_ends_a_response_where_it_says_so() -> None:
     for leaf in checked:
         texts = [tree.text[node] for node in tree.path(leaf)]
         assert "w1" in texts[-1] and not any("w1" in text for text in texts[:-1])
-    cut = [leaf for leaf in plain.leaves() if plain.verdict[leaf] == "depth" and "w1" in plain.response(leaf)]
-    assert cut and "checked" not in plain.verdict
     assert not any("w1" in tree.response(leaf) for leaf in tree.leaves() if tree.verdict[leaf] == "depth")
 
 
@@ -605,20 +582,6 @@ def test_a_rejected_step_is_no_response() -> None:
     assert all(choose(alone, rule) is None for rule in ("vote", "value", "visits"))
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("parent", -2), ("token_ids", [2**31]), ("logprobs", [float("nan")]), ("N", 1.0), ("V", "0.5"), ("expanded", 1),
-    ],
-)  # fmt: skip
-def test_a_saved_tree_with_a_value_of_another_kind_is_refused(column: str, value: Any) -> None:
-    raw = json.loads(json.dumps(grown((("a\n", "#### 7"), 0.5, 3)).to_dict()))
-    assert len(Tree.from_dict(raw)) == 3
-    raw[column][1] = value
-    with pytest.raises(DataError, match=f"^{column}.1"):
-        Tree.from_dict(raw)
-
-
 def test_answers_in_words_vote_too() -> None:
     tree = grown((("#### The Eiffel Tower",), 0.5, 2), (("#### eiffel tower",), 0.5, 2), (("#### Paris",), 0.9, 1))
     reading = reading_of(Problem("p", "q", "hotpotqa"))
@@ -628,18 +591,7 @@ def test_answers_in_words_vote_too() -> None:
     assert choose(tree, "vote").why.startswith("34%")  # type: ignore[union-attr]  # by the letter they are two answers
 
 
-# -- (h) what search may never see -------------------------------------------------------------------------------------
-
-
-def test_the_search_that_answers_takes_no_gold() -> None:
-    taken = set(inspect.signature(methods.answer_search).parameters)
-    assert taken == {"student", "config", "perplexity", "stop", "value", "policy", "verifier", "advisor"}
-    parts = (Search, StepExpansion, TokenExpansion, Mcts, Tree)
-    for part in (method for one in parts for method in vars(one).values() if inspect.isfunction(method)):
-        names = " ".join(inspect.signature(part).parameters)
-        assert not any(word in names for word in ("gold", "answer", "task", "solution")), part.__qualname__
-    source = inspect.getsource(methods.answer_search)
-    assert "make_evaluate(config.rewards, perplexity, None)" in source
+# -- (h) what counts as an answer --------------------------------------------------------------------------------------
 
 
 ENDS = [  # response, its verdict, whether it states an answer, whether that is 42
@@ -668,17 +620,6 @@ def test_a_stated_answer_counts_in_training_and_search_as_in_evaluation(
     assert source_of(problem).grade(response, Task(problem, "42"), strict=verdict not in WHOLE).correct == right
     if verdict in WHOLE:
         assert reading_of(problem)(response) == ("42" if right else None)
-
-
-def test_the_search_core_imports_no_torch() -> None:
-    code = (
-        "import sys\n"
-        "from alphazero_llm_trainer.mcts import choose, driver, extract, journal, mcts, select, tree\n"
-        "heavy = {'torch', 'transformers', 'trl', 'peft', 'openai', 'verifiers', 'datasets', 'numpy'}\n"
-        "heavy &= set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[1])
 
 
 if __name__ == "__main__":  # regenerates the golden trees

@@ -142,13 +142,15 @@ def test_token_search_equals_the_recursive_reference(rollout: str, weight: float
     assert deepest >= 6 and ended >= 5
 
 
-def test_a_greedy_rollout_expands_its_own_path_for_free() -> None:
-    greedy, sampled = ScriptedTokens(3), ScriptedTokens(3)
-    tree = token_search(greedy, simulations=60, rollout="greedy").tree
-    token_search(sampled, simulations=60, rollout="sample")
+def test_a_greedy_rollout_expands_its_own_path_for_free_and_read_again_is_a_visit_and_no_new_sample() -> None:
+    policy = ScriptedTokens(3)
+    tree = token_search(policy, simulations=60, rollout="greedy").tree
     expanded = sum(tree.expanded[n] and tree.verdict[n] is None for n in range(len(tree)))
-    assert greedy.calls["rollout"] < expanded < 60  # nodes on a known rollout's path asked for nothing
-    assert greedy.calls["topk"] == sampled.calls["topk"] == 0  # every rollout brings the top-k of each step
+    # Nodes on a known rollout's path asked for nothing: every rollout brings the top-k of each step.
+    assert policy.calls["rollout"] < expanded < 60 and policy.calls["topk"] == 0
+    visits, samples = sum(r.count for r in tree.rollouts), sum(r.samples for r in tree.rollouts)
+    assert samples == policy.calls["rollout"] < visits
+    assert sum(t.samples for t in trajectories(tree)) < visits
 
 
 def test_the_golden_token_tree() -> None:
@@ -291,15 +293,6 @@ def test_a_tree_ends_after_enough_right_rollouts() -> None:
 
 
 # -- (f) budgets -------------------------------------------------------------------------------------------------------
-
-
-def test_a_rollout_read_again_is_a_visit_and_no_new_sample() -> None:
-    tree = token_search(ScriptedTokens(3), simulations=40, rollout="greedy").tree
-    visits, samples = sum(r.count for r in tree.rollouts), sum(r.samples for r in tree.rollouts)
-    policy = ScriptedTokens(3)
-    token_search(policy, simulations=40, rollout="greedy")
-    assert samples == policy.calls["rollout"] < visits
-    assert sum(t.samples for t in trajectories(tree)) < visits
 
 
 @pytest.mark.parametrize("rollout", ["sample", "greedy", "none"])

@@ -24,7 +24,7 @@ from alphazero_llm_trainer.report.trees import Source, TreeReader
 from alphazero_llm_trainer.types import Direction, Problem, RewardParts
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
-from alphazero_llm_trainer.viewer.record import row
+from alphazero_llm_trainer.viewer.record import DRAWN, row
 
 ASSETS = Path(page_module.__file__).parent / "assets"
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">\u2028&amp;\ud83d'
@@ -157,20 +157,7 @@ def test_no_script_of_the_page_makes_markup_out_of_text() -> None:
 def test_a_page_holds_the_trees_own_numbers() -> None:
     record = record_of(taught())
     drawn = Data(tree_page(record, title="t")).tree()["tree"]
-    for name in (
-        "parent",
-        "N",
-        "W",
-        "V",
-        "prior",
-        "verdict",
-        "reward",
-        "hre",
-        "source",
-        "direction",
-        "text",
-        "history",
-    ):
+    for name in set(DRAWN) - {"logprobs"} | {"history"}:
         assert drawn[name] == record["tree"][name], name
     for shown, stored in zip(drawn["logprobs"], record["tree"]["logprobs"], strict=True):
         assert shown == pytest.approx(stored, abs=1e-6)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..config.sections import SearchConfig
-from ..types import Cost, Direction, Problem, RewardParts, Step
+from ..engine.protocol import Limits
+from ..types import Cost, Direction, Problem, RewardParts, Step, ids_of
 from .choose import Reading, answer_of
 from .mcts import Evaluation, Leaf
 from .metered import FREE, MeteredValue, Paid
@@ -79,6 +80,13 @@ class Expansion:
     async def close(self, node: int, left: int | None) -> int:
         """What comes after the last simulation, where the most visited path ends in `node`; returns where it ends now."""
         raise NotImplementedError
+
+    def limits(self, steps: Sequence[Step], paid: int | None) -> Limits | None:
+        """Steps and tokens that a response may still have after `steps`, where a budget pays for `paid` tokens (None: for
+        any number); None where it may have none."""
+        room = self.settings.max_tokens - len(ids_of(steps))
+        limits = Limits(self.settings.max_depth - len(steps), room if paid is None else min(room, paid))
+        return limits if limits.steps > 0 and limits.tokens > 0 else None
 
     async def grade(self, steps: Sequence[Step], directions: Sequence[Direction], verdict: str) -> RewardParts:
         """The reward of a response's end, whose cost is added to the search's."""

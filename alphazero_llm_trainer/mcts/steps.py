@@ -81,12 +81,9 @@ class StepExpansion(Expansion):
             state = self.prompt + ids
             left = None if left is None else left - self.value.price(state)
             estimate = await self.value(state)
-        share = settings.max_tokens - len(ids)
-        if left is not None:
-            # Shared out beforehand, so that no draw can take the search over its budget.
-            share = min(share, self.paid.room(left // settings.samples, len(ids)))
-        limits = Limits(steps=settings.max_depth - len(steps), tokens=share)
-        if limits.steps <= 0 or limits.tokens <= 0:
+        # Shared out beforehand, so that no draw can take the search over its budget.
+        limits = self.limits(steps, None if left is None else self.paid.room(left // settings.samples, len(ids)))
+        if limits is None:
             return Evaluation(estimate=estimate, value=None if self.rolls else estimate)
         draw = derive_seed(self.seed, leaf.node, tree.N[leaf.node])
         asked = limits if self.rolls else Limits(1, limits.tokens)
@@ -218,15 +215,12 @@ class StepExpansion(Expansion):
 
     async def close(self, node: int, left: int | None) -> int:
         """Go on from `node`, the end of the most visited path, to a response's end; returns its terminal node."""
-        tree, settings = self.tree, self.settings
+        tree = self.tree
         if self.rolls or tree.verdict[node] is not None:
             return node
         steps = tree.steps(node)
-        used = len(ids_of(steps))
-        room = settings.max_tokens - used
-        room = room if left is None else min(room, self.paid.room(left, used))
-        limits = Limits(settings.max_depth - len(steps), room)
-        if limits.steps <= 0 or limits.tokens <= 0:
+        limits = self.limits(steps, None if left is None else self.paid.room(left, len(ids_of(steps))))
+        if limits is None:
             return node
         seed = derive_seed(self.seed, "final")
         [last], spent = await self.policy.continuations(self.problem, steps, 1, seed, limits)

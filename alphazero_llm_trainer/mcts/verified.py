@@ -143,9 +143,8 @@ class VerifiedExpansion(Expansion):
         open_ends = [end for end in range(len(tree)) if tree.verdict[end] is None]
         node = max(open_ends, key=lambda end: (depths[end], -end))
         steps = tree.steps(node)
-        room = self.settings.max_tokens - len(ids_of(steps))
-        limits = Limits(self.settings.max_depth - len(steps), room if left is None else min(room, left))
-        if limits.steps <= 0 or limits.tokens <= 0:
+        limits = self.limits(steps, left)
+        if limits is None:
             return node
         last, _ = await self.draw(steps, derive_seed(self.seed, "final"), limits, not tree.children[node])
         # A rollout and no nodes: it may pass through a step that was rejected.

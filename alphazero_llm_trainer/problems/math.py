@@ -11,7 +11,7 @@ import re
 
 from ..errors import DataError
 from ..types import Problem, Task
-from .data_set import DATA_VARIABLE, RowSource
+from .data_set import RowSource
 from .grading import LONGEST_ANSWER
 from .prompts import MATH_PROMPT
 from .rows import Row, text_of
@@ -27,15 +27,6 @@ class Math(RowSource):
     system_prompt = MATH_PROMPT
     prompt_tokens = 640
 
-    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
-        """See `Source.load`. The hub has a test split alone."""
-        if split != "test" and self.file("train") is None:
-            raise DataError(
-                f"MATH-500 has no {split} split: ask for test, or point dataset.path or {DATA_VARIABLE} at a folder"
-                f" with train.jsonl or math500/train.jsonl in the columns {', '.join(self.columns)}"
-            )
-        return super().load(split, count, start)
-
     def task(self, row: Row, hub_split: str, number: int) -> Task:
         """See `RowSource.task`."""
         question, solution, gold, unique_id = (text_of(row, name) for name in self.columns)
@@ -43,8 +34,7 @@ class Math(RowSource):
             raise DataError(
                 f"{row[1]} has an `answer` of {len(gold)} characters: write the final answer alone, {LONGEST_ANSWER} at most"
             )
-        digits = re.search(
-            r"\d+", str(row[0].get("level", ""))
-        )  # 3 on the hub, "Level 3" in the files it was made from
+        # 3 on the hub, "Level 3" in the files it was made from.
+        digits = re.search(r"\d+", str(row[0].get("level", "")))
         level = 0 if digits is None else int(digits[0])
         return Task(Problem(f"math/{unique_id}", question, "math", level), gold, f"{solution}\n#### {gold}")
