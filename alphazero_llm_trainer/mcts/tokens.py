@@ -89,8 +89,7 @@ class TokenExpansion(Expansion):
         searched as well."""
         if not self.generating or len(self.tree) > 1 or not self.settings.prefix_probability:
             return
-        limit = max(min(self.longest, self._affordable(self.longest, left, 0)), 1)
-        rolled = await self._roll((), (), limit, derive_seed(self.seed, "first"))
+        rolled = await self._roll((), (), max(self._room(0, left), 1), derive_seed(self.seed, "first"))
         rng = Random(derive_seed(self.seed, "prefix"))
         moves, length = rng.random() < self.settings.prefix_probability, rng.randint(0, self.settings.prefix_tokens)
         length = min(length, len(rolled.generated.token_ids) - 1)
@@ -106,9 +105,8 @@ class TokenExpansion(Expansion):
         """Children and the value of one leaf, or its reward where the response ends there."""
         tree, settings, node = self.tree, self.settings, leaf.node
         ids, logprobs = tree.sequence(node)
-        room = self.longest - len(ids)
-        verdict = self.policy.verdict(ids) if ids else None
-        if verdict is None and room <= 0 and ids:  # a prompt beyond the context is the engine's to refuse
+        verdict = self.policy.verdict(ids) if ids else None  # a prompt beyond the context is the engine's to refuse
+        if verdict is None and len(ids) >= max(self.longest, 1):
             verdict = "length"
         if verdict is not None:
             reward = await self._grade(ids, logprobs, verdict)
@@ -117,7 +115,7 @@ class TokenExpansion(Expansion):
             left -= self.value.price(self.prompt + ids)
         estimate, found = None, self._known.pop(self._key(node), None)
         if found is None and self.rolls:
-            limit = max(min(room, self._affordable(room, left, len(ids))), 1)
+            limit = max(self._room(len(ids), left), 1)
             seed = derive_seed(self.seed, node, tree.N[node])
             if self.value is None:
                 found = await self._roll(ids, logprobs, limit, seed), 0, True
@@ -149,9 +147,10 @@ class TokenExpansion(Expansion):
         if self.settings.rollout == "greedy" and at + 1 < len(ids):
             self._known[node, ids[at : at + 1]] = rolled, at + 1, False
 
-    def _affordable(self, room: int, left: int | None, prefix: int) -> int:
-        """Tokens of the longest rollout after `prefix` tokens that `left` tokens pay for."""
-        return room if left is None else self.paid.room(left, prefix, self.beams)
+    def _room(self, prefix: int, left: int | None) -> int:
+        """Tokens of the longest rollout after `prefix` tokens that the limits allow and `left` tokens pay for."""
+        room = self.longest - prefix
+        return room if left is None else min(room, self.paid.room(left, prefix, self.beams))
 
     def _key(self, node: int) -> tuple[int, tuple[int, ...]]:
         return self.tree.parent[node], self.tree.token_ids[node]
@@ -202,8 +201,7 @@ class TokenExpansion(Expansion):
         """Without rollouts in the search: one from `node`, the end of the most visited path. Then tidy the rollouts."""
         if not self.rolls and self.tree.verdict[node] is None:
             ids, logprobs = self.tree.sequence(node)
-            room = self.longest - len(ids)
-            room = min(room, self._affordable(room, left, len(ids)))
+            room = self._room(len(ids), left)
             if room > 0:
                 rolled = await self._roll(ids, logprobs, room, derive_seed(self.seed, "final"))
                 self.tree.rollouts.append(self._rollout(node, rolled, 0, 1))

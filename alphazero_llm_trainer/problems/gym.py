@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from .. import answers
@@ -58,11 +59,7 @@ class ReasoningGym(Source):
         """See `Source.load`. A split is searched for in the stream, so its first tasks are the quickest."""
         known = self._splits.setdefault(split, [])
         stream = self._streams.setdefault(split, self.stream(split))
-        while len(known) < start + count:
-            task = next(stream, None)
-            if task is None:
-                break
-            known.append(task)
+        known += islice(stream, max(start + count - len(known), 0))
         return known[start : start + count]
 
     def stream(self, split: str) -> Iterator[Task]:
@@ -71,16 +68,12 @@ class ReasoningGym(Source):
         repeated = 0
         for index in range(SHORTER.get(self.task, STREAM)):
             entry = self.data[index]
-            question = str(entry["question"])
-            if question in seen:
-                repeated += 1
-                if repeated >= TRIES:
-                    return
-                continue
-            repeated = 0
-            seen.add(question)
-            if split_of(self.held_out(entry)) == split:
+            repeated = repeated + 1 if entry["question"] in seen else 0
+            if repeated >= TRIES:
+                return
+            if not repeated and split_of(self.held_out(entry)) == split:
                 yield self.as_task(entry, index)
+            seen.add(entry["question"])
 
     def held_out(self, entry: dict[str, Any]) -> str:
         """What no two splits share of an entry."""
