@@ -10,9 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import ScriptedPolicy, ScriptedTokens, a_problem, hashed_reward, run, scripted_evaluate
+from support import ScriptedPolicy, a_problem, hashed_reward, run, scripted_evaluate
 
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import Judgement
@@ -170,28 +170,10 @@ def test_a_round_is_asked_at_once_and_the_next_one_waits_for_its_values() -> Non
     assert mcts.tree.N[1:] == [1, 3, 1, 3] and not any(mcts.tree.virtual)
 
 
-def token_search(seed: int, **changes: Any) -> SearchResult:
-    config = SearchConfig.model_validate({"mode": "token", "select": "gumbel", "simulations": 40, **changes})
-    return run(lambda: Search(ScriptedTokens(seed), scripted_evaluate, config).run(a_problem(), seed))
-
-
 def step_search(seed: int, **changes: Any) -> SearchResult:
     config = SearchConfig.model_validate({"select": "gumbel", "simulations": 30, "samples": 2, **changes})
     policy = ScriptedPolicy(seed, words=9, close=0.2)
     return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 3), st.sampled_from([token_search, step_search]))
-def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
-    seed: int, width: int, loss: int, search: Any
-) -> None:
-    result = search(seed, width=width, virtual_loss=loss)
-    assert len(result.tree.simulations) == (40 if search is token_search else 30)
-    assert not any(result.tree.virtual)
-    assert result.tree.to_dict() == search(seed, width=width, virtual_loss=loss).tree.to_dict(), "twice the same"
-    for node in range(len(result.tree)):
-        assert result.tree.N[node] >= sum(result.tree.N[child] for child in result.tree.children[node])
 
 
 def through_root_children(tree: Tree) -> dict[int, int]:

@@ -165,17 +165,28 @@ def golden() -> dict[str, Any]:
 # -- (b) virtual loss --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 3), st.sampled_from(["token", "step"]))
-def test_virtual_loss_is_gone_when_the_search_is_over(seed: int, width: int, loss: int, mode: str) -> None:
-    if mode == "token":
-        result = token_search(ScriptedTokens(seed), seed=seed, simulations=30, width=width, virtual_loss=loss)
-        assert result.tree.N[ROOT] == 30
-    else:
-        config = SearchConfig(simulations=12, samples=2, width=width, virtual_loss=loss)
-        result = run(lambda: Search(ScriptedPolicy(seed), scripted_evaluate, config).run(a_problem(), seed))
-    tree = result.tree
-    assert not any(tree.virtual)
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.sampled_from(["token", "step"]),
+    st.sampled_from(["ucb1", "puct", "gumbel"]),
+)
+def test_any_width_uses_every_simulation_and_leaves_no_virtual_loss(
+    seed: int, width: int, loss: int, mode: str, select: str
+) -> None:
+    config = SearchConfig.model_validate(
+        {"mode": mode, "select": select, "simulations": 30, "samples": 2, "width": width, "virtual_loss": loss}
+    )
+
+    def searched() -> Tree:
+        policy: Any = ScriptedTokens(seed) if mode == "token" else ScriptedPolicy(seed, words=9, close=0.2)
+        return run(lambda: Search(policy, scripted_evaluate, config).run(a_problem(), seed)).tree
+
+    tree = searched()
+    assert len(tree.simulations) == 30 and not any(tree.virtual)
+    assert tree.to_dict() == searched().to_dict(), "twice the same"
     for node in range(len(tree)):
         assert tree.N[node] >= sum(tree.N[child] for child in tree.children[node])
         assert -1e-9 <= tree.W[node] <= tree.N[node] + 1e-9
