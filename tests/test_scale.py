@@ -22,7 +22,7 @@ from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.policy.student import load_student
-from alphazero_llm_trainer.scale import workers
+from alphazero_llm_trainer.scale import sample, workers
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.scale.workers import OnRay
 from alphazero_llm_trainer.training.models import make_trainable, save_adapter
@@ -127,8 +127,9 @@ def test_mistakes_in_the_configuration_end_the_run_in_a_sentence(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_poison_over_ray_is_isolated(tmp_path: Path, cluster: tuple[str, int]) -> None:
+def test_poison_over_ray_is_isolated(tmp_path: Path, cluster: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Questions that kill, block or raise end up aside; the innocent ones beside them are searched."""
+    monkeypatch.setattr(sample, "ATTEMPTS", 1)
     keys = keys_of(a_job(14))
     poison = {keys[1]: "die", keys[3]: "raise", keys[6]: "block", keys[9]: "hang"}
     job = a_job(14, workers=2, poison=poison, timeout_seconds=2.0)
