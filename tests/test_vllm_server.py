@@ -278,10 +278,10 @@ def launch(*overrides: str, spec: StudentModel = TINY, adapter: str = "full") ->
 
 
 def test_how_vllm_is_started() -> None:
-    lora = launch("engine.max_context=100", adapter="lora").arguments("folder")
+    lora = launch("engine.max_context=100", adapter="lora").arguments
     assert lora["max_lora_rank"] == 8 and lora["enable_lora"] and "lm_head" not in lora["lora_target_modules"]
-    full = launch("engine.max_context=100").arguments("folder")
-    assert "enable_lora" not in full and full["max_model_len"] == 101 and full["model"] == "folder"
+    full = launch("engine.max_context=100").arguments
+    assert "enable_lora" not in full and full["max_model_len"] == 101 and full["model"] == "tiny"
     assert full["generation_config"] == "vllm" and full["logprobs_mode"] == "raw_logprobs"
     if not torch.cuda.is_available():
         # The cache limits of the in-process engine: 2 layers' keys and values, fp32.

@@ -22,7 +22,7 @@ from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
 from .admission import check_ids, check_request, check_tokens
-from .device import device_memory
+from .device import device_memory, kv_shape, token_bytes
 from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import TOP, WHOLE, PrefixTree
@@ -76,29 +76,25 @@ class InProcessEngine(Engine):
         self.eos_ids = frozenset({eos_id}) if eos_ids is None else eos_ids | {eos_id}
         self.model, self.eos_id, self.step_ends, self.settings = model, eos_id, step_ends, settings
         shape = model.config
-        layers = shape.num_hidden_layers
-        kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-        head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
         context = min(settings.max_context, shape.max_position_embeddings)
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
         if self._why_not() is None:
             dtype = torch.float32  # of the kernels' keys and values, whatever the weights are
-        token_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize
+        size = token_bytes(shape, dtype)
         kernels = library() if settings.native == "auto" else None
         memory = device_memory()[2]
         self.tree = PrefixTree(
-            max(min(settings.cache_tokens, settings.cache(memory) // token_bytes), 4 * context),
-            layers,
-            kv_heads,
-            head_dim,
+            max(min(settings.cache_tokens, settings.cache(memory) // size), 4 * context),
+            shape.num_hidden_layers,
+            *kv_shape(shape),
             shape.vocab_size,
             memo_bytes=MEMO_BYTES,
             dtype=dtype,
             device=weight.device,
         )
         self.capabilities = Capabilities(context)
-        self.max_batch = settings.rows(token_bytes * context, memory)
+        self.max_batch = settings.rows(size * context, memory)
         self.forward = self._make_forward()
         self.valued = False
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import itertools
 import logging
+import math
 import weakref
 from collections.abc import Coroutine
 from contextlib import aclosing
@@ -65,28 +66,27 @@ class VllmEngine(CompletionEngine):
         self._numbers = itertools.count()
         self._lora: Any = None
         self._asleep, self._waking = False, asyncio.Lock()
-        self.facts = {"backend": "vllm", "vllm": vllm.__version__, "lora": launch.lora or None}
-        self.versions = Versions(None)
+        self.facts = {"backend": "vllm", "vllm": vllm.__version__, "lora": launch.arguments.get("max_lora_rank")}
+        self.versions = Versions()
         self.thread = LoopThread("vllm")
-
-        source = launch.source
-        if not launch.lora and not launch.quantised and model.config.tie_word_embeddings:
+        given = launch.arguments
+        if launch.reloads and model.config.tie_word_embeddings:
             folder = self.versions.next()
             write_model(model, folder)
-            source = str(folder)
+            given = given | {"model": str(folder)}
 
         async def start() -> Any:
             # The tracker's own start would take the thread's block of SIGINT away, which vLLM's processes are to inherit.
             resource_tracker.ensure_running()
             block_interrupts()
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**launch.arguments(source)))
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
 
         try:
             self._clients = [self.thread.wait(start())]
         except (RuntimeError, ValueError, OSError, TypeError, AssertionError) as error:
             shut([], self.thread, self.versions)
             raise EngineError(
-                f"vLLM can't start with {launch.source} ({first_line(error)}): its log above says more; lower"
+                f"vLLM can't start with {launch.arguments['model']} ({first_line(error)}): its log above says more; lower"
                 " engine.max_context or engine.vllm.gpu_memory, or set engine.backend=inprocess"
             ) from error
         self._end = weakref.finalize(self, shut, self._clients, self.thread, self.versions)
@@ -123,12 +123,15 @@ class VllmEngine(CompletionEngine):
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:
         await self._awake()
         prompt, name = {"prompt_token_ids": list(ask.prompt_ids)}, str(next(self._numbers))
+        kind = self._final if ask.max_steps is None else self._so_far
+        given = self._params(**sampling(ask), detokenize=False, output_kind=kind)
+        most = math.inf if ask.max_steps is None else ask.max_steps
         output: Any = None
         try:
-            stream = self.client.generate(prompt, self._sampling(ask), name, lora_request=None if base else self._lora)
+            stream = self.client.generate(prompt, given, name, lora_request=None if base else self._lora)
             async with aclosing(stream):
                 async for output in stream:
-                    if ask.max_steps is not None and self._full(output, ask.max_steps):
+                    if len(self.step_ends.cut(output.outputs[0].token_ids)) >= most:
                         break  # closing the stream aborts the rest
         except self._failures as error:
             raise EngineError(failure(error)) from error
@@ -150,37 +153,26 @@ class VllmEngine(CompletionEngine):
         finally:
             task.cancel()
 
-    def _sampling(self, ask: Ask) -> Any:
-        kind = self._final if ask.max_steps is None else self._so_far
-        return self._params(**sampling(ask), detokenize=False, output_kind=kind)
-
-    def _full(self, output: Any, steps: int) -> bool:
-        return len(self.step_ends.cut(output.outputs[0].token_ids)) >= steps
-
     async def _push(self) -> None:
         await self._awake()
+        folder = self.versions.next()
         if has_adapter(self.model):
-            await self._push_adapter()
-        elif not self.launch.lora and not self.launch.quantised:
-            folder = self.versions.next()
+            if not self.launch.lora:
+                raise EngineError("the model got a LoRA adapter, but vLLM was started without: set train.adapter=lora")
+            write_adapter(self.model, folder)
+            new, old = self._adapter(folder.name, self.versions.number, str(folder)), self._lora
+            await self._called(self.client.add_lora(new))
+            self._lora = new
+            if old is not None:
+                await self._called(self.client.remove_lora(old.lora_int_id))
+                self.versions.drop(Path(old.lora_path))
+        elif self.launch.reloads:
             write_weights(self.model, folder)
             try:
                 await self._called(self.client.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
             finally:
                 self.versions.drop(folder)
         await self._called(self.client.reset_prefix_cache())
-
-    async def _push_adapter(self) -> None:
-        if not self.launch.lora:
-            raise EngineError("the model got a LoRA adapter, but vLLM was started without: set train.adapter=lora")
-        folder = self.versions.next()
-        write_adapter(self.model, folder)
-        new, old = self._adapter(folder.name, self.versions.number, str(folder)), self._lora
-        await self._called(self.client.add_lora(new))
-        self._lora = new
-        if old is not None:
-            await self._called(self.client.remove_lora(old.lora_int_id))
-            self.versions.drop(Path(old.lora_path))
 
 
 def read(output: Any, ask: Ask) -> Answer:

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from ..config.sections import EngineConfig, VllmConfig
+from ..config.sections import EngineConfig
 from ..errors import ConfigError, EngineError
 from .background import LoopThread
 from .completions import Answer, Ask, CompletionEngine, ranked, sampling
@@ -30,7 +30,6 @@ from .vllm_weights import Versions, has_adapter, write_adapter
 
 ATTEMPTS = 3  # of a request whose connection breaks; it draws the same tokens again
 SAMPLE_TEXT = "3 boxes of 14 apples are 3 * 14 = 42 apples\n"  # that server and student must tokenise alike
-NO_WEIGHTS = "a vLLM server takes adapters alone: set train.adapter=lora or engine.backend=vllm"
 LEAVE_SECONDS = 10.0  # for the server to unload the adapter, at the end
 TOKEN = "token_id:"  # noqa: S105 - how the server writes a token where it is asked for ids
 
@@ -67,14 +66,20 @@ class ServerEngine(CompletionEngine):
     ) -> None:
         vllm = settings.vllm
         self.settings, self.adapter, self.url = vllm, adapter, vllm.base_url.rstrip("/")
-        headers, self.versions = authorisation(), adapter_folders(vllm)
+        key = os.environ.get("VLLM_API_KEY")  # as for the server itself
+        try:
+            self.versions = Versions(vllm.adapter_dir)
+        except OSError as error:
+            raise ConfigError(
+                f"engine.vllm.adapter_dir {vllm.adapter_dir} can't be written to ({error.strerror}): name a folder that the"
+                " server sees too"
+            ) from error
         self.thread = LoopThread("vllm-server")
         self.client = httpx.AsyncClient(
-            headers=headers,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(TIMEOUT_SECONDS, connect=10.0, pool=None),
             limits=httpx.Limits(max_connections=MAX_CONCURRENT),
         )
-        self._changing = asyncio.Lock()  # adapters are loaded one at a time
         self._end = weakref.finalize(self, shut, self.client, self.thread, self.versions, self.url)
         try:
             self.base, served, swaps = self.thread.wait(self._greet(tokenizer, eos_id))
@@ -89,7 +94,7 @@ class ServerEngine(CompletionEngine):
             context=min(settings.max_context, served - 1),
             trainable=swaps and adapter == "lora",
         )
-        self.serving, self.folder = self.base, Path()
+        self.folder: Path | None = None  # of the adapter that answers, by this folder's name
         self.facts = {"backend": "vllm-server", "base_url": vllm.base_url, "model": self.base}
 
     def close(self) -> None:
@@ -103,7 +108,7 @@ class ServerEngine(CompletionEngine):
 
         Raises EngineError where the model isn't the student's.
         """
-        listed = (await self._send("GET", f"{self.url}/models")).get("data", [])
+        listed = (await self._send(f"{self.url}/models")).get("data", [])
         served = {str(one.get("id")): one for one in listed if one.get("parent") is None}
         name = self.settings.model if self.settings.model is not None else next(iter(served), "")
         if name not in served or (self.settings.model is None and len(served) > 1):
@@ -114,21 +119,21 @@ class ServerEngine(CompletionEngine):
         ours = tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"]
         root = self.url.removesuffix("/v1")
         asked = {"model": name, "prompt": SAMPLE_TEXT, "add_special_tokens": False}
-        theirs = await self._send("POST", f"{root}/tokenize", asked)
-        end = await self._send("POST", f"{root}/detokenize", {"model": name, "tokens": [eos_id]})
+        theirs = await self._send(f"{root}/tokenize", asked)
+        end = await self._send(f"{root}/detokenize", {"model": name, "tokens": [eos_id]})
         if theirs.get("tokens") != ours or end.get("prompt") != tokenizer.decode([eos_id]):
             raise EngineError(
                 f"the server's model {name} has another tokenizer than the student: serve the student's own model, or"
                 " name another with engine.vllm.model"
             )
         # The route that loads adapters answers to POST alone.
-        swaps = await self._exchange("GET", f"{self.url}/load_lora_adapter", None)
+        swaps = await self._exchange(f"{self.url}/load_lora_adapter")
         context = int(served[name].get("max_model_len") or theirs["max_model_len"])
         return name, context, swaps.status_code == httpx.codes.METHOD_NOT_ALLOWED
 
     async def _complete(self, ask: Ask, base: bool = False) -> Answer:
-        model = self.base if base else self.serving
-        said = await self._send("POST", f"{self.url}/completions", body(ask, model))
+        model = self.base if base or self.folder is None else self.folder.name
+        said = await self._send(f"{self.url}/completions", body(ask, model))
         # A base model may answer under another of its names, an adapter has one.
         if model != self.base and said.get("model") != model:
             raise EngineError(
@@ -140,30 +145,27 @@ class ServerEngine(CompletionEngine):
     async def _push(self) -> None:
         if not has_adapter(self.model):
             if self.adapter == "full":
-                raise EngineError(f"all weights were trained and {NO_WEIGHTS}")
+                raise EngineError("a vLLM server takes adapters alone: set train.adapter=lora or engine.backend=vllm")
             return
-        async with self._changing:
-            folder = self.versions.next()
-            write_adapter(self.model, folder)
-            old, old_folder = self.serving, self.folder
-            self.serving, self.folder = self.versions.name, folder
-            wanted = {"lora_name": self.serving, "lora_path": str(folder.resolve())}
-            try:
-                await self._send("POST", f"{self.url}/load_lora_adapter", wanted)
-            except EngineError as error:
-                raise EngineError(
-                    f"the server takes no adapter ({error}): start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1,"
-                    " --enable-lora and --max-lora-rank, and let it read engine.vllm.adapter_dir"
-                ) from error
-            if old != self.base:
-                await self._send("POST", f"{self.url}/unload_lora_adapter", {"lora_name": old})
-                self.versions.drop(old_folder)
+        old, self.folder = self.folder, self.versions.next()
+        write_adapter(self.model, self.folder)
+        wanted = {"lora_name": self.folder.name, "lora_path": str(self.folder.resolve())}
+        try:
+            await self._send(f"{self.url}/load_lora_adapter", wanted)
+        except EngineError as error:
+            raise EngineError(
+                f"the server takes no adapter ({error}): start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1,"
+                " --enable-lora and --max-lora-rank, and let it read engine.vllm.adapter_dir"
+            ) from error
+        if old is not None:
+            await self._send(f"{self.url}/unload_lora_adapter", {"lora_name": old.name})
+            self.versions.drop(old)
 
-    async def _exchange(self, method: str, url: str, content: Mapping[str, Any] | None) -> httpx.Response:
-        """The server's answer, whatever it is. A connection that breaks is tried again."""
+    async def _exchange(self, url: str, content: Mapping[str, Any] | None = None) -> httpx.Response:
+        """The server's answer, whatever it is: to a POST where there is `content`. A connection that breaks is tried again."""
         for attempt in itertools.count(1):
             try:
-                return await self.client.request(method, url, json=content)
+                return await self.client.request("GET" if content is None else "POST", url, json=content)
             except httpx.TransportError as error:
                 if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
                     raise EngineError(
@@ -173,22 +175,20 @@ class ServerEngine(CompletionEngine):
                 await asyncio.sleep(0.2 * attempt)
         raise AssertionError
 
-    async def _send(self, method: str, url: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def _send(self, url: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The server's JSON answer; anything else is an EngineError."""
-        response = await self._exchange(method, url, content)
+        response = await self._exchange(url, content)
         if response.status_code >= 400:
-            raise EngineError(f"the vLLM server answers {url} with {response.status_code}: {reason(response)}")
+            said = " ".join(response.text[:200].split())
+            raise EngineError(f"the vLLM server answers {url} with {response.status_code}: {said}")
         if not response.headers.get("content-type", "").startswith("application/json"):
             return {}
         try:
-            said = response.json()
-        except ValueError:
-            said = None
-        if not isinstance(said, dict):
+            return dict(response.json())
+        except (ValueError, TypeError) as error:
             raise EngineError(
                 f"the vLLM server's answer to {url} is not a JSON object: is engine.vllm.base_url a vLLM server's?"
-            )
-        return said
+            ) from error
 
 
 def body(ask: Ask, model: str) -> dict[str, Any]:
@@ -232,46 +232,18 @@ def parse(answer: Mapping[str, Any], ask: Ask) -> Answer:
     return Answer(ids, logprobs, top, int(details.get("cached_tokens") or 0), scores)
 
 
-def reason(response: httpx.Response) -> str:
-    """What an error's answer says, shortened."""
-    try:
-        said = response.json()
-    except ValueError:
-        return response.text.strip()[:200] or "nothing"
-    error = said.get("error", said) if isinstance(said, dict) else said
-    return str(error.get("message", error) if isinstance(error, dict) else error).splitlines()[0][:200]
-
-
-def authorisation() -> dict[str, str]:
-    """The header with the server's key, where VLLM_API_KEY holds one, as for the server itself."""
-    key = os.environ.get("VLLM_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def adapter_folders(vllm: VllmConfig) -> Versions:
-    """Where adapters are written. Raises ConfigError where that can't be written to."""
-    try:
-        return Versions(None if vllm.adapter_dir is None else Path(vllm.adapter_dir))
-    except OSError as error:
-        raise ConfigError(
-            f"engine.vllm.adapter_dir {vllm.adapter_dir} can't be written to ({error.strerror}): name a folder that the"
-            " server sees too"
-        ) from error
-
-
 def shut(client: httpx.AsyncClient, thread: LoopThread, versions: Versions, url: str) -> None:
     """Close the connections, the thread and the temporary folder, and unload the adapter. At a process's end at the latest.
 
     Without asyncio, whose threads for host names are gone by then; and once nothing can load an adapter any more.
     """
-    headers = dict(client.headers)
     try:
         if not thread.inside():
             thread.wait(client.aclose())
         thread.close()
+        unload = {"lora_name": versions.newest.name}
         if versions.number:
             with suppress(httpx.HTTPError):  # a server that is gone has nothing to unload
-                unload = {"lora_name": versions.name}
-                httpx.post(f"{url}/unload_lora_adapter", json=unload, headers=headers, timeout=LEAVE_SECONDS)
+                httpx.post(f"{url}/unload_lora_adapter", json=unload, headers=client.headers, timeout=LEAVE_SECONDS)
     finally:
         versions.close()

@@ -56,19 +56,19 @@ def write_model(model: Any, folder: Path) -> None:
 class Versions:
     """Numbered folders below a temporary one, or below `parent` where the reader sees another `/tmp`."""
 
-    def __init__(self, parent: Path | None) -> None:
+    def __init__(self, parent: str | None = None) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="alphazero-weights-", dir=parent))
         self.number = 0
 
     @property
-    def name(self) -> str:
-        """What a server calls the newest version; no other process's have that name."""
-        return f"{self.root.name}-{self.number}"
+    def newest(self) -> Path:
+        """The newest version's folder; no other process's has its name."""
+        return self.root / f"{self.root.name}-{self.number}"
 
     def next(self) -> Path:
         """The next version's folder, not made yet."""
         self.number += 1
-        return self.root / f"policy-{self.number}"
+        return self.newest
 
     def drop(self, folder: Path) -> None:
         """Remove a version that nobody serves any more."""
@@ -76,4 +76,4 @@ class Versions:
 
     def close(self) -> None:
         """Remove everything."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        self.drop(self.root)
