@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import EngineError, RequestError
 from ..types import MIN_TEMPERATURE
-from .protocol import GenerateRequest
+
+if TYPE_CHECKING:
+    from .protocol import GenerateRequest
 
 
 def check_request(request: GenerateRequest, context: int, vocabulary: int) -> None:

@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 
 from ..errors import EngineError
 from ..types import Cost
-from .admission import check_ids, check_request, check_tokens
 from .background import LoopThread
-from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Watch
+from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
 from .step_ends import StepEnds
 
 T = TypeVar("T")
@@ -127,7 +126,7 @@ class CompletionEngine(Engine):
         trainable: bool = True,
     ) -> None:
         self.model, self.eos_id, self.eos_ids, self.step_ends = model, eos_id, eos_ids | {eos_id}, step_ends
-        self.vocabulary: int = model.config.vocab_size
+        self.vocabulary = model.config.vocab_size
         self.capabilities = Capabilities(context, trainable=trainable)
         self.cost, self.stats, self.version = Cost(), EngineStats(), 0
         self.facts: dict[str, Any] = {}
@@ -144,25 +143,14 @@ class CompletionEngine(Engine):
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
-    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """See `Engine.generate`; nothing streams to `watch`. Raises what `admission.check_request` refuses."""
-        for request in requests:
-            check_request(request, self.capabilities.max_context, self.vocabulary)
+    async def _generate(self, requests: Sequence[GenerateRequest], watch: Watch | None) -> list[list[Generated]]:
         return await self._run([self._request(request) for request in requests])
 
-    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
-        """See `Engine.score`. The backend reads no cache for these: prefix and continuation are computed."""
-        for prefix, continuation in sequences:
-            check_tokens(prefix, self.capabilities.max_context, self.vocabulary, len(continuation))
-            check_ids(continuation, self.vocabulary)
-        return await self._run([self._score(*pair) for pair in sequences])
+    async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]:
+        """The backend reads no cache for these: prefix and continuation are computed."""
+        return await self._run([self._scored(*pair) for pair in sequences])
 
-    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
-        """See `Engine.next_token_topk`."""
-        if k < 1:
-            raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
-        for prefix in prefixes:
-            check_tokens(prefix, self.capabilities.max_context, self.vocabulary, 1)
+    async def _topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
         return await self._run([self._peek(prefix, min(k, self.vocabulary)) for prefix in prefixes])
 
     def set_policy(self, weights: Any, version: int) -> None:
@@ -247,7 +235,7 @@ class CompletionEngine(Engine):
         full = request.max_steps is not None and len(self.step_ends.cut(one.token_ids)) >= request.max_steps
         return "stop" if last in request.stop_ids or full else "length"
 
-    async def _score(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> list[float]:
+    async def _scored(self, prefix: tuple[int, ...], continuation: tuple[int, ...]) -> list[float]:
         self.cost.calls += 1
         self.cost.scored_tokens += len(continuation)
         if not continuation:

@@ -21,12 +21,12 @@ import torch
 from ..config.sections import MEMO_BYTES, EngineConfig
 from ..errors import EngineError
 from ..types import Cost
-from .admission import check_ids, check_request, check_tokens
+from .admission import check_tokens
 from .device import device_memory, kv_shape, token_bytes
 from .kernel_build import kernel_status
 from .native import NativeLlama, library
 from .prefix_tree import TOP, WHOLE, PrefixTree
-from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Watch
+from .protocol import Capabilities, Engine, EngineStats, Generated, GenerateRequest, Pair, Watch
 from .queue_rows import Call, Computed, Forward, Rider
 from .sampling import Sampler
 from .schedule import Schedule
@@ -93,7 +93,7 @@ class InProcessEngine(Engine):
             dtype=dtype,
             device=weight.device,
         )
-        self.capabilities = Capabilities(context)
+        self.capabilities, self.vocabulary = Capabilities(context), shape.vocab_size
         self.max_batch = settings.rows(size * context, memory)
         self.forward = self._make_forward()
         self.valued = False
@@ -127,13 +127,7 @@ class InProcessEngine(Engine):
 
     # -- the protocol ------------------------------------------------------------------------------------------------
 
-    async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """See `Engine.generate`. Raises what `admission.check_request` refuses.
-
-        `watch` sees the samples grow. Nothing waits for it: when it is read, there may be several new tokens.
-        """
-        for request in requests:
-            check_request(request, self.capabilities.max_context, self.tree.vocabulary)
+    async def _generate(self, requests: Sequence[GenerateRequest], watch: Watch | None) -> list[list[Generated]]:
         if watch is None:
             return await self._ask([partial(self._submit, request) for request in requests])
         self._wakes.add(watch)
@@ -142,19 +136,11 @@ class InProcessEngine(Engine):
         finally:
             self._wakes.discard(watch)
 
-    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
-        """See `Engine.score`."""
-        for prefix, continuation in sequences:
-            self._check_tokens(prefix, len(continuation))
-            check_ids(continuation, self.tree.vocabulary)
+    async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]:
         return await self._ask([partial(self._submit_scoring, *pair) for pair in sequences])
 
-    async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
-        """See `Engine.next_token_topk`. What is known costs nothing and waits for nothing."""
-        if k < 1:
-            raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
-        for prefix in prefixes:
-            self._check_tokens(prefix, 1)
+    async def _topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
+        """What is known costs nothing and waits for nothing."""
         return await self._ask([partial(self._submit_peek, prefix, k) for prefix in prefixes])
 
     async def values(self, sequences: Sequence[tuple[int, ...]]) -> list[float]:
@@ -162,7 +148,7 @@ class InProcessEngine(Engine):
         if not self.valued:
             raise EngineError("the engine has no value head: give it one with set_value")
         for tokens in sequences:
-            self._check_tokens(tokens, 0)
+            check_tokens(tokens, self.capabilities.max_context, self.vocabulary, 0)
         return await self._ask([partial(self._submit_value, tokens) for tokens in sequences])
 
     def set_policy(self, weights: Any, version: int) -> None:
@@ -223,9 +209,6 @@ class InProcessEngine(Engine):
         # Left over from an event loop that ended before the pump could run once more.
         self._abandon(RuntimeError("the event loop ended"))
         return False
-
-    def _check_tokens(self, tokens: tuple[int, ...], response: int) -> None:
-        check_tokens(tokens, self.capabilities.max_context, self.tree.vocabulary, response)
 
     def _submit(self, request: GenerateRequest, watch: Watch | None = None) -> asyncio.Future[list[Generated]]:
         self.queue.reserve(len(request.prompt_ids))

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import EngineError
 from ..types import Cost, Direction, Problem, Step
+from .admission import check_ids, check_request, check_tokens
 from .step_ends import StepEnds
 
 if TYPE_CHECKING:
     import torch
 
 
+Pair = tuple[tuple[int, ...], tuple[int, ...]]  # token ids of a prefix and of what follows it
 Drawn = tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]  # (token ids, log-probabilities) of sequences
 
 
@@ -110,22 +112,45 @@ class Engine(ABC):
     cost: Cost
     stats: EngineStats
     version: int
+    vocabulary: int
     eos_id: int
     eos_ids: frozenset[int]
     step_ends: StepEnds
     facts: dict[str, Any]
 
-    @abstractmethod
     async def generate(self, requests: Sequence[GenerateRequest], watch: Watch | None = None) -> list[list[Generated]]:
-        """One list of `n` sequences a request, in order. `watch` sees them grow, in engines that can show it."""
+        """One list of `n` sequences a request, in order. `watch` sees them grow, in engines that can show it: when it is
+        read, there may be several new tokens.
 
-    @abstractmethod
-    async def score(self, sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
+        Raises what `admission.check_request` refuses; `score` and `next_token_topk` refuse the same tokens.
+        """
+        for request in requests:
+            check_request(request, self.capabilities.max_context, self.vocabulary)
+        return await self._generate(requests, watch)
+
+    async def score(self, sequences: Sequence[Pair]) -> list[list[float]]:
         """Log-probabilities (nats) of each continuation's tokens after its prefix: `[T]` a pair."""
+        for prefix, continuation in sequences:
+            check_tokens(prefix, self.capabilities.max_context, self.vocabulary, len(continuation))
+            check_ids(continuation, self.vocabulary)
+        return await self._score(sequences)
 
-    @abstractmethod
     async def next_token_topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]:
         """The k likeliest next tokens of each prefix with their log-probabilities, likeliest first."""
+        if k < 1:
+            raise EngineError(f"next_token_topk was asked for {k} tokens: ask for at least 1")
+        for prefix in prefixes:
+            check_tokens(prefix, self.capabilities.max_context, self.vocabulary, 1)
+        return await self._topk(prefixes, k)
+
+    @abstractmethod
+    async def _generate(self, requests: Sequence[GenerateRequest], watch: Watch | None) -> list[list[Generated]]: ...
+
+    @abstractmethod
+    async def _score(self, sequences: Sequence[Pair]) -> list[list[float]]: ...
+
+    @abstractmethod
+    async def _topk(self, prefixes: Sequence[tuple[int, ...]], k: int) -> list[list[tuple[int, float]]]: ...
 
     @abstractmethod
     def set_policy(self, weights: Any, version: int) -> None:

@@ -29,19 +29,10 @@ class EngineTokens(Prompts):
         super().__init__(student)
         self.student, self.engine, self.temperature, self.beam = student, student.engine, temperature, beam
         self.context = student.engine.capabilities.max_context
-        self._texts: dict[tuple[int, ...], str] = {}
         self._ends = student.engine.step_ends
-        # A rollout is cut, judged and taken apart into lines: the same tokens each time.
+        # A rollout is cut, judged and taken apart into lines: the same tokens, and the same lines, each time.
         self._parts = lru_cache(PARTS_KEPT)(self._ends.parts)
-
-    def text(self, token_ids: tuple[int, ...]) -> str:
-        """What the tokens decode to. The same lines come back again and again, so they are kept."""
-        text = self._texts.get(token_ids)
-        if text is None:
-            if len(self._texts) >= TEXTS_KEPT:
-                self._texts.clear()
-            text = self._texts[token_ids] = self.student.decode(token_ids)
-        return text
+        self.text: Callable[[tuple[int, ...]], str] = lru_cache(TEXTS_KEPT)(student.decode)
 
     def lines(self, token_ids: tuple[int, ...], logprobs: tuple[float, ...]) -> list[Step]:
         """A response cut into reasoning steps."""

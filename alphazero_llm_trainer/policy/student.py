@@ -35,6 +35,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of
 SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
 OFFLINE = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectionError", "ConnectTimeout"}
+PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer")  # read from tokenizer.json alone
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
 
 
@@ -106,9 +107,9 @@ def load_student(
     check_device(name, source, spec)
     plain = inference and adapter is None and may_be_plain(config, spec)
     model: Any = read_plain(Path(source), getattr(torch, spec.dtype)) if plain else None
-    tokenizer = None if model is None else plain_tokenizer(source)
-    if tokenizer is None:
-        model, tokenizer = load_model(source, spec, name), load_tokenizer(source)
+    if model is None:
+        model = load_model(source, spec, name)
+    tokenizer = load_tokenizer(source)
     give_pad(tokenizer)
     if adapter is None and not inference:
         spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
@@ -137,30 +138,19 @@ def may_be_plain(config: Config, spec: StudentModel) -> bool:
     return here and spec.quantization == "none" and config.engine.native == "auto" and library() is not None
 
 
-def plain_tokenizer(source: str) -> Any:
-    """The tokenizer of a folder that names the common kind, or None. `AutoTokenizer` would load transformers' model code."""
-    try:
-        kind = read_object(Path(source) / "tokenizer_config.json")["tokenizer_class"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if kind not in ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer"):
-        return None
-    from transformers import PreTrainedTokenizerFast
-
-    return read_tokenizer(PreTrainedTokenizerFast, source)
-
-
 def load_tokenizer(source: str) -> Any:
     """The tokenizer of a folder or a hub id."""
-    from transformers import AutoTokenizer
-
-    return read_tokenizer(AutoTokenizer, source)
-
-
-def read_tokenizer(kind: Any, source: str) -> Any:
     folder, options = place(source)
     try:
-        tokenizer = kind.from_pretrained(folder, **options)
+        try:
+            kind = read_object(Path(source) / "tokenizer_config.json").get("tokenizer_class")
+        except OSError:
+            kind = None
+        if kind in PLAIN_TOKENIZERS:  # without transformers' model code
+            from transformers import PreTrainedTokenizerFast as Tokenizer
+        else:
+            from transformers import AutoTokenizer as Tokenizer  # type: ignore[assignment]
+        tokenizer = Tokenizer.from_pretrained(folder, **options)
         own = getattr(tokenizer, "backend_tokenizer", None)
         if own is not None and not own.get_vocab(with_added_tokens=False):
             raise ValueError("its vocabulary is empty")
@@ -169,7 +159,7 @@ def read_tokenizer(kind: Any, source: str) -> Any:
     return tokenizer
 
 
-def place(source: str) -> tuple[str, dict[str, str]]:
+def place(source: str) -> tuple[str, dict[str, Any]]:
     """Where `from_pretrained` finds a folder, a hub id, or a GGUF file: its first argument, and options."""
     path = Path(source)
     return (str(path.parent), {"gguf_file": path.name}) if path.suffix == GGUF else (source, {})
