@@ -104,7 +104,7 @@ def test_what_a_run_wrote_goes_on_as_what_it_is(
 
 def test_a_broken_note_is_one_sentence(tmp_path: Path) -> None:
     folder = tiny_chat(tmp_path / "broken")
-    (folder / folders.FACTS).write_text("{}")
+    (folder / folders.FACTS).write_text("[]")
     with pytest.raises(CheckpointError, match=r"broken student\.json"):
         find_model(str(folder), load_config())
 

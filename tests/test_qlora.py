@@ -234,7 +234,7 @@ def test_a_cut_adapter_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="can't be loaded over this student"):
         load_student(config, path=tmp_path)
     (tmp_path / "base.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="has no readable base"):
+    with pytest.raises(CheckpointError, match=r"has a broken base\.json"):
         load_student(config, path=tmp_path)
 
 
@@ -380,30 +380,18 @@ def test_a_model_of_a_gpus_size_is_refused_without_one(monkeypatch: pytest.Monke
     check_device("embedded", str(PACKAGED), spec)
 
 
-def test_gated_and_unreachable_models_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import httpx
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
+def test_a_model_that_does_not_come_from_the_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError("You are trying to access a gated repo.\nMore of it.")
 
     spec = load_config().models["llama-3.2-3b"]
-    answer = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co/x"))
-    gated = OSError("You are trying to access a gated repo.")
-    gated.__cause__ = GatedRepoError("403 Client Error", response=answer)
-    nowhere = OSError("We couldn't connect to the hub")
-    nowhere.__cause__ = LocalEntryNotFoundError("offline")
-    for error, wanted in (
-        (gated, ["is gated", "https://huggingface.co/meta-llama/Llama-3.2-3B-Instruct", "HF_TOKEN"]),
-        (nowhere, ["can't be fetched", "connect once", "HF_TOKEN", "path=DIR"]),
-    ):
-
-        def refuse(*args: Any, error: OSError = error, **kwargs: Any) -> None:
-            raise error
-
-        monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
-        with pytest.raises(CheckpointError) as caught:
-            load_model(spec.path, spec, "llama-3.2-3b")
-        message = str(caught.value)
-        assert "\n" not in message and "path=unsloth/Llama-3.2-3B-Instruct" in message
-        assert all(word in message for word in wanted), message
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(spec.path, spec, "llama-3.2-3b")
+    message = str(caught.value)
+    assert "\n" not in message and "path=unsloth/Llama-3.2-3B-Instruct" in message and "path=DIR" in message
+    for word in ("access a gated repo)", "https://huggingface.co/meta-llama/Llama-3.2-3B-Instruct", "HF_TOKEN"):
+        assert word in message
 
 
 # -- merging and uploading ---------------------------------------------------------------------------------------------

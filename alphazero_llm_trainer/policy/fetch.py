@@ -25,7 +25,7 @@ FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # of a hub r
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package of the Python package index that holds a model's weights as a GGUF `file`."""
+    """A package of the Python package index that holds a Llama's weights as a GGUF `file`; `end` is its end token."""
 
     name: str
     file: str

@@ -66,22 +66,19 @@ def of_folder(folder: Path, config: Config) -> tuple[dict[str, Any], Path | None
     check_folder(folder)
     if speaks_as(folder, PACKAGED):
         return {"student": AUTO_SMALL}, folder
-    facts = facts_of(folder)
+    facts = read_note(folder, FACTS)  # {} where `write_facts` wrote none
     if not (folder / "config.json").is_file():
         return ({"student": facts["name"], "models": {facts["name"]: facts["base"]}} if "base" in facts else {}), folder
     name, spec = specification(folder, facts)
     return {"student": name, "models": {name: spec}}, None
 
 
-def facts_of(folder: Path) -> dict[str, Any]:
-    """What `write_facts` wrote; {} where nobody did. Raises CheckpointError for what can't be read."""
-    if not (folder / FACTS).is_file():
-        return {}
+def read_note(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object of a folder, {} where it has none. Raises CheckpointError for what can't be read."""
     try:
-        facts = read_object(folder / FACTS)
-        return {"name": str(facts["name"]), **facts}
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"student folder {folder} has a broken {FACTS}: restore or remove that file") from error
+        return read_object(folder / name) if (folder / name).is_file() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"folder {folder} has a broken {name} ({error}): restore that file") from error
 
 
 def speaks_as(folder: Path, other: Path) -> bool:
@@ -98,7 +95,7 @@ def specification(folder: Path, facts: dict[str, Any]) -> tuple[str, dict[str, A
     The name is the hub's where the folder knows it, else the folder's. A model of `LORA_FROM` parameters or more gets LoRA
     over weights as they are; a smaller one is trained whole, in float32.
     """
-    given = read_object(folder / "config.json")
+    given = read_note(folder, "config.json")
     half = given.get("dtype", given.get("torch_dtype")) in ("bfloat16", "float16")
     kinds = ([*folder.glob(pattern)] for pattern in WEIGHTS)  # a folder may have its weights in two formats
     size = sum(file.stat().st_size for file in next((files for files in kinds if files), ()))
@@ -167,12 +164,7 @@ def check_folder(folder: Path) -> None:
     """Raise CheckpointError for a folder with neither a model nor an adapter."""
     if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
         raise CheckpointError(f"student folder {folder} has no config.json: name a folder that `train` or `sft` wrote")
-    if not (folder / "config.json").is_file():
-        return
-    try:
-        read_object(folder / "config.json")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"student folder {folder} has a broken config.json ({error}): restore it") from error
+    read_note(folder, "config.json")
 
 
 def with_model(

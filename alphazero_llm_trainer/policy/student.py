@@ -26,7 +26,7 @@ from ..files import read_object
 from ..types import NOTHING, Opening, Task
 from .adapters import BASE, POLICY, START, AdapterView, fingerprint, fit_lora, layers, load_adapter, shape_of
 from .chat import Chat
-from .folders import ADAPTER_CONFIG, GGUF, INSTALL_GGUF, PACKAGED, SMALL, check_folder, weights_of
+from .folders import ADAPTER_CONFIG, GGUF, INSTALL_GGUF, PACKAGED, SMALL, check_folder, read_note, weights_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import tells of kernels that a CPU could have
 SMALL_BYTES = 64 << 20  # weights that one thread computes best
 CPU_BYTES = 1 << 30  # weights that a CPU is trusted with unless `cpu` says more
-OFFLINE = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectError", "ConnectionError", "ConnectTimeout"}
 PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer")  # read from tokenizer.json alone
 PADS = ("<|finetune_right_pad_id|>", "<pad>", "<|endoftext|>", "[PAD]", "<unk>")  # tokens that no response needs
 
@@ -92,7 +91,8 @@ def load_student(
         check_folder(path)
     adapter = path if path is not None and (path / ADAPTER_CONFIG).is_file() else None
     folder = path if adapter is None else None
-    base = {} if adapter is None else base_of(adapter)
+    # Of its base: the fingerprint of the `weights` and the `quantization`; other people's adapters have no such file.
+    base = {} if adapter is None else read_note(adapter, BASE)
     if "quantization" in base:
         spec = spec.model_copy(update={"quantization": base["quantization"]})
     if folder is None and spec.path == "package":
@@ -173,17 +173,6 @@ def hush_transformers() -> None:
     transformers_logging.disable_progress_bar()
     if sys.stderr.isatty():
         enable_progress_bars()
-
-
-def base_of(adapter: Path) -> dict[str, str]:
-    """What an adapter's folder says of its base: the fingerprint of its `weights` and its `quantization`.
-
-    Adapters of version 0.4 and earlier lack the second, and other people's have no such file: {}.
-    """
-    try:
-        return read_object(adapter / BASE) if (adapter / BASE).is_file() else {}
-    except ValueError as error:
-        raise CheckpointError(f"adapter {adapter} has no readable {BASE}: remove it to skip the check") from error
 
 
 def check_device(name: str, source: str, spec: StudentModel) -> None:
@@ -330,26 +319,13 @@ def load_model(source: str, spec: StudentModel, name: str = "") -> PreTrainedMod
 
 
 def why_not_loaded(name: str, source: str, spec: StudentModel, error: BaseException) -> str:
-    """One sentence on a model that can't be loaded, with what to do about it."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    chain, link = [error], error.__cause__ or error.__context__
-    while link is not None and link not in chain:
-        chain.append(link)
-        link = link.__cause__ or link.__context__
-    status = {one.response.status_code for one in chain if isinstance(one, HfHubHTTPError)}
+    """One sentence on a model that can't be loaded: transformers' own first line, and what to do about it."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".")
+    if Path(source).is_dir():
+        return f"student {source} can't be loaded ({said}): check the folder"
     mirror = "" if spec.mirror is None else f", or use its mirror with --set models.{name}.path={spec.mirror}"
-    if status & {401, 403}:
-        return (
-            f"student {name} ({source}) is gated: accept its licence at https://huggingface.co/{source} and set"
-            f" HF_TOKEN{mirror}"
-        )
-    if not Path(source).is_dir() and (status or OFFLINE & {type(one).__name__ for one in chain}):
-        return (
-            f"student {name} ({source}) can't be fetched from the hub: connect once (with HF_TOKEN where it is gated), run"
-            f" alphazero-llm-trainer fetch {name}, or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
-        )
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    licence = f", its licence accepted at https://huggingface.co/{source} and HF_TOKEN set" if spec.gated else ""
     return (
-        f"student {source} can't be loaded ({reason[:200]}): check the folder, or log in to the hub for a gated model"
+        f"student {name} ({source}) can't be loaded ({said}): check its name, connect once{licence}, run"
+        f" alphazero-llm-trainer fetch {name}, or name a downloaded folder with --set models.{name}.path=DIR{mirror}"
     )
