@@ -292,7 +292,7 @@ class TeacherLedger:
             self.used += 1
             self.value += value
         elif what == "failure":
-            self.failures[str(kind)] = self.failures.get(str(kind), 0) + 1
+            self.failures[kind] = self.failures.get(kind, 0) + 1
 
     def as_dict(self) -> dict[str, Any]:
         """For run.json."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -57,15 +58,11 @@ class Prompts:
     """The prompts of a student's problems, each tokenised once."""
 
     def __init__(self, student: Chat) -> None:
-        self._chat = student
-        self._prompts: dict[str, tuple[int, ...]] = {}
+        self._ids = functools.cache(student.prompt_ids)
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """The problem's prompt."""
-        ids = self._prompts.get(problem.id)
-        if ids is None:
-            ids = self._prompts[problem.id] = self._chat.prompt_ids(problem.question)
-        return ids
+        return self._ids(problem.question)
 
 
 class TextPart(BaseModel):
