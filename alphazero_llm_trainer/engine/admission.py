@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..errors import EngineError, RequestError
 from ..types import MIN_TEMPERATURE
 
-if TYPE_CHECKING:
-    from .protocol import GenerateRequest
 
-
-def check_request(request: GenerateRequest, context: int, vocabulary: int) -> None:
-    """Raise EngineError for a request for nothing, RequestError for its prompt (see `check_tokens`) or temperature.
+def check_request(request: Any, context: int, vocabulary: int) -> None:
+    """Raise EngineError for a `GenerateRequest` for nothing, RequestError for its prompt (see `check_tokens`) or temperature.
 
     `context` is what prompt and response may have together, `vocabulary` the number of the model's tokens.
     """
