@@ -48,6 +48,18 @@ def test_a_run_writes_its_folder_and_prints_the_tables(tmp_path, capsys) -> None
     assert names == {"run.json", "cells", "results.json", "results.md", "report.html"}
 
 
+def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> None:
+    hashes = set()
+    for split in ("test", "validation"):
+        out = tmp_path / split
+        assert main(["eval", "-n", "3", "--methods", "greedy", "--split", split, "--out", str(out)]) == 0
+        hashes.add(json.loads((out / "results.json").read_text())["benchmarks"]["embedded"]["data_hash"])
+    assert len(hashes) == 2
+    capsys.readouterr()
+    assert main(["eval", "--split", "dev"]) == 2
+    assert "--split is 'dev': choose from train, validation, arena, test" in capsys.readouterr().err
+
+
 def test_a_resumed_run_equals_an_undisturbed_one(tmp_path, capsys, monkeypatch) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     combined = [*SHORT, "--verifier", "calculator+log-probability"]

@@ -60,6 +60,7 @@ def evaluate(
     value: str | Path | None = None,
     num: int = 200,
     start: int = 0,
+    split: str = "test",
     samples: int = 0,
     out: str | Path | None = None,
     resume: bool = False,
@@ -77,7 +78,8 @@ def evaluate(
         budget_tokens: sampled and scored tokens a problem; no method can spend more.
         verifier: who judges: "none", "calculator", "prm", "value", a product such as "calculator+prm", ...
         prm, value: folders of the commands `prm` and `value`.
-        num, start: how many test problems of each source, and the number of the first.
+        num, start, split: how many problems of each source, the number of the first, and their split: choose on
+            "validation", report "test".
         samples: also pass@k and maj@k of so many samples.
         out: the folder; None takes the next `eval-NNN` in `train.checkpoint_dir`.
         resume: go on with the finished cells of `out`, or of the newest folder.
@@ -100,6 +102,7 @@ def evaluate(
         value=None if value is None else Path(value),
         num=num,
         start=start,
+        split=split,
         samples=samples,
     )
     work.check()

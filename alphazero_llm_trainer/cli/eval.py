@@ -46,8 +46,9 @@ def add_eval(commands: Any) -> None:
     add_reward(parser)
     parser.add_argument("--methods", nargs="+", default=list(METHOD_NAMES), metavar="NAME", help="ways of answering")
     parser.add_argument("--budget-tokens", nargs="+", type=int, default=[200], metavar="B", help="tokens a problem")
-    parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="test problems of each source")
+    parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="problems of each source")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
+    parser.add_argument("--split", default="test", metavar="NAME", help="train, validation, arena or test")
     parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges")
     add_critics(parser)
     parser.add_argument("--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples")
@@ -71,6 +72,7 @@ def run_eval(args: argparse.Namespace, config: Config) -> int:
         value=args.value,
         num=args.num,
         start=args.start,
+        split=args.split,
         samples=args.samples,
     )
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])

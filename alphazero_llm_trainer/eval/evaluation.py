@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..live import Progress
 from ..policy.folders import check_critic
 from ..problems.load import load_tasks, opening
-from ..problems.source import open_one_of
+from ..problems.source import SPLITS, open_one_of
 from ..rewards.custom import open_reward
 from ..types import Opening
 from .attempt import MethodContext
@@ -39,6 +39,7 @@ class Evaluation:
     value: Path | None
     num: int
     start: int
+    split: str
     samples: int
 
     def check(self, flag: Callable[[str], str] = str) -> None:
@@ -54,6 +55,8 @@ class Evaluation:
         for name, (number, lowest) in {**least, "budget_tokens": (min(self.budgets), 1)}.items():
             if number < lowest:
                 raise ConfigError(f"{flag(name)} is {number}: give at least {lowest}")
+        if self.split not in SPLITS:
+            raise ConfigError(f"{flag('split')} is {self.split!r}: choose from {', '.join(SPLITS)}")
         check_name(self.verifier, self.prm, self.value)
         for name, critic in (("prm", self.prm), ("value", self.value)):
             if critic is not None:
@@ -146,11 +149,11 @@ class Evaluation:
         return found + [(name, SAMPLES, self.samples) for name in self.sources if self.samples]
 
     def benchmark(self, config: Config, name: str, progress: Progress) -> Benchmark:
-        """The test problems of one source: `num` from number `start` on, or as many as there are."""
+        """Problems of one source: `num` of the split from number `start` on, or as many as there are."""
         source = open_one_of(config, name)
-        tasks = load_tasks(source, "test", self.num, start=self.start, rewards=config.rewards)
+        tasks = load_tasks(source, self.split, self.num, start=self.start, rewards=config.rewards)
         if len(tasks) < self.num:
-            progress.say(f"{name} has {len(tasks):,} test problems from number {self.start} on: these are used")
+            progress.say(f"{name} has {len(tasks):,} {self.split} problems from number {self.start} on: these are used")
         return Benchmark(name, tasks)
 
     def settings(self, config: Config) -> dict[str, Any]:
@@ -161,6 +164,7 @@ class Evaluation:
             "verifier": self.verifier,
             "num": self.num,
             "start": self.start,
+            **({} if self.split == "test" else {"split": self.split}),
             "levels": config.problems.levels,
             **({} if config.problems.hold_out == "questions" else {"hold_out": config.problems.hold_out}),
             **({} if config.rewards.custom is None else {"rewards.custom": config.rewards.custom}),
