@@ -158,15 +158,15 @@ def setting(name: str, value: str) -> list[str]:
 @pytest.mark.parametrize(
     ("rest", "model", "source", "likely", "push", "size"),
     [
-        ([], "embedded-student", "embedded", True, False, None),
+        ([], "embedded-student", "embedded", True, False, 20),
         (["-n", "3"], "embedded-student", "embedded", True, False, 20),
         ([*EMBEDDED, *setting("source", "gsm8k"), "-n", "100"], "embedded-student", "gsm8k", True, False, 100),
-        (REMOTE, "x", "gsm8k", False, False, None),
-        ([*REMOTE, "--push", "--env.taskset.use-student-model"], "x", "gsm8k", True, True, None),
+        (REMOTE, "x", "gsm8k", False, False, 20),
+        ([*REMOTE, "--push", "--env.taskset.use-student-model"], "x", "gsm8k", True, True, 20),
     ],
 )  # fmt: skip
 def test_what_is_left_open_is_filled_in(
-    rest: list[str], model: str, source: str, likely: bool, push: bool, size: int | None
+    rest: list[str], model: str, source: str, likely: bool, push: bool, size: int
 ) -> None:
     config = parse([OUR_ID, *rest])
     fill(config)

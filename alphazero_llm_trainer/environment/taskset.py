@@ -169,7 +169,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     use_student_model: bool | None = None
     """Perplexity under the frozen student as 0.6 of the reward. Unset: on when the embedded student answers."""
     config_file: Path | None = None
-    """A YAML file over the shipped training.yaml: reward weights, sizes, columns of rows, dataset.path."""
+    """A YAML file over the shipped training.yaml: reward weights, columns of rows, dataset.path."""
 
     @property
     def size(self) -> int:
