@@ -24,6 +24,7 @@ from alphazero_llm_trainer.policy.critic import Critic, CriticVerifier
 from alphazero_llm_trainer.policy.student import Student, load_student
 from alphazero_llm_trainer.problems.embedded import build
 from alphazero_llm_trainer.problems.step_checks import Calculator
+from alphazero_llm_trainer.serve import service as service_module
 from alphazero_llm_trainer.serve.answering import Answerer, in_time
 from alphazero_llm_trainer.serve.app import Door
 from alphazero_llm_trainer.serve.conversation import Conversation
@@ -82,10 +83,15 @@ def trace(name: str, wanted: Wanted, nodes: int = 2) -> Trace:
 
 
 def test_the_newest_traces_are_kept_and_a_full_disk_costs_the_journal_and_no_answer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, student: Student, config: Config
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    student: Student,
+    config: Config,
 ) -> None:
-    answerer, few = Answerer(student, config), config.serve.model_copy(update={"traces": 3})
-    service = Service(answerer, Models("student"), few, tmp_path)
+    monkeypatch.setattr(service_module, "TRACES", 3)
+    answerer = Answerer(student, config)
+    service = Service(answerer, Models("student"), config.serve, tmp_path)
     assert service.journal is not None
     service.journal._file = open("/dev/full", "ab")  # noqa: SIM115
     for name in "abcd":
@@ -97,7 +103,7 @@ def test_the_newest_traces_are_kept_and_a_full_disk_costs_the_journal_and_no_ans
     assert said == "served trees can't be kept any more"
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--keep-traces is"):
-        Service(answerer, Models("student"), few, tmp_path / "file" / "folder")
+        Service(answerer, Models("student"), config.serve, tmp_path / "file" / "folder")
 
 
 def test_models_say_how_an_answer_is_found() -> None:

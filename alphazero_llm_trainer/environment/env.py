@@ -86,7 +86,7 @@ class AlphaZeroEnv(vf.SingleAgentEnv, vf.Env[AlphaZeroEnvConfig]):
 
 async def serve(frozen: FrozenStudent) -> Served:
     """The app of `serve` over the embedded student, on a free port of 127.0.0.1 and the event loop that it answers on."""
-    settings = frozen.config.serve.model_copy(update={"queue": WAITING, "traces": 0})
+    settings = frozen.config.serve.model_copy(update={"queue": WAITING})
     models = Models(EMBEDDED_MODEL, judged=False)
     service = Service(Answerer(frozen.student, frozen.config), models, settings)
     bound = listen("127.0.0.1", 0)

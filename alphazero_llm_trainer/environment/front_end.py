@@ -37,7 +37,7 @@ which problems
   -n N                                only the first N; --select.shuffle takes others
   --env.taskset.levels 1 2            difficulty of the embedded problems, 1-4
   --env.taskset.path FOLDER           rows from .jsonl files in the hub's columns (default: ALPHAZERO_DATA_DIR, the hub)
-  --env.taskset.config-file FILE      YAML over config/training.yaml: reward weights, sizes
+  --env.taskset.config-file FILE      YAML over config/training.yaml: reward weights
 how to answer
   --env.agent.harness.search mcts     tree search over reasoning steps
   --env.agent.harness.simulations N   expansions a question; --env.agent.harness.samples K continuations each
