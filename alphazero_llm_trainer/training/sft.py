@@ -78,6 +78,7 @@ def supervise(
     """
     limit, progress = config.search.max_tokens, progress if progress is not None else Progress(quiet=True)
     source = open_source(config)
+    vocabulary = build_tokenizer(source) if scratch else None  # a source whose words don't fit one says so first
     demonstrations = worked_solutions(config, source)
     validation = tasks_of(config, "validation", config.train.validation_size)
     test = tasks_of(config, "test", eval_size)
@@ -96,8 +97,8 @@ def supervise(
         return sum(right) / len(right)
 
     trainable: Any
-    if scratch:
-        student = student_from_scratch(config, source)
+    if vocabulary is not None:
+        student = student_from_scratch(config, vocabulary)
         trainable, settings, adapter = student.model, settings_of(config), "full"
         levels = sorted({task.problem.level for task in demonstrations})
         facts |= {"student": student.name, "levels": levels, "hold_out": config.problems.hold_out}
@@ -124,11 +125,10 @@ def supervise(
     return manifest
 
 
-def student_from_scratch(config: Config, source: Source) -> Student:
-    """A student with random weights, whose vocabulary is the words of the source's problems."""
+def student_from_scratch(config: Config, tokenizer: Any) -> Student:
+    """A student with random weights, whose vocabulary is the tokenizer's."""
     limit_threads()
     hush_transformers()
-    tokenizer = build_tokenizer(source)
     # Where it will be trained: an engine keeps its cache where the weights are when it is made.
     device: Any = "cuda" if torch.cuda.is_available() else "cpu"
     name = "embedded" if config.student == "auto" else config.student
