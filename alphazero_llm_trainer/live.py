@@ -182,7 +182,7 @@ class Progress:
         """How far the work is, as one line."""
         doing = f"{self.doing}: " if self.doing else ""
         counted = f"{self.done:,}/{self.total:,} {self.unit}s" if self.unit else ""
-        sampled = self.sampled if self.tokens else ""
+        sampled = self.sampled if self.tokens and self.unit != "token" else ""
         parts = (counted, self.looking(), self.figures, self.pace, sampled)
         return doing + ", ".join(part for part in parts if part)
 

@@ -92,6 +92,26 @@ def test_a_run_reports_what_it_did(whole_run):
     assert {p.name for p in run.glob("checkpoint-*")} == {f"checkpoint-{n}" for n in (4, 8, 12)}
 
 
+def test_a_budget_of_tokens_ends_the_run_and_the_learning_rate_with_it(tmp_path, capsys):
+    limited = [*SMALL, "--use-rft", "--tokens", "5000", "--num", "2000", "--checkpoint-dir", str(tmp_path)]
+    assert train_main(limited) == 0
+    told = capsys.readouterr()
+    assert "5,000 sampled tokens, of 2,000 embedded questions at most" in told.out + told.err
+    run = tmp_path / "run-001"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rounds = [line for line in lines if "cost" in line]
+    sampled = [line["cost"]["sampled_tokens"] for line in rounds]
+    assert sum(sampled[:-1]) < 5000 <= sum(sampled)
+    card = json.loads((run / "run.json").read_text())
+    assert card["rounds"] == len(rounds) and card["search_cost"]["sampled_tokens"] == sum(sampled)
+    rates = [line["learning_rate"] for line in rounds]
+    assert rates[-1] < 0.7 * rates[1]  # a cosine over the tokens, not over 2,000 questions
+    # The finished run has nothing left to do.
+    before = weights(run)
+    assert train_main(["--resume", str(run)]) == 0
+    assert all(torch.equal(before[name], one) for name, one in weights(run).items())
+
+
 def test_the_journal_has_each_question_once_and_its_trees_read_back(whole_run):
     run, _ = whole_run
     records = list(read(run / "journal.jsonl"))

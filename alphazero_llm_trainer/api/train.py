@@ -70,6 +70,7 @@ def train(
     model: str | Path = "auto",
     method: Literal["expert_iteration", "rft", "grpo", "ppo", "legacy"] | None = None,
     num_examples: int | None = None,
+    tokens: int | None = None,
     eval_size: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -87,6 +88,7 @@ def train(
         method: the method, whose recipe is config/METHOD.yaml; None takes expert iteration. With a reward of your own,
             teachers, a value network or search over tokens take "grpo".
         num_examples: training questions.
+        tokens: end after so many sampled tokens, which runs are compared at.
         eval_size: held-out test problems before and after.
         out: the run's folder; None takes the next `run-NNN` in `train.checkpoint_dir`.
         resume: go on with `out`, or with the newest run, as it was configured.
@@ -102,6 +104,7 @@ def train(
         "rewards.custom": reward_address(reward),
         "train.method": method,
         "train.num_examples": num_examples,
+        "train.tokens": tokens,
         "train.eval_size": eval_size,
         "seed": seed,
     }

@@ -34,6 +34,7 @@ def dry_run(config: Config, data: RunData, folder: Path | None = None, as_json: 
         "method": train.method,
         "source": config.problems.source,
         "questions": train.num_examples,
+        "sampled_tokens_at_most": "as many as they take" if train.tokens is None else train.tokens,
         "rounds": f"{size.rounds} of {size.questions_per_round} questions",
         "rows": size.rounds * size.rows_per_round,
         "updates": size.updates,

@@ -46,6 +46,7 @@ def add_arguments(parser: Parser) -> None:
     parser.option(
         "-n", "--num", "--num-examples", type=int, metavar="N", key="train.num_examples", help="training questions"
     )
+    parser.option("--tokens", type=int, metavar="N", key="train.tokens", help="end after so many sampled tokens")
     parser.option(
         "--out",
         "--checkpoint-dir",

@@ -71,6 +71,7 @@ class TrainConfig(Section):
     method: Literal["expert_iteration", "rft", "grpo", "ppo", "legacy"]
     student: str | None
     num_examples: Positive
+    tokens: Positive | None
     preflight: NonNegative
     first_question: NonNegative
     questions_per_round: Positive

@@ -66,7 +66,7 @@ def collect_trees(
         async for tree in Collector(student, settings, None, stop).collect(missing, config.seed):
             if tree.ended_by != "stopped":
                 journal.append(tree.record(policy=policy))
-                tell_tree(progress, tree)
+                tell_tree(progress, tree, 1)
 
     progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
     try:

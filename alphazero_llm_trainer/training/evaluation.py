@@ -132,7 +132,7 @@ class Measured:
         card["gain"] = None if gain is None else asdict(gain)
         card["reward_gain"] = reward_gain(card["before"], card["after"], self.test)
         card["failed_rewards"] = sum(line.get("failed_rewards", 0) for line in metrics)
-        card["kept"] = kept
+        card["kept"], card["rounds"] = kept, sum("cost" in line for line in metrics)
         card["search_cost"] = total.as_dict()
         card["ends"] = dict(self.ends)
         # The card that says "finished" is written after it.

@@ -69,40 +69,54 @@ class Run(Measured):
         self.config, self.ranks, self.stop = config, ranks, stop
         self.progress = progress if progress is not None else Progress(quiet=True)
         self.size = RunSize(self.config)
-        self.train_seconds = 0.0
+        self.train_seconds, self.sampled = 0.0, 0  # tokens
         self.best: tuple[float, int] | None = None
         self.ends: Counter[str] = Counter()
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def train(self, rounds: Rounds, builder: RowBuilder, learner: Learner, start: int) -> None:
-        """The rounds from number `start` on. Raises Interrupted where the user ends them."""
+        """The rounds from number `start` on, until all questions are asked or `train.tokens` are sampled.
+
+        Raises Interrupted where the user ends them.
+        """
         for number in range(start, self.size.rounds):
+            if self.ranks.tell(self.share(number)) >= 1:
+                break
             began = time.perf_counter()
             trees, stats = rounds.search(number)  # search -> graded trees, into the journal
             rows = self.ranks.told(lambda: builder.minibatches(number, trees, stats))  # noqa: B023 - credit -> rows
             self.student.engine.sleep()
-            figures = self.learn(learner, rows, number)  # losses.py
+            self.sampled += stats.cost.sampled_tokens
+            done = self.ranks.tell(self.share(number + 1))
+            figures = self.learn(learner, rows, number, done)  # losses.py
             self.train_seconds += time.perf_counter() - began
             if self.ranks.first:
                 self.record(stats, figures)
-            if (number + 1) % self.size.save_every_rounds == 0 or number + 1 == self.size.rounds:
+            if (number + 1) % self.size.save_every_rounds == 0 or done >= 1:
                 self.checkpoint(learner, number + 1)
 
-    def learn(self, learner: Learner, minibatches: Minibatches, number: int) -> dict[str, float]:
-        """A round's updates. Returns the means of their figures."""
+    def share(self, rounds: int) -> float:
+        """How much of the run is done after so many rounds: of its questions, or of its tokens where that is more."""
+        budget = self.config.train.tokens
+        return max(rounds / self.size.rounds, 0.0 if budget is None else self.sampled / budget)
+
+    def learn(self, learner: Learner, minibatches: Minibatches, number: int, done: float) -> dict[str, float]:
+        """A round's updates; after it the learning rate stands where `done`, a share of the run, has it. Returns the means of
+        their figures."""
         epochs = 1 if self.config.train.supervised else self.config.train.optimizer.epochs
         mine = [row for rows in minibatches for row in dealt(rows, self.ranks)]
         figures = learner.objective.begin(learner, mine, number)
         found: list[dict[str, float]] = []
+        began = time.perf_counter()
         for rows in [*minibatches] * epochs:
             if any(self.ranks.gather(self.stop())):
                 raise Interrupted
-            tell_update(self.progress, number, self.size.rounds, len(found), epochs * len(minibatches))
+            tell_update(self.progress, self.round_name(number), len(found), epochs * len(minibatches), began)
             found.append(learner.update(rows))
         self.progress.describe("")
-        # A round that found few rows makes fewer updates: the schedule goes by rounds.
-        learner.skip(self.size.updates_per_round - len(found))
+        # A round that found few rows makes fewer updates: the schedule goes by rounds, or by tokens.
+        learner.skip(max(round(done * self.size.updates) - learner.updates, 0))
         learner.publish()
         return means(found) | figures | learner.objective.end()
 
@@ -140,7 +154,11 @@ class Run(Measured):
         """A round's line: on the terminal, in metrics.jsonl, to the tracker."""
         line = asdict(stats) | figures
         self.write_metrics(line)
-        tell_round(self.progress, line, self.size.rounds)
+        tell_round(self.progress, line, self.round_name(line["round"]))
+
+    def round_name(self, number: int) -> str:
+        """Round `number` as it is told; of how many is not known where tokens end the run."""
+        return str(number + 1) if self.config.train.tokens else f"{number + 1}/{self.size.rounds}"
 
     def write_metrics(self, line: dict[str, Any]) -> None:
         self.folder.append_metrics(line)
@@ -190,7 +208,6 @@ class Run(Measured):
             "learning_rate": learning_rate(config.train, self.student.model),
             "method": config.train.method,
             "seed": config.seed,
-            "rounds": self.size.rounds,
             "questions": len(self.tasks),
             "demonstrations": len(self.demonstrations),
             "engine": self.student.engine.facts,
@@ -229,7 +246,7 @@ class Run(Measured):
         method = "grpo without ratio and negatives: weighted SFT" if train.weighted_sft else train.method
         text = (
             f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
-            f"{len(self.tasks):,} {config.problems.source} questions in {self.size.rounds} rounds, {train.groups} groups,"
+            f"{self.planned()}, {train.groups} groups,"
             f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
         )
         if config.problems.hold_out == "structures" and train.student is None and self.student.spec.path == "package":
@@ -237,6 +254,13 @@ class Run(Measured):
                 "\nthe shipped student has seen every structure: warm one up with `sft` under problems.hold_out first"
             )
         return text
+
+    def planned(self) -> str:
+        """How many questions, or tokens, the run takes."""
+        questions, tokens = f"{len(self.tasks):,} {self.config.problems.source} questions", self.config.train.tokens
+        if tokens is not None:
+            return f"{tokens:,} sampled tokens, of {questions} at most, in rounds of {self.size.questions_per_round}"
+        return f"{questions} in {self.size.rounds} rounds"
 
     # -- the whole run -----------------------------------------------------------------------------------------------
 
@@ -298,7 +322,12 @@ class Run(Measured):
         self.began -= facts.get("total_seconds", 0.0)
         self.journal = Journal(self.folder.journal)
         self.collector.keep_books(self.folder.path)
-        self.progress.start(self.size.questions, len(self.journal))
+        costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
+        self.sampled = sum(cost["sampled_tokens"] for cost in costs)
+        if self.config.train.tokens is None:
+            self.progress.start(self.size.questions, len(self.journal))
+        else:
+            self.progress.start(self.config.train.tokens, self.sampled, unit="token")
         return checkpoint, facts.get("update", 0), start
 
     def run_rounds(self, checkpoint: Path | None, updates: int, start: int) -> None:
@@ -331,7 +360,7 @@ class Run(Measured):
 
     def on_tree(self, tree: GradedTree) -> None:
         self.ends += endings(tree.tree)
-        tell_tree(self.progress, tree)
+        tell_tree(self.progress, tree, 1 if self.config.train.tokens is None else tree.cost.sampled_tokens)
 
 
 def means(found: Sequence[dict[str, float]]) -> dict[str, float]:

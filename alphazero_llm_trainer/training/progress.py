@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from transformers import TrainerCallback
 
-from ..live import Progress, last_tree
+from ..live import Progress, duration, last_tree
 from ..mcts.extract import trajectories
 from ..mcts.tree import ROOT
 from ..rollouts import GradedTree
 
 
-def tell_tree(progress: Progress, tree: GradedTree) -> None:
-    """One more question has its tree."""
+def tell_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
+    """One more question has its tree, which counts as so many of what the run is measured in."""
     found, grown = trajectories(tree.tree), tree.tree
     right = sum(one.samples for one in found if one.right)
     count = sum(one.samples for one in found)
     progress.note("last tree", last_tree(tree.key, len(grown.N), grown.N[ROOT], right, count, tree.ended_by))
-    progress.advance(tokens=tree.cost.sampled_tokens)
+    progress.advance(counted, tree.cost.sampled_tokens)
     if tree.failed_reward is not None:
         progress.say(f"{tree.key} is left out: {tree.failed_reward}")
 
 
-def tell_round(progress: Progress, line: dict[str, Any], rounds: int) -> None:
+def tell_round(progress: Progress, line: dict[str, Any], name: str) -> None:
     """One round's figures: below the bar, or as a line with the pace."""
     loss = f", loss {line['loss']:.4f}" if "loss" in line else ""
     figures = (
-        f"{line['round'] + 1}/{rounds}: reward {line['mean_reward']:.3f}, flat {line['flat']}/{line['questions']},"
+        f"{name}: reward {line['mean_reward']:.3f}, flat {line['flat']}/{line['questions']},"
         f" solved {line['solved']}, rows {line['rows']}, updates {line['updates']}{loss}"
     )
     if progress.bar is None:
@@ -35,9 +36,11 @@ def tell_round(progress: Progress, line: dict[str, Any], rounds: int) -> None:
     progress.note("round", figures)
 
 
-def tell_update(progress: Progress, number: int, rounds: int, done: int, total: int) -> None:
-    """Updates of a round, left of the bar; away from a terminal as lines, now and then."""
-    progress.describe(f"round {number + 1}/{rounds}, update {done + 1}/{total}")
+def tell_update(progress: Progress, name: str, done: int, total: int, began: float) -> None:
+    """Updates of round `name` since `began`, left of the bar; away from a terminal as lines, now and then."""
+    each = (time.perf_counter() - began) / max(done, 1)
+    pace = f", {each:.1f} s each, {duration(each * (total - done))} left" if done and each >= 0.1 else ""
+    progress.describe(f"round {name}, update {done + 1}/{total}{pace}")
     progress.beat()
 
 
