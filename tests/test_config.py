@@ -169,6 +169,8 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
         ),
         ("train.zzz=1", ["train.zzz", "unknown", "see config/training.yaml"]),
         ("rewards.hre_weight=1.4", ["rewards.hre_weight", "1.4", "less than or equal to 1"]),
+        ("engine.cache_tokens=off", ["engine.cache_tokens", "give a number"]),
+        ("train.optimizer.learning_rate=true", ["train.optimizer.learning_rate", "give a number"]),
         ("search.simulations=0", ["search.simulations", "0", "greater than 0"]),
         ("search.select=best", ["search.select", "best", "ucb1"]),
         ("student=gpt", ["student", "gpt", "embedded"]),

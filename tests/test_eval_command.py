@@ -55,7 +55,7 @@ def test_choices_are_made_on_other_problems_than_the_test(tmp_path, capsys) -> N
         assert main(["eval", "-n", "3", "--methods", "greedy", "--split", split, "--out", str(out)]) == 0
         hashes.add(json.loads((out / "results.json").read_text())["benchmarks"]["embedded"]["data_hash"])
     assert len(hashes) == 2
-    capsys.readouterr()
+    assert "embedded, validation problems, at 200 tokens" in capsys.readouterr().out
     assert main(["eval", "--split", "dev"]) == 2
     assert "--split is 'dev': choose from train, validation, arena, test" in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,9 +14,12 @@ from faults import a_job, forked, keys_of, lines_in, trees_in, wait_for, what_co
 
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import ConfigError, DataError
+from alphazero_llm_trainer.live import Progress
 from alphazero_llm_trainer.scale.folder import SampleFolder
-from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.scale.sample import Run, run_sample
 from alphazero_llm_trainer.scale.totals import Summary
+from alphazero_llm_trainer.scale.workers import GoneError
+from alphazero_llm_trainer.types import Task
 
 IDENTITY = {"config": {"search": {"samples": 4}}, "seed": 7}
 POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
@@ -170,3 +174,39 @@ def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.Capture
         main(["sample", "--help"])
     said = capsys.readouterr().out
     assert all(words in said for words in ("search.simulations", "search.samples", "Teachers propose steps"))
+
+
+# -- workers that don't come back --------------------------------------------------------------------------------------
+
+
+class TwoWorkers:
+    """Stands for Ray's workers: those in `gone` can't load again."""
+
+    count, restarts = 2, 0
+
+    def __init__(self, gone: set[int]) -> None:
+        self.gone = gone
+
+    async def search(self, worker: int, key: str, task: Task, split: str, seed: int) -> dict:
+        await asyncio.sleep(0)
+        if worker in self.gone:
+            raise GoneError(f"worker {worker} can't load")
+        return {"key": key}
+
+
+def searched_by(gone: set[int]) -> list[str]:
+    job = a_job(20)
+    tasks = {task.problem.id: task for task in job.tasks}
+    quiet, workers = Progress(quiet=True), TwoWorkers(gone)
+    run = Run(job, tasks, None, workers, lambda: False, quiet, lambda record: None)  # type: ignore[arg-type]
+
+    async def collected() -> list[str]:
+        return [record["key"] async for record in run.collect(list(tasks))]
+
+    return sorted(asyncio.run(collected()))
+
+
+def test_a_worker_that_never_comes_back_costs_no_question() -> None:
+    assert searched_by({1}) == sorted(keys_of(a_job(20)))
+    with pytest.raises(GoneError, match="can't load"):
+        searched_by({0, 1})

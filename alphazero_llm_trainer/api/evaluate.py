@@ -68,10 +68,10 @@ def evaluate(
     config: dict[str, Any] | None = None,
     progress: Told = True,
 ) -> Table:
-    """Compare ways of answering test problems at equal tokens; what the command `eval` runs.
+    """Compare ways of answering problems at equal tokens; what the command `eval` runs.
 
     Args:
-        problems: an address of `--source` or several, a source, or tasks, of which the test split is answered.
+        problems: an address of `--source` or several, a source, or tasks, of which `split` is answered.
         model: see `load`; a loaded student is used as it is.
         reward: your own, see `train`: its mean stands beside accuracy.
         methods: ways of answering, or one.

@@ -19,12 +19,22 @@ from ..types import MIN_TEMPERATURE
 from .shipped import merge, shipped_section
 
 MOST = 10**15  # of anything that is counted
-Positive = Annotated[int, Field(gt=0, le=MOST)]
-NonNegative = Annotated[int, Field(ge=0, le=MOST)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Share = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def no_switch(given: Any) -> Any:
+    """YAML's `on` and `true` are no 1."""
+    if isinstance(given, bool):
+        raise PydanticCustomError("number", "give a number")
+    return given
+
+
+Number = BeforeValidator(no_switch)
+Positive = Annotated[int, Number, Field(gt=0, le=MOST)]
+NonNegative = Annotated[int, Number, Field(ge=0, le=MOST)]
+Seed = Annotated[int, Number, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Number, Field(ge=0, le=1)]
+PositiveFloat = Annotated[float, Number, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
 
 
 def not_nearly_greedy(temperature: float) -> float:

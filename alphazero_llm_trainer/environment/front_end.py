@@ -191,7 +191,7 @@ def fill(config: EvalConfig) -> None:
     taskset, embedded = env.taskset, config.client.base_url == EMBEDDED_URL
     if taskset.source is None:
         taskset.source = "embedded" if embedded else "gsm8k"
-    if taskset.use_student_model is None:
+    if taskset.use_student_model is None and taskset.task.use_student_model is None:
         taskset.use_student_model = embedded
     size = "train_size" if taskset.split == "train" else "eval_size"
     if config.select.limit is not None and size not in taskset.model_fields_set:

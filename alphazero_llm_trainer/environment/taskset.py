@@ -65,7 +65,7 @@ class AlphaZeroTask(vf.Task[AlphaZeroData, vf.State, AlphaZeroTaskConfig]):
         """
         clone = self.with_data()
         clone.config = self.config.model_copy(update={"use_student_model": on})
-        hre, pre, custom = (0.0 if there else None for there in (self.has_grader, on, self.config.custom))
+        hre, pre, custom = (0.0 if there else None for there in (self.has_grader, on, self.config.needs.custom))
         combined(hre, pre, custom, steps=0, right=0, wrong=0, weights=self.config.needs)
         return clone
 
@@ -200,7 +200,10 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
 
 def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
     """The task's configuration: what the user set, the rest from the YAML file's `rewards`."""
-    likely = False if chosen.use_student_model is None and not rewards.use_student_model else chosen.use_student_model
+    own = chosen.task.use_student_model
+    likely = chosen.use_student_model if own is None else own
+    if likely is None and not rewards.use_student_model:
+        likely = False
     weights = rewards if chosen.task.weights is None else chosen.task.weights
     return chosen.task.model_copy(update={"weights": weights, "use_student_model": likely})
 

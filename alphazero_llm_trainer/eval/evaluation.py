@@ -95,6 +95,7 @@ class Evaluation:
             "student": student.name if path is None else str(path),
             "verifier": self.verifier,
             "seed": config.seed,
+            "split": self.split,
             "identity": identity,
             "config": config.model_dump(mode="json", exclude={"models", "teacher_tiers"}),
             "benchmarks": {

@@ -57,7 +57,8 @@ def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
     best = rows[0]
     over = gains(results, best).get("over greedy")
     sure = "" if over is None else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
-    where, value = f"{best['benchmark']} at {best['budget']:,} tokens", Interval(*best[measure(best)])
+    split = "" if results.get("split", "test") == "test" else f", {results['split']} problems,"
+    where, value = f"{best['benchmark']}{split} at {best['budget']:,} tokens", Interval(*best[measure(best)])
     what = "reward " if measure(best) == "reward" else ""
     said = f"{where}: {best['method']} is best, {what}{value} with {tokens(best):.0f} tokens a problem{sure}"
     return said, "" if over is None else over.kind

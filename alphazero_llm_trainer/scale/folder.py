@@ -19,7 +19,7 @@ SYNC_TREES = 100  # so many trees a power cut may take; they are searched again
 
 
 class SampleFolder:
-    """The output of `sample`; `open` it, `begin` once the policy is known, `write` each record, `end`.
+    """The output of `sample`; `begin` once the policy is known, `write` each record, `end`.
 
     Args:
         path: the folder, made where it is missing.

@@ -19,7 +19,7 @@ from ..types import Task
 from .folder import SampleFolder
 from .totals import Summary, Totals, tell_tree
 from .worker import FATAL
-from .workers import InProcess, OnRay
+from .workers import GoneError, InProcess, OnRay
 
 Stop = Callable[[], bool]
 POLL_SECONDS = 0.25  # between two looks at `stop`
@@ -59,7 +59,7 @@ class SampleJob:
 
 
 def identity(job: SampleJob) -> dict[str, Any]:
-    """What decides the trees. Pacing (how many at once, where they run, shard sizes) is left out: it may change."""
+    """What decides the trees. Pacing (how many at once, where they run) is left out: it may change."""
     decides = job.config.model_dump(
         mode="json",
         include={
@@ -196,8 +196,11 @@ class Run:
                 done, _ = await asyncio.wait(flying, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
                     worker, key = flying.pop(one)
-                    free.append(worker)
                     error = one.exception()
+                    if isinstance(error, GoneError) and (free or flying):
+                        waiting.append(key)  # another worker's; this slot stays away
+                        continue
+                    free.append(worker)
                     if error is not None and not isinstance(error, Exception):
                         raise error
                     yield key, one.result() if error is None else error

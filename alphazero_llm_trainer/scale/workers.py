@@ -15,11 +15,15 @@ from ..config.load import Config
 from ..errors import ConfigError, EngineError
 from ..rollouts import Collector
 from ..types import Cost, Task
-from .worker import Worker
+from .worker import FATAL, Worker
 
 START_SECONDS = 300.0  # how long workers may take to load
 LEAVE_SECONDS = 10.0  # how long they may take to unload adapters from a server
 KNOCK_SECONDS = 10.0
+
+
+class GoneError(ConfigError):
+    """A worker that can't load, or never comes back. The others go on without it; where it was the last one, the run ends."""
 
 
 class InProcess:
@@ -101,9 +105,13 @@ class OnRay:
         try:
             life, policy = await answer(loading, seconds)
         except SilentError as error:
-            raise ConfigError(
+            raise GoneError(
                 f"worker {worker} was not ready after {seconds:g} s: the cluster needs a core for each of {self.count}"
             ) from error
+        except FATAL:
+            raise
+        except Exception as error:
+            raise GoneError(f"worker {worker} can't load ({type(error).__name__}: {str(error)[:200]})") from error
         if self._lives[worker] not in ("", life):
             self.restarts += 1
             self.say(f"worker {worker} is started again: what it had in flight is searched again")

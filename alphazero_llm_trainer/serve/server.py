@@ -59,6 +59,13 @@ class Connection(H11Protocol):
         self.crowd.pop(self, None)
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """The server ends: a request that isn't whole has nothing under way to wait for."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self in self.crowd:
