@@ -134,7 +134,7 @@ def test_poison_over_ray_is_isolated(tmp_path: Path, cluster: tuple[str, int], m
     poison = {keys[1]: "die", keys[3]: "raise", keys[6]: "block", keys[9]: "hang"}
     job = a_job(14, workers=2, poison=poison, timeout_seconds=2.0)
     summary = run_sample(dataclasses.replace(job, address=cluster[0]), tmp_path)
-    assert summary.status == "complete" and summary.restarts >= 4
+    assert summary.status == "complete" and summary.restarts >= 3
     assert {one["key"] for one in summary.set_aside} == set(poison)
     assert set(trees_in(tmp_path)) == set(keys) - set(poison)
 

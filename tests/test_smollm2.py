@@ -76,7 +76,7 @@ def test_a_teachers_line_becomes_its_tokens(smollm2_cut: Path) -> None:
 def test_the_whole_model_answers_as_transformers_has_it(smollm2: Path) -> None:
     import torch
 
-    config = load_config(overrides=["student=smollm2-135m"])
+    config = load_config(overrides=["student=smollm2-135m", "engine.dtype=float32"])
     quick, whole = (load_student(config, path=smollm2, inference=inference) for inference in (True, False))
     prompt = quick.prompt_ids(QUESTION)
     request = GenerateRequest(prompt, max_new_tokens=30, temperature=0.0)

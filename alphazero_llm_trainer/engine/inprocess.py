@@ -79,10 +79,10 @@ class InProcessEngine(Engine):
         context = min(settings.max_context, shape.max_position_embeddings)
         weight: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         dtype = weight.dtype if weight.dtype.is_floating_point else torch.bfloat16
-        if self._why_not() is None:
+        kernels = library() if settings.native == "auto" else None
+        if kernels is not None and self._why_not() is None:
             dtype = torch.float32  # of the kernels' keys and values, whatever the weights are
         size = token_bytes(shape, dtype)
-        kernels = library() if settings.native == "auto" else None
         memory = device_memory()[2]
         self.tree = PrefixTree(
             max(min(settings.cache_tokens, settings.cache(memory) // size), 4 * context),
@@ -114,8 +114,8 @@ class InProcessEngine(Engine):
         """The fastest forward that computes the model's function here. Its weights may be copies: make a new one when they
         have changed."""
         reason = self._why_not()
-        if reason is None and self.tree.dtype == torch.float32:
-            native = NativeLlama.of(self.model, self.tree, self.settings.dtype)
+        if reason is None:
+            native = NativeLlama.of(self.model, self.tree, self.settings.dtype) if library() is not None else None
             if native is not None:
                 return native
             reason = kernel_status()

@@ -109,7 +109,7 @@ def load_student(
     model: Any = read_plain(Path(source), getattr(torch, spec.dtype)) if plain else None
     if model is None:
         model = load_model(source, spec, name)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, inference)
     give_pad(tokenizer)
     if adapter is None and not inference:
         spec = spec.model_copy(update={"lora": fit_lora(model, spec.lora, name)})
@@ -138,15 +138,16 @@ def may_be_plain(config: Config, spec: StudentModel) -> bool:
     return here and spec.quantization == "none" and config.engine.native == "auto" and library() is not None
 
 
-def load_tokenizer(source: str) -> Any:
-    """The tokenizer of a folder or a hub id."""
+def load_tokenizer(source: str, inference: bool) -> Any:
+    """The tokenizer of a folder or a hub id. A student that is trained and saved again keeps its tokenizer's own class."""
     folder, options = place(source)
     try:
         try:
             kind = read_object(Path(source) / "tokenizer_config.json").get("tokenizer_class")
         except OSError:
             kind = None
-        if kind in PLAIN_TOKENIZERS:  # without transformers' model code
+        plain = kind in PLAIN_TOKENIZERS and (Path(source) / "tokenizer.json").is_file()
+        if inference and plain:  # without transformers' model code
             from transformers import PreTrainedTokenizerFast as Tokenizer
         else:
             from transformers import AutoTokenizer as Tokenizer  # type: ignore[assignment]

@@ -11,7 +11,7 @@ import re
 
 from ..errors import DataError
 from ..types import Problem, Task
-from .data_set import RowSource
+from .data_set import DATA_VARIABLE, RowSource
 from .grading import LONGEST_ANSWER
 from .prompts import MATH_PROMPT
 from .rows import Row, text_of
@@ -26,6 +26,15 @@ class Math(RowSource):
     columns = ("problem", "solution", "answer", "unique_id")
     system_prompt = MATH_PROMPT
     prompt_tokens = 640
+
+    def load(self, split: str, count: int, start: int = 0) -> list[Task]:
+        """See `Source.load`. The hub has a test split alone."""
+        if split != "test" and self.file("train") is None:
+            raise DataError(
+                f"MATH-500 has no {split} split: ask for test, or point dataset.path or {DATA_VARIABLE} at a folder"
+                f" with train.jsonl or math500/train.jsonl in the columns {', '.join(self.columns)}"
+            )
+        return super().load(split, count, start)
 
     def task(self, row: Row, hub_split: str, number: int) -> Task:
         """See `RowSource.task`."""

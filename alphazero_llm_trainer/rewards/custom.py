@@ -46,7 +46,7 @@ class CustomReward:
             if inspect.isawaitable(value):
                 value = await value
             number = float(value)
-        except Exception as error:  # the user's own code may raise anything
+        except (Exception, SystemExit) as error:  # the user's own code may raise anything
             what = f"raised {type(error).__name__} ({error}) for problem {problem.id}: mend it"
             raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
         if not 0.0 <= number <= 1.0:

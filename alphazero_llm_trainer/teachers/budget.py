@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from ..config.sections import BudgetConfig
 from ..engine.protocol import TeacherLedger
+from ..errors import DataError
 from ..types import Cost
 from .answer import BUDGET, CallError
 
@@ -90,8 +91,11 @@ class Books:
             data = path.read_bytes()
             whole = data[: data.rfind(b"\n") + 1]
             os.truncate(path, len(whole))  # a crash may have cut the last line
-            for line in whole.splitlines():
-                self._apply(json.loads(line))
+            for number, line in enumerate(whole.splitlines(), 1):
+                try:
+                    self._apply(json.loads(line))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise DataError(f"{path} line {number} is no event of the books ({error}): remove it") from error
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def as_dict(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ SETTINGS = {
     "FSDP_VERSION": "2",
     "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",  # shards would be folders, of one number of processes
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",  # each process searches with weights of its own
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": "false",
     "FSDP_ACTIVATION_CHECKPOINTING": "false",  # it renames layers; `train.gradient_checkpointing` does it
 }
 
@@ -35,6 +36,8 @@ def uses_fsdp() -> bool:
 def check_fsdp(config: Config, size: int) -> None:
     """Settle what accelerate is told. Raises ConfigError where `size` processes can't train this configuration under FSDP."""
     os.environ.update(SETTINGS)
+    if os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() not in ("true", "false"):
+        os.environ["FSDP_RESHARD_AFTER_FORWARD"] = "true"  # a file of version 1 names a strategy there
     if size == 1:
         raise ConfigError(
             "FSDP cuts weights up between processes and there is one: start 2 or more, or launch without it"

@@ -77,13 +77,15 @@ class Ranks:
 
     def together(self, work: Callable[[], None]) -> None:
         """Call `work` on every rank. Where one fails all end: rank 0 with the error, the others without a word."""
-        failed = None
+        failed: BaseException | None = None
         try:
             work()
-        except AlphaZeroError as error:
+        except BaseException as error:  # noqa: BLE001 - told to the others, then raised
             failed = error
-        said = self.gather(None if failed is None else str(failed))
-        if self.rank and any(said):
+        said = self.gather(None if failed is None else str(failed) or type(failed).__name__)
+        if self.rank and any(one is not None for one in said):
+            if failed is not None and not isinstance(failed, AlphaZeroError):
+                raise failed  # a bug: its traceback is wanted
             raise SystemExit(2)
         if failed is not None:
             raise failed
@@ -113,6 +115,11 @@ def check_ranks(config: Config, size: int) -> None:
         raise ConfigError(
             f"train.optimizer.batch_size is {batch} and {size} processes share it: give a multiple of {size}, or start"
             " a number of processes that divides it"
+        )
+    mine = batch // size
+    if train.micro_batch is not None and mine % min(train.micro_batch, mine):
+        raise ConfigError(
+            f"train.micro_batch is {train.micro_batch} and a process's minibatch {mine}: give a divisor of {mine}"
         )
     if train.method == "ppo":
         raise ConfigError(f"train.method is ppo, which trains in one process: start 1 and not {size}")

@@ -136,7 +136,7 @@ def read_shape(given: dict[str, Any]) -> ModelShape | None:
             tied=given.get("tie_word_embeddings", False),
             plain=uncovered(given) is None,
         )
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
 
 
