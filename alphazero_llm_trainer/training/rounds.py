@@ -134,7 +134,8 @@ class Rounds:
         of every question so far failed.
         """
         began = time.perf_counter()
-        self.student.engine.set_policy(None, number)
+        if self.ranks.searches:  # beside them FSDP has shards where the engine would look for weights
+            self.student.engine.set_policy(None, number)
         tasks, found = self.size.of_round(self.tasks, number), {tree.key: tree for tree in self.restored(number)}
         stats = RoundStats(number, reused_trees=len(found))
         missing: list[str] = self.ranks.tell([key for key in tasks if key not in found])
