@@ -26,7 +26,7 @@ def ucb1(tree: Tree, node: int, exploration: float) -> int:
     log_parent = math.log(parent) if parent > 0 else 0.0
     best, best_score = -1, -math.inf
     for child in tree.children[node]:
-        # N counts simulations in flight too, W doesn't: each is a visit of value 0, which lowers the mean W/N.
+        # The formula's N has simulations in flight as well, its W has not: each is a visit of value 0 and lowers W/N.
         visits = N[child] + virtual[child]
         score = math.inf if visits == 0 else W[child] / visits + exploration * math.sqrt(log_parent / visits)
         if score > best_score:

@@ -1,4 +1,4 @@
-"""What a finished response earns in a search: the one reward formula, or without gold and measure whether it answers at all."""
+"""What a finished response earns in a search: `combined.combined`, or without gold and measure whether it answers at all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The losses, over log-probabilities (nats) of the responses' tokens: what a policy and its critic are trained by.
 
-All tensors are `[B, T]`, B rows of T response tokens; `mask` tells which tokens are there. A loss is a sum over a part of a
+Tensors are `[B, T]`, B rows of T response tokens, but for `total` and the losses, which are numbers; `mask` tells which tokens
+are there. Advantages are `credit.py`'s. A loss is a sum over a part of a
 minibatch over `total`, what the whole minibatch's mean is taken over, so that parts of it and processes add up to one mean.
 """
 
@@ -50,10 +51,11 @@ def grpo_loss(
     kl_coefficient: float = 0.0,
     reference: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Figures]:
-    """GRPO (Shao et al. 2024, equation 3) as a mean over tokens and not over rows (DAPO, Yu et al. 2025, equation 8).
+    """`sum(mask * (-min(rho*A, clip(rho)*A) + beta * rho * k3)) / total`, `[B, T]` inside, a number outside.
 
-    The KL of a token is multiplied by its ratio: then its gradient is the reverse KL's (DeepSeek-V3.2). `total` is how many
-    tokens the minibatch has.
+    GRPO (Shao et al. 2024, equation 3) as a mean over tokens and not over rows (DAPO, Yu et al. 2025, equation 8). The KL of a
+    token is multiplied by its ratio: then its gradient is the reverse KL's (DeepSeek-V3.2). `total` is how many tokens the
+    minibatch has.
 
     Returns the loss and figures, each a part of the minibatch's mean.
     """
