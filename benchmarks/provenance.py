@@ -34,6 +34,7 @@ DEPENDS: dict[str, tuple[str, ...]] = {
     "kill_test": ("scale", "mcts/journal.py", "files.py"),
     "ladder": (*TRAINING, *EMBEDDED, "eval/methods.py", "benchmarks/ladder.yaml"),
     "prompts": ("policy/chat.py", "problems/prompts.py", "answers.py", "problems/grading.py"),
+    "real": (*TRAINING, "engine", "eval", "problems", "policy"),
     "real_engine": ("engine", "policy/student.py"),
     "real_ladder": (*TRAINING, *EMBEDDED, "engine", "eval/methods.py"),
     "real_training": ("training/sft.py", "training/models.py", "training/packing.py", "training/attention.py"),

@@ -1,0 +1,142 @@
+"""A real model on real rows: what it knows, what its own searches teach it, and how it answers at equal tokens.
+
+    ../shared/models/qwen-coder-0.5b.sh runs/qwen
+    uv run python benchmarks/real.py T0 --model runs/qwen
+    uv run python benchmarks/real.py T1 --model runs/qwen --seeds 7
+
+Stages are those of PROTOCOL.md. Every step is a command of the package in a process of its own; what left its last file is not
+run again and a stopped command goes on, so the same line goes on after a stop. A stage writes `results/real_STAGE.json`, with
+the outcome of each problem, as far as it has come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from arms import Seed, read, sampled, updates, validation  # noqa: E402
+
+from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
+from benchmarks import provenance  # noqa: E402
+
+TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation row
+LONGEST = 400  # tokens of an answer
+SHOTS = (0, 4)  # worked solutions before the question
+
+# T1: sampled tokens of an arm, of a try of its learning rates, and what each arm is.
+TOKENS, TRIED, RATES = 300_000, 60_000, (1e-4, 3e-4)
+ROUNDS = ["train.questions_per_round=48", "train.save_every=240", "train.validation_size=200"]
+CHAINS = ["train.groups=chain", "search.samples=8", "train.requeue_limit=0"]
+ARMS: dict[str, list[str]] = {
+    "expert iteration": [],
+    "RFT": ["--use-rft"],
+    "GRPO on samples": ["--use-grpo", *CHAINS, "train.rows_per_round=192", "train.optimizer.epochs=1"],
+    "GRPO on trees": ["--use-grpo", "train.rows_per_round=192", "train.optimizer.epochs=1"],
+}
+
+
+def with_settings(words: Sequence[str]) -> list[str]:
+    """KEY=VALUE as `--set KEY=VALUE`; flags as they are."""
+    return [word for one in words for word in ((one,) if one.startswith("--") else ("--set", one))]
+
+
+def answered(seed: Seed, name: str, model: Path | str, split: str, num: int, *more: str) -> dict[str, Any]:
+    """`eval` of greedy answers to the first rows of a split; its results."""
+    out = seed.folder(name)
+    if seed.args.rows is not None:
+        num, split = seed.args.rows, "train"
+    words = [
+        "eval",
+        "--model",
+        str(model),
+        "--source",
+        "gsm8k",
+        "--split",
+        split,
+        "-n",
+        str(num),
+        "--methods",
+        "greedy",
+    ]
+    words += ["--budget-tokens", str(LONGEST), "--out", str(out), *more, *["--resume"] * (out / "run.json").is_file()]
+    seed.stage(name, words, out / "results.json")
+    return read(out / "results.json")
+
+
+def t0(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
+    """What the published model knows."""
+    rows = []
+    for shots in SHOTS:
+        given = with_settings([f"problems.shots={shots}"])
+        wide = answered(
+            seed, f"validation, {shots} shots", seed.args.model, "validation", VALIDATION, *given,
+            "--samples", str(SAMPLES),
+        )  # fmt: skip
+        rows.append({"split": "validation", "shots": shots, **wide["rows"][0], "at_k": wide["at_k"][0]})
+        keep({"rows": rows})
+        test = answered(seed, f"test, {shots} shots", seed.args.model, "test", TEST, *given)
+        rows.append({"split": "test", "shots": shots, **test["rows"][0]})
+        keep({"rows": rows})
+
+
+def trained(seed: Seed, arm: str, rate: float, tokens: int, name: str) -> Path:
+    """The run folder of an arm."""
+    run = seed.folder(name) / "run-001"
+    there = (run / "run.json").is_file()
+    words = ["train", "--resume", str(run)]
+    if not there:
+        words = ["train", "--out", str(run.parent), "--model", str(seed.args.model), "--source", "gsm8k"]
+        given = tokens if seed.args.rows is None else 100 * seed.args.rows
+        words += ["--tokens", str(given), "--eval-size", "0"]
+        words += with_settings([*ARMS[arm], *ROUNDS, f"train.optimizer.learning_rate={rate:g}"])
+    seed.stage(name, words, run / "report.html", configured=not there)
+    return run
+
+
+def t1(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
+    """What each way of training from the model's own answers teaches it."""
+    base = answered(seed, "test, published", seed.args.model, "test", TEST)["rows"][0]
+    rows: list[dict[str, Any]] = [{"arm": "published", **base}]
+    for arm in seed.args.arms or ARMS:
+        tries = {rate: trained(seed, arm, rate, TRIED, f"{arm}, {rate:g}, tried") for rate in RATES}
+        best = max(tries, key=lambda rate: validation(tries[rate]))
+        run = trained(seed, arm, best, TOKENS, arm)
+        row = answered(seed, f"test, {arm}", run / "student", "test", TEST)["rows"][0]
+        right, before = ([float(one) for one in found["outcomes"]] for found in (row, base))
+        gain = paired_bootstrap(right, before)
+        facts = {"rate": best, "training_tokens": sampled(run), "updates": updates(run), "validation": validation(run)}
+        rows.append({"arm": arm, "seed": seed.seed, **facts, **row, "gain": [gain.value, gain.low, gain.high]})
+        print(f"{arm}: {wilson(int(sum(right)), len(right))}, gain {gain}", flush=True)
+        keep({"rows": rows})
+
+
+STAGES = {"T0": t0, "T1": t1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--model", type=Path, required=True, help="a folder with a chat model")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, help="some of T1's (default: all)")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--rows", type=int, help="a trial: so many rows, of train alone, and so many hundreds of tokens an arm"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every command")
+    parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "real")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/real_STAGE.json")
+    args = parser.parse_args()
+    args.work = args.work.resolve() / args.stage
+    out = args.out or ROOT / "benchmarks" / "results" / f"real_{args.stage.lower()}.json"
+    facts = {"model": args.model.resolve().name, "seed": args.seed}
+    STAGES[args.stage](Seed(args.seed, args), lambda found: provenance.write(out, "real", facts | found))
+
+
+if __name__ == "__main__":
+    main()
