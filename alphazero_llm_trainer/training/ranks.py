@@ -77,10 +77,10 @@ class Ranks:
 
     def together(self, work: Callable[[], None]) -> None:
         """Call `work` on every rank. Where one fails all end: rank 0 with the error, the others without a word."""
-        failed: BaseException | None = None
+        failed: Exception | None = None
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - told to the others, then raised
+        except Exception as error:  # noqa: BLE001 - told to the others, then raised; a second Ctrl-C waits for nobody
             failed = error
         said = self.gather(None if failed is None else str(failed) or type(failed).__name__)
         if self.rank and any(one is not None for one in said):
