@@ -451,7 +451,9 @@ def test_wrong_command_lines_are_one_sentence(
 
 
 def test_sigterm_lets_requests_end_and_ctrl_c_too(both: tuple[Served, Served]) -> None:
-    """The last test: it ends both servers. Their logs tell no prompts."""
+    """The last test: it ends both servers. A half-sent body is not waited for. Their logs tell no prompts."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer first-key\r\n"
+    half = head + b"Content-Length: 9\r\n\r\n{"
 
     async def ask(one: Served, number: int) -> httpx.Response:
         body = LONG | {"model": "student", "messages": asked(next(FRESH)), "temperature": 2, "deadline_ms": 1500}
@@ -464,8 +466,10 @@ def test_sigterm_lets_requests_end_and_ctrl_c_too(both: tuple[Served, Served]) -
             return await asking
 
     for one, number, code in zip(both, (signal.SIGTERM, signal.SIGINT), (0, 130), strict=True):
-        response = asyncio.run(ask(one, number))
-        assert response.status_code == 200 and len(response.json()["choices"]) == 4
-        assert one.process.wait(timeout=10) == code
+        with socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2]))) as held:
+            held.sendall(half)
+            response = asyncio.run(ask(one, number))
+            assert response.status_code == 200 and len(response.json()["choices"]) == 4
+            assert one.process.wait(timeout=10) == code
         said = (one.folder / "stderr").read_text().splitlines()
         assert all(line.startswith("loading") for line in said), said
