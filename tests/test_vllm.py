@@ -36,7 +36,7 @@ from alphazero_llm_trainer.policy.student import PACKAGED, Student, load_student
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.problems.prompts import SYSTEM_PROMPT
 from alphazero_llm_trainer.training.loop import Run
-from alphazero_llm_trainer.training.models import make_trainable
+from alphazero_llm_trainer.training.models import make_trainable, merged
 from alphazero_llm_trainer.types import Opening
 
 pytest.importorskip("vllm")
@@ -361,8 +361,7 @@ def test_adapters_are_swapped(ours: Student, where: str, request: pytest.Fixture
         student.model.eval()
         engine.set_policy(None, version)
         theirs = greedy(ours, engine, 16)
-        merged = copy.deepcopy(trained).merge_and_unload().eval()
-        own = InProcessEngine(merged, eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings)
+        own = InProcessEngine(merged(trained), eos_id=engine.eos_id, step_ends=engine.step_ends, settings=settings)
         mine = greedy(ours, own, 16)
         assert [one.token_ids for one in theirs] == [one.token_ids for one in mine]
         most = max(most, *(gap(a.logprobs, b.logprobs) for a, b in zip(mine, theirs, strict=True)))
@@ -394,7 +393,7 @@ def test_the_train_command(where: str, adapter: str, tmp_path: Path, request: py
         "train.keep_best=false",
         "rewards.use_student_model=false",
     ]
-    command = [sys.executable, str(ROOT / "train_vllm.py"), "--model", "embedded"]
+    command = [sys.executable, str(ROOT / "train_vllm.py"), "--model", "embedded", "--use-grpo"]
     command += ["--checkpoint-dir", str(tmp_path)]
     for override in overrides:
         command += ["--set", override]
