@@ -72,7 +72,7 @@ def answered(seed: Seed, name: str, model: Path | str, split: str, num: int, *mo
 def t0(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
     """What the published model knows."""
     rows = []
-    for shots in SHOTS:
+    for shots in seed.args.shots:
         given = with_settings([f"problems.shots={shots}"])
         wide = answered(
             seed, f"validation, {shots} shots", seed.args.model, "validation", VALIDATION, *given,
@@ -123,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--model", type=Path, required=True, help="a folder with a chat model")
+    parser.add_argument("--shots", nargs="+", type=int, choices=SHOTS, default=SHOTS, help="some of T0's")
     parser.add_argument("--arms", nargs="+", choices=ARMS, help="some of T1's (default: all)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument(

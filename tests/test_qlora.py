@@ -27,6 +27,7 @@ from alphazero_llm_trainer.policy.student import (
     load_student,
 )
 from alphazero_llm_trainer.training.critic import new_network
+from alphazero_llm_trainer.training.frozen import keep_narrow
 from alphazero_llm_trainer.training.models import (
     RECOMPUTE,
     attach,
@@ -37,6 +38,7 @@ from alphazero_llm_trainer.training.models import (
 )
 from alphazero_llm_trainer.training.ppo_critic import Critic
 from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.scoring import Scorer
 
 FOUR_BITS = [{"student": "embedded", "models": {"embedded": {"quantization": "nf4", "adapter": "lora"}}}]
 FLAGS = [
@@ -54,7 +56,6 @@ SMALL = [
     "--set", "train.optimizer.epochs=2",
     "--set", "train.ppo.critic_rounds=1",
     "--set", "train.updates_per_round=4",
-    "--set", "models.embedded.lora.dropout=0",
 ]  # fmt: skip
 QUESTION, ANSWER = "Ana has 3 pens. She buys 4 more pens.", "3 + 4 = 7"
 
@@ -195,9 +196,9 @@ def test_an_adapter_goes_on_with_its_own_rank_scale_and_modules(tmp_path: Path) 
     save_adapter(first.model, first.spec.lora, tmp_path / "first")
     first.model.eval()
     expected = logprobs(first.model, first)
-    others = load_config(overrides=[*LORA, {"models": {"embedded": {"lora": {"targets": ["q_proj"]}}}}])
+    others = load_config(overrides=[*LORA, {"models": {"embedded": {"lora": {"targets": ["q_proj"], "dropout": 0.25}}}}])
     again = load_student(others, path=tmp_path / "first")
-    assert again.spec.lora.dropout == load_config().models["embedded"].lora.dropout  # training's own
+    assert again.spec.lora.dropout == 0.25  # training's own
     make_trainable(again.model, again.spec, "lora").eval()
     assert torch.equal(logprobs(again.model, again), expected)
     attach(again.model, again.spec.lora, "value")  # begins as the policy's own
@@ -303,8 +304,6 @@ def test_checkpointing_recomputes_under_the_adapter_of_the_forward(student: Stud
     attach(student.model, student.spec.lora, adapters.CRITIC)
     for seed, name in enumerate((adapters.POLICY, adapters.CRITIC)):
         randomise(student.model, name, seed)
-    for layer in adapters.layers(student.model):
-        layer.lora_dropout = torch.nn.ModuleDict({name: torch.nn.Identity() for name in layer.lora_dropout})
     ids = torch.tensor([student.prompt_ids(QUESTION)])
 
     def gradients() -> dict[str, torch.Tensor]:
@@ -471,3 +470,29 @@ def test_sft_goes_on_in_4_bits(tmp_path: Path) -> None:
 
     assert torch.allclose(scores(adapted), scores(plain), atol=1e-3)  # the merged folder is the trained student
     assert (scores(adapted) - scores(base)).abs().max() > 1e-2  # and training moved it
+
+
+def test_frozen_matrices_in_bfloat16_change_no_result() -> None:
+    student = load_student(load_config(overrides=["student=embedded", "rewards.use_student_model=false"]))
+    model = make_trainable(student.model, student.spec, "lora")
+    randomise(model, adapters.POLICY, 0)
+    names, scorer = set(model.state_dict()), Scorer(model)
+    ids = torch.tensor([student.prompt_ids(QUESTION)])
+
+    def found() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            logprobs = scorer(ids.roll(-1, 1), input_ids=ids)[0]
+        logprobs.sum().backward()
+        return logprobs, [p.grad.clone() for p in model.parameters() if p.requires_grad]
+
+    whole, (before, gradients) = logprobs(model, student), found()
+    keep_narrow(model)
+    after, narrow_gradients = found()
+    assert torch.equal(before, after)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, narrow_gradients, strict=True))
+    assert torch.equal(logprobs(model, student), whole)  # in fp32 without autocast
+    assert set(model.state_dict()) == names
+    base = model.model.layers[0].mlp.up_proj.base_layer
+    base.narrow.zero_()  # it is what is multiplied by
+    assert not torch.equal(found()[0], before)

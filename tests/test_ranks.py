@@ -137,7 +137,7 @@ def test_two_processes_train_an_adapter_that_a_server_samples_with(
     server = CompletionServer()
     flags = ["--num-examples", "16", *METHODS["grpo"], "--use-grpo", "--set", "train.adapter=lora"]
     flags += ["--set", "engine.backend=vllm-server", "--set", f"engine.vllm.base_url={server.url}"]
-    flags += ["--set", "models.embedded.lora.dropout=0.0", "--set", "train.optimizer.learning_rate=0.003"]
+    flags += ["--set", "train.optimizer.learning_rate=0.003"]
     try:
         [(code, _, error)] = train(1, tmp_path / "one", *flags)
         assert code == 0, error
@@ -194,7 +194,7 @@ def test_two_processes_under_fsdp_end_with_the_weights_of_one(
 ) -> None:
     flags = [f"--use-{method}", "--num-examples", "16", *METHODS[method]]
     if method == "grpo":  # with an adapter, which most of the sharded weights are no part of
-        flags += ["--set", "train.adapter=lora", "--set", "models.embedded.lora.dropout=0.0"]
+        flags += ["--set", "train.adapter=lora"]
         flags += ["--set", "train.optimizer.learning_rate=0.003"]
     [(code, _, error)] = train(1, tmp_path / "one", *flags)
     assert code == 0, error

@@ -243,7 +243,7 @@ class ServeConfig(Section):
 class LoraConfig(Section):
     rank: Positive = 32
     alpha: Positive = 32
-    dropout: Share = 0.05
+    dropout: Share = 0.0
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import get_scheduler
 
 from ..errors import StorageError, TrainingError
+from .frozen import keep_narrow
 from .fsdp import on_cpus, uses_fsdp
 from .models import MemoryOptions, checkpoint_layers, make_optimizer
 from .ranks import ALONE, Ranks
@@ -112,6 +113,8 @@ class Learner:
             inner = inner.float()  # the optimiser's copy, in full precision
         if memory.checkpointing:
             checkpoint_layers(inner)
+        if memory.autocast and not self.sharded:
+            keep_narrow(inner)
         scorer = Scorer(inner)
         self.config, self.dtype = scorer.config, next(inner.parameters()).dtype
         optimizer = make_optimizer(inner, objective.extra().values(), schedule.rate, weight_decay, memory.eight_bit)

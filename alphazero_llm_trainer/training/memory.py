@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..config.load import Config
 from ..config.sections import MEMO_BYTES, LoraConfig, ModelShape, StudentModel
+from ..config.train import LARGE
 from ..rollouts import measures_perplexity
 
 GIB = 1 << 30
@@ -137,12 +138,21 @@ class Forecast:
         rest = counts.other if self.cuda else counts.whole
         return counts.linear * (0.5 + 1 / 64 + 4 / (64 * 256)) + rest * self.width
 
+    @property
+    def narrow_bytes(self) -> float:
+        """What LoRA under a CPU's autocast keeps of the frozen matrices, the head's included (`frozen.keep_narrow`)."""
+        large = self.counts.whole >= LARGE and self.config.train.precision != "float32"
+        if self.cuda or self.quantised or not (self.lora and large and self.width == 4):
+            return 0
+        return 2.0 * (self.counts.linear + self.shape.vocabulary * self.shape.hidden)
+
     def weights(self) -> Parts:
         """The policy's, those of models beside it, where they are no adapters over one base, and what is trained with Adam."""
         policy, critic = self.trained
         states = 2.07 if self.config.train.in_eight_bits(self.cuda, self.quantised) else 2.0 * self.trained_width
         own = {
             "weights": self.policy_bytes,
+            "its matrices in bfloat16": self.narrow_bytes,
             "models beside it": 0 if self.lora else self.others * self.counts.whole * self.width,
             "adapters" if self.lora else "critic": (policy * self.lora + critic) * self.trained_width,
             "optimiser": (policy + critic) * states,
@@ -182,9 +192,10 @@ class Forecast:
         sizes = matrices(self.shape)
         kept = (10.0 * self.shape.hidden + 4 * self.shape.intermediate) * self.width
         if self.lora:
-            # Each adapter keeps its own input, dropped out, and the mask: fp32, under autocast bf16 and bytes.
+            # Each adapter keeps its own input and the mask of its dropout: fp32, under autocast bf16 and bytes.
             inputs = sum(sizes[name][0] for name in self.spec.lora.targets if name in sizes)
-            kept += inputs * (3 if self.cuda and self.width == 2 else 8)
+            number, mask = (2, 1) if self.cuda and self.width == 2 else (4, 4)
+            kept += inputs * (number + mask * (self.spec.lora.dropout > 0))
         return kept
 
     def update(self) -> Parts:

@@ -15,6 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from .attention import NAME
+from .frozen import narrow
 from .packing import IGNORED, PackingPlan, Work, plan, spread, tensors
 from .rows import TrainRow
 
@@ -105,7 +106,8 @@ class Scorer(torch.nn.Module):
         model, mask = self.model, labels != IGNORED
         if plain(model):
             hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
-            weight = model.get_output_embeddings().weight
+            head = model.get_output_embeddings()
+            weight = narrow(head) if torch.is_autocast_enabled(inputs["input_ids"].device.type) else head.weight
             if isinstance(weight, DTensor):  # a head that FSDP shards apart from the layers before it
                 weight = weight.full_tensor(grad_placements=[Partial("avg")])  # each rank's gradient is of its own rows
             found = LabelLogProbs.apply(hidden[mask], weight, labels[mask])
