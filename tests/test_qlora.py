@@ -196,7 +196,9 @@ def test_an_adapter_goes_on_with_its_own_rank_scale_and_modules(tmp_path: Path) 
     save_adapter(first.model, first.spec.lora, tmp_path / "first")
     first.model.eval()
     expected = logprobs(first.model, first)
-    others = load_config(overrides=[*LORA, {"models": {"embedded": {"lora": {"targets": ["q_proj"], "dropout": 0.25}}}}])
+    others = load_config(
+        overrides=[*LORA, {"models": {"embedded": {"lora": {"targets": ["q_proj"], "dropout": 0.25}}}}]
+    )
     again = load_student(others, path=tmp_path / "first")
     assert again.spec.lora.dropout == 0.25  # training's own
     make_trainable(again.model, again.spec, "lora").eval()

@@ -44,7 +44,7 @@ def test_its_tokens_are_cut_at_lines_that_hold_something(smollm2_cut: Path) -> N
     assert [piece.strip() for piece in pieces] == [line for line in TEXT.split("\n") if line]
 
 
-@pytest.mark.parametrize("rule", ["line", "sentence"])
+@pytest.mark.parametrize("rule", ["line", "sentence", "thought"])
 def test_steps_of_its_samples_are_its_own_tokens(rule: str, smollm2_cut: Path) -> None:
     student = student_of(smollm2_cut, f"search.step={rule}")
     steps, problem = EngineSteps(student, 1.0), Problem("a/1", QUESTION, "gsm8k")

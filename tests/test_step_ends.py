@@ -60,6 +60,18 @@ def test_sentences_end_at_their_marks_and_decimal_points_are_none(merging: Any) 
     assert not any(piece.rstrip().endswith("3.") for piece in pieces)
 
 
+def test_a_thought_is_not_cut_in_a_formula_nor_before_one(merging: Any) -> None:
+    thoughts = [
+        "### Step 1\n**Find the distance:**\nShe drives for 2 hours:\n\\[\n2 \\times 60 = 120\n\\]\n\n",
+        "Then code.\n",
+        "```python\nx = 3\n\nprint(x)\n```\n",
+        "$$\n120 / 30 = 4\n$$\n",
+        "#### 4\n",
+        "After it.",
+    ]
+    assert [piece.strip() for piece in cut(merging, "thought", "".join(thoughts))] == [one.strip() for one in thoughts]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet="ab3.?! \n\t\u00e9", max_size=60))
 def test_steps_join_to_the_text_and_each_has_something_in_it(text: str) -> None:

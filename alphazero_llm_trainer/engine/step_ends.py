@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,29 +11,52 @@ LINE = r"\n\s*\Z"  # some tokens hold a line end and the next line's indentation
 SENTENCE = r"(\n\s*|[.!?]['\")\]]*\s*)\Z"
 
 
+def in_number(text: str) -> bool:
+    """Whether the full stop that `text` ends with may be a decimal point."""
+    return re.search(r"\d\.\Z", text) is not None
+
+
+def in_thought(text: str) -> bool:
+    """Whether `text`, which ends with a line, goes on: a formula or code is open, or the line announces what follows."""
+    if text.count("\\[") > text.count("\\]") or text.count("$$") % 2 or text.count("```") % 2:
+        return True
+    line = text.rstrip().rpartition("\n")[2]
+    return line.rstrip("*_ ").endswith(":") or re.match(r"\s*#{1,3} ", line) is not None
+
+
+# Of `search.step`: how a token ends that may end a step, and what says of a step's text that it goes on all the same.
+RULES: dict[str, tuple[str, Callable[[str], bool] | None]] = {
+    "line": (LINE, None),
+    "sentence": (SENTENCE, in_number),
+    "thought": (LINE, in_thought),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class StepEnds:
     """A step ends after a token of `tokens` once something in it is not blank: leading blank lines belong to the step.
 
-    `blanks` are tokens of white space alone. A token of `points` is a full stop and nothing else: after one of `digits`,
-    whose text ends with a digit, it may be a decimal point and ends nothing.
+    `blanks` are tokens of white space alone. Where there is `goes_on`, it is asked about the step's text so far, which `texts`,
+    those of all tokens, make up.
     """
 
     tokens: frozenset[int]
     blanks: frozenset[int] = frozenset()
-    points: frozenset[int] = frozenset()
-    digits: frozenset[int] = frozenset()
+    texts: Sequence[str] = ()
+    goes_on: Callable[[str], bool] | None = None
 
     def cut(self, token_ids: Sequence[int]) -> list[int]:
         """How many tokens lie before the end of each step, in order; what follows the last is a step that goes on."""
         found: list[int] = []
-        blank, before = True, -1
+        blank = True
         for count, token in enumerate(token_ids, 1):
             blank = blank and token in self.blanks
-            if token in self.tokens and not blank and not (token in self.points and before in self.digits):
+            if token not in self.tokens or blank:
+                continue
+            step = token_ids[found[-1] if found else 0 : count]
+            if self.goes_on is None or not self.goes_on("".join(self.texts[one] for one in step)):
                 found.append(count)
                 blank = True
-            before = token
         return found
 
     def parts(self, token_ids: Sequence[int]) -> list[int]:
@@ -47,17 +70,13 @@ class StepEnds:
 
 
 def step_ends(tokenizer: Any, rule: str = "line") -> StepEnds:
-    """The step ends of a tokenizer under `search.step`: "line" or "sentence", looked for in each token's text."""
-    ids = range(len(tokenizer))
-    texts = tokenizer.batch_decode([[i] for i in ids])
-    pattern = re.compile(SENTENCE if rule == "sentence" else LINE)
-    points, digits = [], []
-    if rule == "sentence":
-        points = [i for i, text in zip(ids, texts, strict=True) if text == "."]
-        digits = [i for i, text in zip(ids, texts, strict=True) if text[-1:].isdigit()]
+    """The step ends of a tokenizer under `search.step` (see RULES), looked for in each token's text."""
+    texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+    ending, goes_on = RULES[rule]
+    pattern = re.compile(ending)
     return StepEnds(
-        frozenset(i for i, text in zip(ids, texts, strict=True) if pattern.search(text)),
-        frozenset(i for i, text in zip(ids, texts, strict=True) if text and not text.strip()),
-        frozenset(points),
-        frozenset(digits),
+        frozenset(i for i, text in enumerate(texts) if pattern.search(text)),
+        frozenset(i for i, text in enumerate(texts) if text and not text.strip()),
+        texts if goes_on else (),
+        goes_on,
     )

@@ -1,9 +1,10 @@
-"""Is the arithmetic that a text writes down true? A rule that needs no gold answer and no model.
+r"""Is the arithmetic that a text writes down true? A rule that needs no gold answer and no model.
 
 An equation is an expression of numbers and `+ - * /` (also `x`, `×`, `÷` and brackets) with at least one operation, an
-equals sign and a number: `16 - 3 = 13`, GSM8K's `<<48/2=24>>`, `$1,200 / 4 = $300`. Everything is computed in exact
-fractions. A result with decimals may be rounded (`10 / 3 = 3.33`), a whole one may not (`10 / 3 = 3`). What isn't plain
-arithmetic (words, percentages, letters) is no equation and is not judged.
+equals sign and a number: `16 - 3 = 13`, GSM8K's `<<48/2=24>>`, `$1,200 / 4 = $300`, LaTeX's `\frac{48}{2} \times 3 = 72`, with
+units that stand in `\text{}`. Everything is computed in exact fractions. A result with decimals may be rounded
+(`10 / 3 = 3.33`), a whole one may not (`10 / 3 = 3`). What isn't plain arithmetic (words, percentages, letters, powers) is no
+equation and is not judged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ GROUPS = 30  # of thousands in one number: without an end, a line of them would 
 
 _NUMBER = rf"(?>\d{{1,3}}(?:,\d{{3}}){{1,{GROUPS}}}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _TOKENS = re.compile(
-    rf"(?P<number>(?<![\w.])\$?(?:{_NUMBER})(?![\w%])(?!\.\d))"
+    rf"(?P<number>(?<![\w.^])\$?(?:{_NUMBER})(?![\w%])(?!\.\d))"
     r"|(?P<operator>[-+*/×÷−]|(?<=[\s\d)])[xX](?=\s*[\d($]))"
     r"|(?P<bracket>[()])|(?P<equals>=)|(?P<space>[ \t]+)|(?P<other>.)",
     re.DOTALL,
@@ -38,13 +39,23 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 }
 _SIGNS = {"×": "*", "x": "*", "X": "*", "÷": "/", "−": "-"}
 
+# What LaTeX and markdown write, as plain arithmetic: what is left, a `\sqrt` say, is no part of an equation.
+_MARKS = (
+    (re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}"), " "),
+    (re.compile(r"\\boxed\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))"),
+    (re.compile(r"\\(?:times|cdot)(?![a-zA-Z])"), "*"),
+    (re.compile(r"\\div(?![a-zA-Z])"), "/"),
+    (re.compile(r"\\(?:left|right)(?=[()])|\\[ ,;!]|\\(?=[$%])|\{(?=,)|(?<=,)\}|\*\*"), ""),
+)
+
 Token = tuple[str, str]  # kind and text
 
 
 @lru_cache(maxsize=CACHED_LINES)
 def equations(text: str) -> tuple[bool, ...]:
     """For each equation in `text`, in order, whether it is true. The time it takes grows as the text does."""
-    tokens = _tokens(text)
+    tokens = _tokens(plain(text))
     found = []
     for at, (kind, _) in enumerate(tokens):
         if kind != "equals":
@@ -54,6 +65,13 @@ def equations(text: str) -> tuple[bool, ...]:
         if left is not None and right is not None:
             found.append(_says(right, left))
     return tuple(found)
+
+
+def plain(text: str) -> str:
+    r"""`text` with LaTeX's fractions, signs and brackets as plain ones, and without what stands in its `\text{}`."""
+    for pattern, instead in _MARKS if "\\" in text or "**" in text else ():
+        text = pattern.sub(instead, text)
+    return text
 
 
 def exact_result(text: str) -> str | None:
@@ -91,15 +109,23 @@ def _value(tokens: list[Token]) -> Fraction | None:
     start = len(tokens)
     while start > 0 and tokens[start - 1][0] in ("number", "operator", "bracket", "sign"):
         start -= 1
-    run = tokens[max(start, len(tokens) - LONGEST) :]
+    start = max(start, len(tokens) - LONGEST)
+    run = tokens[start:]
     for first in range(len(run)):
         if first and run[first - 1][0] == "number":
             continue  # `1 2 + 3`: a number before this one belongs to no operation
+        if first and run[first - 1][0] == "operator" and not _begins(tokens, start + first - 1):
+            continue  # `x + 2 + 3`: there is more on its left than numbers
         found = _evaluated(run[first:])
         if found is not None:
             value, operates = found
             return value if operates else None
     return None
+
+
+def _begins(tokens: list[Token], at: int) -> bool:
+    """Whether the token begins a line: an operator there is a list's mark."""
+    return at == 0 or tokens[at - 1][1] == "\n"
 
 
 def _right(tokens: list[Token]) -> str | None:
@@ -109,7 +135,7 @@ def _right(tokens: list[Token]) -> str | None:
         sign, tokens = "-", tokens[1:]
     if not tokens or tokens[0][0] != "number":
         return None
-    if len(tokens) > 1 and tokens[1][0] == "operator":
+    if len(tokens) > 1 and (tokens[1][0] == "operator" or tokens[1][1] == "("):
         return None
     return sign + tokens[0][1].lstrip("$").replace(",", "")
 
