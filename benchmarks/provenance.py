@@ -80,9 +80,14 @@ def measured(name: str) -> dict[str, Any]:
     return {**BEGAN, "depends": paths(name)}
 
 
+def portable(word: str) -> str:
+    """A word of a command; a folder of this machine is FOLDER."""
+    return "FOLDER" if word.startswith("/") else word
+
+
 def write(out: Path, name: str, found: Mapping[str, Any]) -> None:
     """A benchmark's figures as JSON, with their age and the command that runs, where `found` has none."""
-    asked = f"uv run python benchmarks/{Path(sys.argv[0]).name} {shlex.join(sys.argv[1:])}".strip()
+    asked = f"uv run python benchmarks/{Path(sys.argv[0]).name} {shlex.join(map(portable, sys.argv[1:]))}".strip()
     out.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": asked, **measured(name), **found}, indent=1, ensure_ascii=False)
     out.write_text(text + "\n", encoding="utf-8")

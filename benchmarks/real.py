@@ -22,7 +22,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from arms import Seed, read, sampled, updates, validation  # noqa: E402
 
-from alphazero_llm_trainer.eval.metrics import paired_bootstrap, wilson  # noqa: E402
+from alphazero_llm_trainer.eval.metrics import mean_interval, paired_bootstrap, wilson  # noqa: E402
+from alphazero_llm_trainer.eval.results import triple  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
 TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation row
@@ -69,6 +70,15 @@ def answered(seed: Seed, name: str, model: Path | str, split: str, num: int, *mo
     return read(out / "results.json")
 
 
+def samples(folder: Path) -> dict[str, Any]:
+    """How many of each row's samples were right, a digit a row, and the share of rows with right and wrong ones."""
+    counts = [sum(map(bool, one)) for one in read(folder / "cells" / f"gsm8k.samples.{SAMPLES}.json")["correct"]]
+    return {
+        "right": "".join(map(str, counts)),
+        "mixed": triple(mean_interval([float(0 < one < SAMPLES) for one in counts])),
+    }
+
+
 def t0(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
     """What the published model knows."""
     rows = []
@@ -78,7 +88,8 @@ def t0(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
             seed, f"validation, {shots} shots", seed.args.model, "validation", VALIDATION, *given,
             "--samples", str(SAMPLES),
         )  # fmt: skip
-        rows.append({"split": "validation", "shots": shots, **wide["rows"][0], "at_k": wide["at_k"][0]})
+        drawn = samples(seed.folder(f"validation, {shots} shots"))
+        rows.append({"split": "validation", "shots": shots, **wide["rows"][0], "at_k": wide["at_k"][0] | drawn})
         keep({"rows": rows})
         test = answered(seed, f"test, {shots} shots", seed.args.model, "test", TEST, *given)
         rows.append({"split": "test", "shots": shots, **test["rows"][0]})

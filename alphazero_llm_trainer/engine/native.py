@@ -60,7 +60,7 @@ def declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.model_layer.argtypes, loaded.model_layer.restype = [c_void_p, c_int64, POINTER(c_void_p), c_void_p], c_int
     loaded.model_free.argtypes, loaded.model_free.restype = [c_void_p], None
     loaded.model_value.argtypes, loaded.model_value.restype = [c_void_p, c_void_p, c_float], c_int
-    loaded.forward.argtypes = [*[c_void_p] * 4, c_int64, *[c_void_p] * 8, c_int64, c_int]
+    loaded.forward.argtypes = [*[c_void_p] * 2, c_int64, *[c_void_p] * 2, c_int64, *[c_void_p] * 8, c_int64, c_int]
     loaded.forward.restype = c_int
     loaded.draw.argtypes, loaded.draw.restype = [c_void_p, c_int64, c_int64, *[c_void_p] * 6], None
     loaded.top.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, *[c_void_p] * 2]
@@ -251,6 +251,7 @@ class NativeLlama:
         failed = self.kernels.forward(
             self.model,
             tree.states.data_ptr(),
+            tree.capacity,
             tree.parent.buffer_info()[0],
             tree.token.buffer_info()[0],
             count,

@@ -64,7 +64,9 @@ class PrefixTree:
     def states(self) -> torch.Tensor:
         """Keys and values, see the class."""
         if self._states is None:
-            self._states = torch.empty(self.states_shape, dtype=self.dtype, device=self.device)
+            capacity, layers, *node = self.states_shape
+            pool = torch.empty((layers, capacity, *node), dtype=self.dtype, device=self.device)
+            self._states = pool.transpose(0, 1)  # a layer's nodes lie together: attention reads one layer at a time
         return self._states
 
     def release(self) -> None:

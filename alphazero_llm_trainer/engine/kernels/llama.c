@@ -439,11 +439,11 @@ static void attend_part(void *loop, int thread, long from, long to)
 
 /* One layer's attention for rows whose q, k and v are in m->qkv. Keys and values go to the rows' nodes in the pool before
  * any row attends, so that a row may attend to another one of the call. */
-static void attention(const struct pass *x, long layer, float *pool)
+static void attention(const struct pass *x, long layer, float *pool, long capacity)
 {
     const struct shape s = x->m->shape;
     const long node = 2 * s.kv_heads * s.head_dim;
-    struct attention loop = {x, &x->m->layers[layer], pool + layer * node, s.layers * node};
+    struct attention loop = {x, &x->m->layers[layer], pool + layer * capacity * node, node};
     split(x->threads, x->rows, 4, keep_part, &loop);
     split(x->threads, x->rows, 1, attend_part, &loop);
 }
@@ -520,14 +520,14 @@ static void output_part(void *loop, int thread, long from, long to)
 
 /* Compute `count` nodes, ancestors before descendants.
  *
- * pool: keys and values [capacity, layers, 2, kv_heads, head_dim]; parent, token: of every node (0 is the root).
+ * pool: keys and values [layers, capacity, 2, kv_heads, head_dim]; parent, token: of every node (0 is the root).
  * keep[i]: the row of `table` [*, vocabulary] that takes node i's next-token log-probabilities, or -1.
  * target[i]: a token whose log-probability after node i goes to scores[i], or -1.
  * values[i]: the value head's output, where there is one. top_ids, top_logprobs [capacity, k]: for nodes that keep a
  * distribution, its k likeliest tokens go to the node's row (NULL: nothing is kept).
  * threads: at most so many compute it. 0: done; 1: memory is short.
  */
-int forward(struct model *m, float *pool, const int32_t *parent, const int32_t *token, int64_t count,
+int forward(struct model *m, float *pool, int64_t capacity, const int32_t *parent, const int32_t *token, int64_t count,
             const int32_t *nodes, const int64_t *keep, const int32_t *target, float *table, float *scores, float *values,
             int32_t *top_ids, float *top_logprobs, int64_t k, int threads)
 {
@@ -550,7 +550,7 @@ int forward(struct model *m, float *pool, const int32_t *parent, const int32_t *
             const struct layer *l = &m->layers[i];
             rms_norm(&x, l->norm1);
             project(&x, ASSIGN, &l->low[0], &l->qkv, m->normed, m->normed_pad, m->qkv, m->qkv_pad);
-            attention(&x, i, pool);
+            attention(&x, i, pool, capacity);
             project(&x, ADD, &l->low[1], &l->out, m->mixed, m->mixed_pad, m->hidden, m->width_pad);
             rms_norm(&x, l->norm2);
             project(&x, SWIGLU, &l->low[2], &l->gate_up, m->normed, m->normed_pad, m->ffn, m->deep_pad);
