@@ -16,7 +16,7 @@ from alphazero_llm_trainer.config.load import Config, load_config
 from alphazero_llm_trainer.config.sections import LoraConfig, ModelShape
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine
 from alphazero_llm_trainer.policy.student import PACKAGED, load_student
-from alphazero_llm_trainer.training.memory import GIB, Counts, Forecast, rows_of_a_forward
+from alphazero_llm_trainer.training.memory import GIB, Counts, Forecast, matrices, rows_of_a_forward
 from alphazero_llm_trainer.training.models import make_trainable
 from alphazero_llm_trainer.training.start import find_shape
 
@@ -244,3 +244,12 @@ def test_a_small_devices_cache_is_an_eighth_of_it() -> None:
         part(forecast(config, shape=large, memory=memory), "prefix cache", "search") for memory in (8 * GIB, 64 * GIB)
     )
     assert laptop <= GIB < server <= 4 * GIB
+
+
+def test_frozen_matrices_are_counted_in_bfloat16_under_adapters_on_a_cpu() -> None:
+    large = SHAPE.model_copy(update={"layers": 400})
+    parts = forecast(configured("train.adapter=lora"), shape=large).parts
+    linear = 400 * sum(inner * outer for inner, outer in matrices(large).values())
+    assert parts["its matrices in bfloat16"][1] == 2 * (linear + VOCABULARY * SHAPE.hidden)
+    for shape, override in ((SHAPE, "train.adapter=lora"), (large, "train.adapter=full")):
+        assert "its matrices in bfloat16" not in forecast(configured(override), shape=shape).parts
