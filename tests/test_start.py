@@ -96,6 +96,9 @@ def test_the_embedded_student_s_dry_run_ends_well_and_writes_nothing(nowhere: Pa
     assert said.err == "" and "nothing; the student's weights are here" in said.out and "teachers: none" in said.out
     assert "peak" in said.out and "fits" in said.out
     assert "disk: " in said.out and "checkpoints of 8 MB" in said.out
+    often = ["--tokens", "8000", "--set", "train.questions_per_round=16", "--set", "train.save_every=16"]
+    assert main(["train", "--model", "embedded", "--dry-run", *often]) == 0
+    assert "32 checkpoints of 8 MB" in capsys.readouterr().out  # and not as many as the questions would make
     assert list(nowhere.iterdir()) == []
 
 

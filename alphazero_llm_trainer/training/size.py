@@ -10,6 +10,8 @@ from ..config.load import Config
 from ..problems.source import open_source
 from ..types import Task
 
+SHORTEST = 10  # of `search.max_tokens`: the part of it that a question takes, at least, under `train.tokens`
+
 
 class RunSize:
     """Counts of a run.
@@ -35,7 +37,12 @@ class RunSize:
             self.rows_per_round = max(batch, math.ceil(wanted / batch) * batch)
             self.updates_per_round = train.optimizer.epochs * self.rows_per_round // batch
         self.updates = self.rounds * self.updates_per_round
-        self.checkpoints = math.ceil(self.rounds / self.save_every_rounds)
+        asked = train.num_examples
+        if (
+            train.tokens is not None
+        ):  # how many questions they last for shows as they are spent: few take less than this
+            asked = min(asked, math.ceil(train.tokens * SHORTEST / config.search.max_tokens))
+        self.checkpoints = math.ceil(asked / (self.questions_per_round * self.save_every_rounds))
 
     def of_round(self, tasks: Sequence[Task], number: int) -> dict[str, Task]:
         """The questions of round `number` among the run's, by their keys in the journal."""
