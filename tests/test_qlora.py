@@ -498,3 +498,5 @@ def test_frozen_matrices_in_bfloat16_change_no_result() -> None:
     base = model.model.layers[0].mlp.up_proj.base_layer
     base.narrow.zero_()  # it is what is multiplied by
     assert not torch.equal(found()[0], before)
+    base.weight.requires_grad_(True)  # and no longer once the weights are trained
+    assert torch.equal(found()[0], before)

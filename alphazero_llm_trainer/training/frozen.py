@@ -25,7 +25,10 @@ def keep_narrow(model: Any) -> None:
 
 def narrow(layer: Any) -> torch.Tensor:
     """A linear layer's weights `[out, in]` for a product under autocast."""
-    return vars(layer).get("narrow", layer.weight)
+    weight: torch.Tensor = layer.weight
+    return (
+        weight if weight.requires_grad else vars(layer).get("narrow", weight)
+    )  # one that is trained by now is not frozen
 
 
 class Product:

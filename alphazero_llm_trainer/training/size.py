@@ -38,9 +38,8 @@ class RunSize:
             self.updates_per_round = train.optimizer.epochs * self.rows_per_round // batch
         self.updates = self.rounds * self.updates_per_round
         asked = train.num_examples
-        if (
-            train.tokens is not None
-        ):  # how many questions they last for shows as they are spent: few take less than this
+        if train.tokens is not None:
+            # How many questions they last for shows as they are spent: few take less than this.
             asked = min(asked, math.ceil(train.tokens * SHORTEST / config.search.max_tokens))
         self.checkpoints = math.ceil(asked / (self.questions_per_round * self.save_every_rounds))
 
