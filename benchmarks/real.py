@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,24 @@ TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation 
 LONGEST = 400  # tokens of an answer
 SHOTS = (0, 4)  # worked solutions before the question
 
-# T1: sampled tokens of an arm, of a try of its learning rates, and what each arm is.
-TOKENS, TRIED, RATES = 300_000, 60_000, (1e-4, 3e-4)
-ROUNDS = ["train.questions_per_round=48", "train.save_every=240", "train.validation_size=200"]
-CHAINS = ["train.groups=chain", "search.samples=8", "train.requeue_limit=0"]
+# T1: sampled tokens of an arm, its rates, and what each arm is: about five rounds of 12 updates of 20 rows. Sizes were chosen on
+# train rows (PROTOCOL.md).
+TOKENS, RATES = 300_000, (2e-4, 5e-4)
+SIZES = ["train.optimizer.batch_size=20", "train.validation_size=200", "train.requeue_limit=0"]
+DRAWS = ["search.samples=4", "search.temperature=0.6"]
+GROUPS = ["train.rows_per_round=120", "train.optimizer.epochs=2"]  # GRPO: 12 updates
+
+
+def rounds(questions: int) -> list[str]:
+    """Rounds of so many questions, a checkpoint every second one."""
+    return [f"train.questions_per_round={questions}", f"train.save_every={2 * questions}"]
+
+
 ARMS: dict[str, list[str]] = {
-    "expert iteration": [],
-    "RFT": ["--use-rft"],
-    "GRPO on samples": ["--use-grpo", *CHAINS, "train.rows_per_round=192", "train.optimizer.epochs=1"],
-    "GRPO on trees": ["--use-grpo", "train.rows_per_round=192", "train.optimizer.epochs=1"],
+    "expert iteration": ["search.simulations=4", "train.updates_per_round=12", *rounds(128)],
+    "RFT": ["--use-rft", *DRAWS, "train.updates_per_round=12", *rounds(64)],
+    "GRPO on samples": ["--use-grpo", "train.groups=chain", "search.samples=8", *GROUPS, *rounds(32)],
+    "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(28)],
 }
 
 
@@ -96,16 +106,17 @@ def t0(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
         keep({"rows": rows})
 
 
-def trained(seed: Seed, arm: str, rate: float, tokens: int, name: str) -> Path:
-    """The run folder of an arm."""
+def trained(seed: Seed, arm: str, rate: float) -> Path:
+    """The run folder of an arm at a learning rate."""
+    name = f"{arm}, {rate:g}"
     run = seed.folder(name) / "run-001"
     there = (run / "run.json").is_file()
     words = ["train", "--resume", str(run)]
     if not there:
         words = ["train", "--out", str(run.parent), "--model", str(seed.args.model), "--source", "gsm8k"]
-        given = tokens if seed.args.rows is None else 100 * seed.args.rows
+        given = TOKENS if seed.args.rows is None else 100 * seed.args.rows
         words += ["--tokens", str(given), "--eval-size", "0"]
-        words += with_settings([*ARMS[arm], *ROUNDS, f"train.optimizer.learning_rate={rate:g}"])
+        words += with_settings([*ARMS[arm], *SIZES, f"train.optimizer.learning_rate={rate:g}"])
     seed.stage(name, words, run / "report.html", configured=not there)
     return run
 
@@ -115,13 +126,20 @@ def t1(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
     base = answered(seed, "test, published", seed.args.model, "test", TEST)["rows"][0]
     rows: list[dict[str, Any]] = [{"arm": "published", **base}]
     for arm in seed.args.arms or ARMS:
-        tries = {rate: trained(seed, arm, rate, TRIED, f"{arm}, {rate:g}, tried") for rate in RATES}
-        best = max(tries, key=lambda rate: validation(tries[rate]))
-        run = trained(seed, arm, best, TOKENS, arm)
+        with ThreadPoolExecutor(seed.args.jobs) as pool:
+            runs = dict(zip(RATES, pool.map(lambda rate: trained(seed, arm, rate), RATES), strict=True))
+        tried = {rate: validation(run) for rate, run in runs.items()}
+        best = max(RATES, key=lambda rate: tried[rate])
+        run = runs[best]
         row = answered(seed, f"test, {arm}", run / "student", "test", TEST)["rows"][0]
         right, before = ([float(one) for one in found["outcomes"]] for found in (row, base))
         gain = paired_bootstrap(right, before)
-        facts = {"rate": best, "training_tokens": sampled(run), "updates": updates(run), "validation": validation(run)}
+        facts = {
+            "validation": {f"{rate:g}": value for rate, value in tried.items()},
+            "rate": best,
+            "training_tokens": sampled(run),
+            "updates": updates(run),
+        }
         rows.append({"arm": arm, "seed": seed.seed, **facts, **row, "gain": [gain.value, gain.low, gain.high]})
         print(f"{arm}: {wilson(int(sum(right)), len(right))}, gain {gain}", flush=True)
         keep({"rows": rows})
@@ -137,6 +155,7 @@ def main() -> None:
     parser.add_argument("--shots", nargs="+", type=int, choices=SHOTS, default=SHOTS, help="some of T0's")
     parser.add_argument("--arms", nargs="+", choices=ARMS, help="some of T1's (default: all)")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each")
     parser.add_argument(
         "--rows", type=int, help="a trial: so many rows, of train alone, and so many hundreds of tokens an arm"
     )
