@@ -31,8 +31,8 @@ TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation 
 LONGEST = 400  # tokens of an answer
 SHOTS = (0, 4)  # worked solutions before the question
 
-# T1: sampled tokens of an arm, its rates, and what each arm is: about five rounds of 12 updates of 20 rows. PROTOCOL.md says how
-# the sizes were chosen.
+# T1: sampled tokens of an arm, its rates, and what each arm is: about five rounds of 12 updates of 20 rows. PROTOCOL.md says
+# how the sizes were chosen.
 TOKENS, RATES = 300_000, (2e-4, 5e-4)
 SIZES = ["train.optimizer.batch_size=20", "train.validation_size=200", "train.requeue_limit=0"]
 DRAWS = ["search.samples=4", "search.temperature=0.6"]
