@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ SHOTS = (0, 4)  # worked solutions before the question
 # how the sizes were chosen.
 TOKENS, RATES = 300_000, (2e-4, 5e-4)
 SIZES = ["train.optimizer.batch_size=20", "train.validation_size=200", "train.requeue_limit=0"]
+SFT, UPDATES = "SFT on worked solutions", 60
 DRAWS = ["search.samples=4", "search.temperature=0.6"]
 GROUPS = ["train.rows_per_round=120", "train.optimizer.epochs=2"]  # GRPO: 12 updates
 
@@ -50,6 +52,14 @@ ARMS: dict[str, list[str]] = {
     "GRPO on samples": ["--use-grpo", "train.groups=chain", "search.samples=8", *GROUPS, *rounds(32)],
     "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(28)],
 }
+
+
+Rows = list[dict[str, Any]]
+
+
+def one_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a row is about."""
+    return tuple(row.get(name) for name in ("arm", "seed", "split", "shots"))
 
 
 def with_settings(words: Sequence[str]) -> list[str]:
@@ -89,7 +99,7 @@ def samples(folder: Path) -> dict[str, Any]:
     }
 
 
-def t0(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
+def t0(seed: Seed, keep: Callable[[Rows], None]) -> None:
     """What the published model knows."""
     rows = []
     for shots in seed.args.shots:
@@ -100,10 +110,10 @@ def t0(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
         )  # fmt: skip
         drawn = samples(seed.folder(f"validation, {shots} shots"))
         rows.append({"split": "validation", "shots": shots, **wide["rows"][0], "at_k": wide["at_k"][0] | drawn})
-        keep({"rows": rows})
+        keep(rows)
         test = answered(seed, f"test, {shots} shots", seed.args.model, "test", TEST, *given)
         rows.append({"split": "test", "shots": shots, **test["rows"][0]})
-        keep({"rows": rows})
+        keep(rows)
 
 
 def published(seed: Seed) -> dict[str, Any]:
@@ -114,8 +124,18 @@ def published(seed: Seed) -> dict[str, Any]:
     return next(row for row in rows if row["split"] == "test" and row["shots"] == 0)
 
 
-def trained(seed: Seed, arm: str, rate: float) -> Path:
-    """The run folder of an arm at a learning rate."""
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A student, its best accuracy on validation rows, and what it took."""
+
+    student: Path
+    validation: float
+    training_tokens: int
+    updates: int
+
+
+def trained(seed: Seed, arm: str, rate: float) -> Trained:
+    """An arm at a learning rate."""
     name = f"{arm}, {rate:g}"
     run = seed.folder(name) / "run-001"
     there = (run / "run.json").is_file()
@@ -126,31 +146,37 @@ def trained(seed: Seed, arm: str, rate: float) -> Path:
         words += ["--tokens", str(given), "--eval-size", "0"]
         words += with_settings([*ARMS[arm], *SIZES, f"train.optimizer.learning_rate={rate:g}"])
     seed.stage(name, words, run / "report.html", configured=not there)
-    return run
+    return Trained(run / "student", validation(run), sampled(run), updates(run))
 
 
-def t1(seed: Seed, keep: Callable[[dict[str, Any]], None]) -> None:
+def supervised(seed: Seed, arm: str, rate: float) -> Trained:
+    """The ceiling: as many updates on worked solutions, which no arm sees."""
+    settings = with_settings([*SIZES, f"train.sft.steps={UPDATES}", f"train.optimizer.learning_rate={rate:g}"])
+    out = seed.sft(f"{arm}, {rate:g}", "--model", str(seed.args.model), "--source", "gsm8k", *settings)
+    return Trained(out, read(out / "manifest.json")["validation_accuracy"], 0, UPDATES)
+
+
+def t1(seed: Seed, keep: Callable[[Rows], None]) -> None:
     """What each way of training from the model's own answers teaches it."""
     base = published(seed)
-    rows: list[dict[str, Any]] = [{"arm": "published", **base}]
-    for arm in seed.args.arms or ARMS:
+    rows: Rows = [{"arm": "published", **base}]
+    for arm in seed.args.arms or (*ARMS, SFT):
+        made = supervised if arm == SFT else trained
         with ThreadPoolExecutor(seed.args.jobs) as pool:
-            runs = dict(zip(RATES, pool.map(lambda rate: trained(seed, arm, rate), RATES), strict=True))
-        tried = {rate: validation(run) for rate, run in runs.items()}
-        best = max(RATES, key=lambda rate: tried[rate])
-        run = runs[best]
-        row = answered(seed, f"test, {arm}", run / "student", "test", TEST)["rows"][0]
+            tried = dict(zip(RATES, pool.map(lambda rate: made(seed, arm, rate), RATES), strict=True))
+        best = max(RATES, key=lambda rate: tried[rate].validation)
+        row = answered(seed, f"test, {arm}", tried[best].student, "test", TEST)["rows"][0]
         right, before = ([float(one) for one in found["outcomes"]] for found in (row, base))
         gain = paired_bootstrap(right, before)
         facts = {
-            "validation": {f"{rate:g}": value for rate, value in tried.items()},
+            "validation": {f"{rate:g}": one.validation for rate, one in tried.items()},
             "rate": best,
-            "training_tokens": sampled(run),
-            "updates": updates(run),
+            "training_tokens": tried[best].training_tokens,
+            "updates": tried[best].updates,
         }
         rows.append({"arm": arm, "seed": seed.seed, **facts, **row, "gain": [gain.value, gain.low, gain.high]})
         print(f"{arm}: {wilson(int(sum(right)), len(right))}, gain {gain}", flush=True)
-        keep({"rows": rows})
+        keep(rows)
 
 
 STAGES = {"T0": t0, "T1": t1}
@@ -161,7 +187,7 @@ def main() -> None:
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--model", type=Path, required=True, help="a folder with a chat model")
     parser.add_argument("--shots", nargs="+", type=int, choices=SHOTS, default=SHOTS, help="some of T0's")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, help="some of T1's (default: all)")
+    parser.add_argument("--arms", nargs="+", choices=(*ARMS, SFT), help="some of T1's (default: all)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each")
     parser.add_argument(
@@ -173,8 +199,15 @@ def main() -> None:
     args = parser.parse_args()
     args.work = args.work.resolve() / args.stage
     out = args.out or ROOT / "benchmarks" / "results" / f"real_{args.stage.lower()}.json"
-    facts = {"model": args.model.resolve().name, "seed": args.seed}
-    STAGES[args.stage](Seed(args.seed, args), lambda found: provenance.write(out, "real", facts | found))
+    known = read(out)["rows"] if out.is_file() else []
+
+    def keep(rows: Rows) -> None:
+        """Rows of this command, and those of others that it doesn't measure anew."""
+        new = [{**row, "commit": provenance.BEGAN["commit"]} for row in rows]
+        old = [row for row in known if all(one_of(row) != one_of(other) for other in new)]
+        provenance.write(out, "real", {"model": args.model.resolve().name, "rows": [*old, *new]})
+
+    STAGES[args.stage](Seed(args.seed, args), keep)
 
 
 if __name__ == "__main__":

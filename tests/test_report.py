@@ -84,7 +84,7 @@ def test_a_finished_run_has_its_page(runs: list[Path]) -> None:
     for name in ("before", "after"):
         found = card[name]["accuracy"]
         assert f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" in page
-    assert f"{card['search_cost']['sampled_tokens']:,}" in page
+    assert f"{card['search_cost']['sampled_tokens']:,} sampled tokens; accuracy" in page.raw  # the last checkpoint
     assert "batch_size: 20" in page
     gain = card["gain"]
     assert f"{card['before']['accuracy']['value']:.3f} → {card['after']['accuracy']['value']:.3f}" in page

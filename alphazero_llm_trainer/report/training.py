@@ -17,7 +17,7 @@ from .page import figures, folded, heading, hero, paragraph, table
 from .tables import columns
 
 FLIPS = 100  # problems in a table
-X = "training questions"
+X = "sampled tokens"
 
 Card = Mapping[str, Any]
 Line = Mapping[str, Any]
@@ -132,13 +132,14 @@ def rounds_of(metrics: Iterable[Line]) -> list[Line]:
 
 
 def seen(metrics: Iterable[Line]) -> dict[int, int]:
-    """Training questions done at the end of each round."""
+    """Tokens that training had sampled at the end of each round: what runs are compared at."""
     rounds = rounds_of(metrics)
-    return dict(zip((line["round"] for line in rounds), accumulate(line["questions"] for line in rounds), strict=True))
+    tokens = accumulate(line["cost"]["sampled_tokens"] for line in rounds)
+    return dict(zip((line["round"] for line in rounds), tokens, strict=True))
 
 
 def validation(card: Card, metrics: Sequence[Line]) -> Points:
-    """Greedy accuracy on the validation problems over training questions; the mean outcome with a reward of the user's own."""
+    """Greedy accuracy on the validation problems over sampled tokens; the mean outcome with a reward of the user's own."""
     problems, after = card["config"]["train"]["validation_size"], seen(metrics)
     found = [(0, card.get("validation_before"))]
     found += [(after[line["round"]], line.get("validation_accuracy")) for line in metrics if line["round"] in after]
@@ -149,14 +150,14 @@ def validation(card: Card, metrics: Sequence[Line]) -> Points:
 
 
 def over(metrics: Sequence[Line], name: str, share: bool = False) -> Points:
-    """A figure of the rounds over training questions, as a share of each round's questions where it counts them."""
+    """A figure of the rounds over sampled tokens, as a share of each round's questions where it counts them."""
     after, rounds = seen(metrics), [line for line in rounds_of(metrics) if line.get(name) is not None]
     found = [(after[line["round"]], line[name] / (line["questions"] if share else 1)) for line in rounds]
     return [(x, Interval(y, y, y)) for x, y in found]
 
 
 def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
-    """What was learnt, and what the updates and the searches did, over training questions."""
+    """What was learnt, and what the updates and the searches did, over sampled tokens."""
     if not rounds_of(metrics):
         return []
 
