@@ -70,7 +70,7 @@ def run_search(args: argparse.Namespace) -> int:
 
     choice = result.choice
     if args.json:
-        selector = config.search.selector
+        selector = config.search.selector()
         print_json(
             {
                 "question": problem.question,

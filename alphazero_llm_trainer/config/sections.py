@@ -148,7 +148,7 @@ class VerifyConfig(Section):
 class SearchConfig(Section):
     place = "search"
     mode: Literal["step", "token"]
-    select: Literal["ucb1", "puct", "gumbel"] | None
+    select: Literal["ucb1", "puct", "gumbel", "restart"] | None
     exploration: NonNegativeFloat | None
     candidates: Positive
     simulations: Positive
@@ -173,10 +173,9 @@ class SearchConfig(Section):
     prefix_tokens: NonNegative
     enough_correct: NonNegative
 
-    @property
-    def selector(self) -> str:
-        """The selector's name, with null resolved: UCB1 over steps, PUCT over tokens."""
-        return self.select if self.select is not None else "puct" if self.mode == "token" else "ucb1"
+    def selector(self, judged: bool = False) -> str:
+        """The selector's name, with null resolved: UCB1 over steps, PUCT over tokens and under a verifier (`judged`)."""
+        return self.select or ("puct" if judged or self.mode == "token" else "ucb1")
 
 
 class RewardConfig(Section):

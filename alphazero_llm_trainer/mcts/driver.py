@@ -17,7 +17,7 @@ from .gumbel import GumbelRoot
 from .mcts import Mcts
 from .metered import CountedVerifier, MeteredValue, Paid, valued_by
 from .seeds import derive_seed
-from .select import OPEN_SELECTORS, SELECTORS, constant
+from .select import OPEN_SELECTORS, SELECTORS, constant, puct
 from .steps import Advisor, Finished, StepExpansion, StepPolicy
 from .tokens import TokenExpansion, TokenPolicy
 from .tree import Tree
@@ -92,6 +92,11 @@ class Search:
         self.value, self.generating, self.verifier, self.grading = value, generating, verifier, grading
         if evaluate is None and value is None:
             raise ValueError("a search needs something that grades responses: evaluate, or a value")
+        if verifier is None and settings.select == "restart":
+            raise ConfigError(
+                "search.select is restart, which begins every chain anew, and no verifier judges chains: set"
+                " train.groups=verified, or search.select=ucb1, puct or gumbel"
+            )
         if verifier is not None and settings.mode == "token":
             raise ConfigError("search.mode is token and a verifier is given: it judges steps; use search.mode=step")
         check_settings(settings, value is not None)
@@ -177,12 +182,13 @@ class Search:
     def mcts(self, tree: Tree, seed: int) -> Mcts:
         """The tree search that the settings describe; `seed` is the tree's."""
         settings = self.settings
-        selector = settings.selector
+        judged = self.verifier is not None
+        selector = settings.selector(judged)
         exploration = constant(selector, settings.exploration)
         root = None
         if selector == "gumbel":
             # Tokens are all there after one evaluation, steps are drawn `samples` at a time, or under a verifier singly.
-            drawn = 1 if self.verifier is not None else settings.samples
+            drawn = 1 if judged else settings.samples
             root = GumbelRoot(
                 derive_seed(seed, "gumbel"),
                 settings.candidates,
@@ -192,12 +198,12 @@ class Search:
             )
         return Mcts(
             tree,
-            SELECTORS[selector],
+            puct if judged else SELECTORS[selector],
             exploration,
             settings.simulations,
             virtual_loss=settings.virtual_loss,
-            patience=None if self.verifier is None else settings.verify.patience,
-            open_select=OPEN_SELECTORS[settings.select or "puct"],
+            patience=settings.verify.patience if judged else None,
+            open_select=OPEN_SELECTORS[selector],
             root=root,
         )
 

@@ -60,24 +60,31 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
 def open_puct(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
     """PUCT over the children in `live` and one more arm, a step not drawn yet; `node` itself stands for that arm.
 
-    A child's prior is the probability of its tokens; the new step's is what the policy leaves beside all children that
-    were drawn, rejected ones too, so that uncertain steps are forked and certain ones kept. Its Q is the node's mean
-    and its visits are the draws so far. Without a live child the new step is all there is.
+    With k children drawn, rejected ones too, what the policy leaves beside them, `m = 1 - sum p`, is shared evenly: the new
+    step's prior is `m/(k + 1)`, a child's `p + m/(k + 1)`. So certain steps are kept and uncertain ones forked, and long
+    steps, whose own probabilities are next to nothing and which are never drawn twice, are equals (as in Hubert et al.
+    2021, "Learning and planning in complex action spaces", where samples of the policy have equal priors). The new step's Q
+    is the node's mean, its visits are the draws so far. Without a live child the new step is all there is.
     """
     if not live:
         return node
     N, W, virtual = tree.N, tree.W, tree.virtual
-    drawn = probabilities(tree, node)  # P of each child; what is left of 1 is the new step's
+    drawn = probabilities(tree, node)
+    left = max(1.0 - math.fsum(drawn.values()), 0.0) / (1 + len(drawn))
     scale = exploration * math.sqrt(N[node] + virtual[node])
-    # The new step's arm: Q is the node's mean, P = 1 - sum of the drawn, N the draws so far.
     mean = W[node] / N[node] if N[node] else 0.0
-    best, best_score = node, mean + scale * max(1.0 - math.fsum(drawn.values()), 0.0) / (1 + len(drawn))
+    best, best_score = node, mean + scale * left / (1 + len(drawn))
     for child in live:
         visits = N[child] + virtual[child]
-        score = (W[child] / visits if visits else 0.0) + scale * drawn[child] / (1 + visits)
+        score = (W[child] / visits if visits else 0.0) + scale * (drawn[child] + left) / (1 + visits)
         if score >= best_score:
             best, best_score = child, score
     return best
+
+
+def restart(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
+    """Each chain begins anew at the root: what a tree is held against."""
+    return node
 
 
 def open_ucb1(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
@@ -130,9 +137,14 @@ def step_priors(tree: Tree, children: Sequence[int]) -> list[float]:
 
 
 SELECTORS: dict[str, Select] = {"ucb1": ucb1, "puct": puct, "gumbel": gumbel}
-OPEN_SELECTORS: dict[str, OpenSelect] = {"ucb1": open_ucb1, "puct": open_puct, "gumbel": open_gumbel}
+OPEN_SELECTORS: dict[str, OpenSelect] = {
+    "ucb1": open_ucb1,
+    "puct": open_puct,
+    "gumbel": open_gumbel,
+    "restart": restart,
+}
 # Each rule's usual constant; gumbel's is the scale of the values.
-DEFAULT_EXPLORATION = {"ucb1": 2**0.5, "puct": 2.0, "gumbel": SCALE}
+DEFAULT_EXPLORATION = {"ucb1": 2**0.5, "puct": 2.0, "gumbel": SCALE, "restart": 0.0}
 
 
 def constant(selector: str, exploration: float | None) -> float:

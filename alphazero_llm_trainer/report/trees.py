@@ -78,6 +78,7 @@ class TreeReader:
         card = _card(source.home)
         config = card.get("config") or {}
         self.settings = _search_settings(config.get("search") or {}, source.home)
+        self.judged = (config.get("train") or {}).get("groups") == "verified"
         self.choose: str = "vote" if self.settings is None else self.settings.choose
         if self.settings is not None and self.settings.rollout == "none":
             self.choose = "end"
@@ -89,8 +90,9 @@ class TreeReader:
         tree = Tree.from_dict(record.get("tree") or {}, checked="tree" in record)
         found: dict[str, Any] = {}
         if self.settings is not None:
-            selector = self.settings.selector
-            found["search"] = {"rule": selector, "exploration": constant(selector, self.settings.exploration)}
+            selector = self.settings.selector(self.judged)
+            rule = f"open_{selector}" if self.judged and selector in ("puct", "ucb1") else selector
+            found["search"] = {"rule": rule, "exploration": constant(selector, self.settings.exploration)}
         if not choice_of(record).keys() & {"chosen", "response"}:
             choice = choose(tree, self.choose, most_visited(tree), self._text(tree))
             if choice is not None:

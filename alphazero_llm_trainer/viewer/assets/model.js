@@ -138,18 +138,22 @@ class Model {
   // The rule's exploration term; Infinity where the rule takes an unvisited child first; null where it isn't known.
   exploration(node) {
     const { search } = this.record, up = this.parent[node];
-    if (!search || search.rule === "gumbel" || up < 0 || this.rollout(node)) return null;
+    if (!search || ["gumbel", "restart"].includes(search.rule) || up < 0 || this.rollout(node)) return null;
     const [visits, above] = [this.N[node], this.N[up]];
-    if (search.rule === "ucb1") return visits === 0 ? Infinity : search.exploration * Math.sqrt(Math.log(Math.max(above, 1)) / visits);
+    if (search.rule.endsWith("ucb1")) return visits === 0 ? Infinity : search.exploration * Math.sqrt(Math.log(Math.max(above, 1)) / visits);
     return (search.exploration * this.share(node) * Math.sqrt(above)) / (1 + visits);
   }
 
-  // P of PUCT: the stored prior, else the tokens' probability, shared out over the siblings but under a verifier.
+  // P of PUCT: the stored prior, else the tokens' probability, shared out over the siblings. Under a verifier there is one more
+  // step, not drawn yet, and what the siblings leave is shared evenly with it (mcts/select.py, open_puct).
   share(node) {
     if (this.prior[node] !== null) return this.prior[node];
-    if (this.record.search.rule === "open_puct") return Math.exp(this.likelihood[node]);
     const siblings = this.children[this.parent[node]].filter((child) => !this.rollout(child));
     const most = Math.max(...siblings.map((child) => this.likelihood[child])), of = (child) => Math.exp(this.likelihood[child] - most);
+    if (this.record.search.rule === "open_puct") {
+      const left = 1 - siblings.reduce((sum, child) => sum + Math.exp(this.likelihood[child]), 0);
+      return Math.exp(this.likelihood[node]) + Math.max(left, 0) / (1 + siblings.length);
+    }
     return of(node) / siblings.reduce((sum, child) => sum + of(child), 0);
   }
 

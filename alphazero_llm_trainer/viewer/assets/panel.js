@@ -1,6 +1,6 @@
 // The panel: everything that is known about one node.
 
-const FORMULAS = { ucb1: "c·√(ln N(parent)/N)", puct: "c·P·√N(parent)/(1+N)", open_puct: "c·p·√N(parent)/(1+N)" };
+const FORMULAS = { ucb1: "c·√(ln N(parent)/N)", puct: "c·P·√N(parent)/(1+N)" };
 
 class Panel {
   constructor(holder, model, select) {
@@ -33,7 +33,7 @@ class Panel {
 
   numbers(node) {
     const { model } = this, U = model.exploration(node), search = model.record.search;
-    const why = search ? `exploration term of ${search.rule}: ${FORMULAS[search.rule] ?? "none"}, c = ${number(search.exploration, 2)}` : "";
+    const why = search ? `exploration term of ${search.rule}: ${FORMULAS[search.rule.replace("open_", "")] ?? "none"}, c = ${number(search.exploration, 2)}` : "";
     const stats = [
       ["Visits N", whole(model.N[node]), "simulations through this node"],
       ["Mean value Q", number(model.q(node)), "W / N"],
