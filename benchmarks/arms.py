@@ -67,9 +67,11 @@ class Seed:
     def loaded(self) -> Config:
         return load_config(self.config, overrides=self.args.set)
 
-    def stage(self, name: str, words: Sequence[str], finished: Path, configured: bool = True) -> None:
-        """Run a command unless `finished` is there; what it prints goes to NAME.log."""
-        if finished.is_file():
+    def stage(
+        self, name: str, words: Sequence[str], finished: Path, configured: bool = True, begun: bool = False
+    ) -> None:
+        """Run a command unless `finished` is there and not only `begun`; what it prints goes to NAME.log."""
+        if finished.is_file() and not begun:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "alphazero_llm_trainer", words[0]]

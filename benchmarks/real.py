@@ -12,6 +12,7 @@ the outcome of each problem, as far as it has come.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,13 +54,15 @@ ARMS: dict[str, list[str]] = {
     "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(28)],
 }
 
+# T2: train questions, those of them that greedy fails, tokens of one.
+FIRST, QUESTIONS, FAILED, BUDGET = 3000, 460, 330, 1000
 
 Rows = list[dict[str, Any]]
 
 
 def one_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a row is about."""
-    return tuple(row.get(name) for name in ("arm", "seed", "split", "shots"))
+    return tuple(row.get(name) for name in ("arm", "seed", "split", "shots", "way", "rule"))
 
 
 def with_settings(words: Sequence[str]) -> list[str]:
@@ -179,7 +182,56 @@ def t1(seed: Seed, keep: Callable[[Rows], None]) -> None:
         keep(rows)
 
 
-STAGES = {"T0": t0, "T1": t1}
+def grown(seed: Seed, name: str, *settings: str) -> list[dict[str, Any]]:
+    """The journal of `sample` over the questions of T2, in their order."""
+    out = seed.folder(name)
+    done, num = out / "manifest.json", QUESTIONS if seed.args.rows is None else seed.args.rows
+    begun = done.is_file() and read(done)["status"] != "complete"
+    words = ["sample", "--config", str(ROOT / "config" / "expert_iteration.yaml"), "--out", str(out)]
+    words += ["--model", str(seed.args.model), "--source", "gsm8k", "-n", str(num), "--start", str(FIRST)]
+    words += with_settings([f"search.budget_tokens={BUDGET}", "search.simulations=1000", *settings])
+    seed.stage(name, words + ["--resume"] * begun, done, begun=begun)
+    lines = (json.loads(line) for line in (out / "journal.jsonl").read_text(encoding="utf-8").splitlines())
+    records = {line["key"]: line for line in lines if "tree" in line}
+    return [records[key] for key in sorted(records, key=lambda key: int(key.rsplit("/", 1)[1]))]
+
+
+def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
+    """Do trees find right responses to questions that greedy fails, which restarts miss?"""
+    rows: Rows = []
+    failed: list[int] = []
+    for rule, least in (("none", 0.0), ("calculator", 0.5)):
+
+        def way_of(select: str, rule: str = rule, least: float = least) -> list[dict[str, Any]]:
+            settings = f"search.select={select}", f"search.verify.reject_below={least}"
+            return grown(seed, f"{'tree' if select == 'puct' else select}, rule {rule}", *settings)
+
+        with ThreadPoolExecutor(seed.args.jobs) as pool:
+            ways = dict(zip(("tree", "restart"), pool.map(way_of, ("puct", "restart")), strict=True))
+        if not failed:  # without a rule the first chain is the greedy answer
+            failed = [i for i, one in enumerate(ways["tree"]) if not first_right(one["tree"])][:FAILED]
+        right: dict[str, list[float]] = {}
+        for way, records in ways.items():
+            taken = [records[i] for i in failed]
+            right[way] = [float(1.0 in one["tree"]["hre"]) for one in taken]
+            rejected = sum(one["tree"]["verdict"].count("rejected") for one in taken)
+            sampled_tokens = sum(one["cost"]["sampled_tokens"] for one in taken)
+            facts = {"solved": triple(mean_interval(right[way])), "sampled_tokens": sampled_tokens / len(taken)}
+            outcomes = "".join(str(int(one)) for one in right[way])
+            rows.append({"way": way, "rule": rule, "questions": len(taken), **facts, "rejected": rejected / len(taken)})
+            rows[-1]["outcomes"] = outcomes
+        rows[-2]["less_restart"] = triple(paired_bootstrap(right["tree"], right["restart"]))
+        print(f"rule {rule}: tree less restart {rows[-2]['less_restart']}", flush=True)
+        keep(rows)
+
+
+def first_right(tree: Mapping[str, Any]) -> bool:
+    """Whether the first response of a tree is right."""
+    ends = (i for i, verdict in enumerate(tree["verdict"]) if verdict is not None)
+    return bool(tree["hre"][next(ends, 0)])
+
+
+STAGES = {"T0": t0, "T1": t1, "T2": t2}
 
 
 def main() -> None:
