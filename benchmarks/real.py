@@ -199,8 +199,9 @@ def grown(seed: Seed, name: str, *settings: str) -> list[dict[str, Any]]:
 def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
     """Do trees find right responses to questions that greedy fails, which restarts miss?"""
     rows: Rows = []
-    failed: list[int] = []
-    for rule, least in (("none", 0.0), ("calculator", 0.5)):
+    greedy = answered(seed, "greedy", seed.args.model, "train", QUESTIONS, "--start", str(FIRST))["rows"][0]["outcomes"]
+    failed = [i for i, right in enumerate(greedy) if right == "0"][:FAILED]
+    for rule, least in (("calculator", 0.5), ("none", 0.0)):
 
         def way_of(select: str, rule: str = rule, least: float = least) -> list[dict[str, Any]]:
             settings = f"search.select={select}", f"search.verify.reject_below={least}"
@@ -208,8 +209,6 @@ def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
 
         with ThreadPoolExecutor(seed.args.jobs) as pool:
             ways = dict(zip(("tree", "restart"), pool.map(way_of, ("puct", "restart")), strict=True))
-        if not failed:  # without a rule the first chain is the greedy answer
-            failed = [i for i, one in enumerate(ways["tree"]) if not first_right(one["tree"])][:FAILED]
         right: dict[str, list[float]] = {}
         for way, records in ways.items():
             taken = [records[i] for i in failed]
@@ -223,12 +222,6 @@ def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
         rows[-2]["less_restart"] = triple(paired_bootstrap(right["tree"], right["restart"]))
         print(f"rule {rule}: tree less restart {rows[-2]['less_restart']}", flush=True)
         keep(rows)
-
-
-def first_right(tree: Mapping[str, Any]) -> bool:
-    """Whether the first response of a tree is right."""
-    ends = (i for i, verdict in enumerate(tree["verdict"]) if verdict is not None)
-    return bool(tree["hre"][next(ends, 0)])
 
 
 STAGES = {"T0": t0, "T1": t1, "T2": t2}
