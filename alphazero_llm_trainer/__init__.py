@@ -58,6 +58,10 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def take_over_vf_eval() -> None:
     """Restart verifiers' own `vf-eval` process as our front end when it was called for this package.
 

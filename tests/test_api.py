@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import signal
 import subprocess
@@ -33,6 +34,7 @@ def test_importing_it_is_light_and_every_name_is_there() -> None:
         "assert not {'torch', 'pydantic', 'verifiers'} & set(sys.modules)\n"
         "assert all(getattr(az, name) is not None for name in az.__all__)\n"
         "import alphazero_llm_trainer.mcts.tree as tree, alphazero_llm_trainer.training.credit as credit\n"
+        "assert dir(az) == sorted(az.__all__)\n"
         "assert tree.Tree and credit and callable(az.search) and callable(az.train) and not hasattr(az, 'nothing')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, cwd=ROOT)
@@ -102,6 +104,9 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["runs"] and run.folder == Path("runs/1")
     trees = list(az.read_trees(run.folder))
     assert len(trees) == 24 and all(saved.problem.source == "tasks" for saved in trees)
+    # What a notebook shows is a page in a frame: the run's report with its result, and the tree of one question.
+    assert html.escape((run.folder / "report.html").read_text().split("</h1>")[0]) in run._repr_html_()
+    assert html.escape(str(trees[0].problem.question)[:20]) in html.unescape(trees[0]._repr_html_())
     rewards = {path.reward for saved in trees for path in saved.paths}
     assert len(rewards) > 1 and all(0 <= reward <= 1 for reward in rewards)
     assert az.search(QUESTION, model=run.student, simulations=2).tree.N[0] > 0
@@ -154,6 +159,7 @@ def test_evaluate_gives_a_table_and_goes_on(tmp_path: Path) -> None:
     }
     assert all(row["problems"] == 5 and len(row["accuracy"]) == 3 for row in table.rows)
     assert "majority" in table.to_markdown() and "<svg" in table.plot() and "greedy" in str(table)
+    assert table._repr_html_().startswith("<iframe") and html.escape(table.plot()) in table._repr_html_()
     with pytest.raises(ConfigError, match="resume"):
         az.evaluate(pens(), "embedded", **asked)
     again = az.evaluate(pens(), "embedded", budget_tokens=[60, 120], resume=True, **asked)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support import grpo_config
 
+from alphazero_llm_trainer.api.train import TrainingRun
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.cli.train import train_main
 from alphazero_llm_trainer.config.sections import RewardConfig
@@ -224,7 +225,8 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path: P
         known = [reward for reward in card[when]["rewards"] if reward is not None]
         assert card[when]["reward"]["value"] == pytest.approx(sum(known) / len(known))
         assert card[when]["failed_rewards"] == 8 - len(known)
-    assert card["reward_gain"] is not None and "reward before [95%]" in said.out
+    gain = TrainingRun(run, card).reward_gain
+    assert gain is not None and gain.value == card["reward_gain"]["value"] and "reward before [95%]" in said.out
     assert "reward after [95%]" in (run / "report.html").read_text()
     rewarded = [Tree.from_dict(record["tree"]) for record in records if record not in failed]
     assert all(one.reward == one.outcome for tree in rewarded for one in trajectories(tree))

@@ -17,6 +17,7 @@ from ..live import Progress, Stop
 from ..problems.source import Source
 from ..report.evaluation import result_text, results_markdown, silent
 from ..report.folder import write_report
+from ..report.page import framed
 from .settings import Problems, Reward, Told, address_of, configured, outside_loops, progress_of, reward_address
 
 if TYPE_CHECKING:
@@ -40,8 +41,11 @@ class Table:
         return results_markdown(self.facts)
 
     def plot(self) -> str:
-        """The dot plots of accuracy as one HTML page, which report.html is; a notebook shows it with `IPython.display.HTML`."""
+        """The dot plots of accuracy as one HTML page, report.html; a notebook shows it where a cell ends in a table."""
         return (self.folder / "report.html").read_text(encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        return framed(self.plot())
 
     def __str__(self) -> str:
         short = silent(self.facts)

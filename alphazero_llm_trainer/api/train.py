@@ -46,6 +46,11 @@ class TrainingRun:
         return interval_of(self.card.get("gain"))
 
     @property
+    def reward_gain(self) -> Interval | None:
+        """The paired difference in a reward of your own, where the problems have no gold answers."""
+        return interval_of(self.card.get("reward_gain"))
+
+    @property
     def student(self) -> Path:
         """The trained student, a folder that transformers loads."""
         return RunFolder(self.folder).student
@@ -56,6 +61,13 @@ class TrainingRun:
         if not self.finished:
             return f"stopped in {self.folder}; resume=True goes on"
         return result_text(dict(self.card), RunFolder(self.folder).read_metrics())
+
+    def _repr_html_(self) -> str:
+        """The report, in a notebook."""
+        from ..report.folder import parts_of
+        from ..report.page import framed, page
+
+        return framed(page(self.folder.name, parts_of(self.folder)))
 
 
 def interval_of(facts: Mapping[str, float] | None) -> Interval | None:

@@ -10,8 +10,10 @@ from typing import Any
 from ..mcts.extract import Trajectory, trajectories
 from ..mcts.journal import journal_of
 from ..mcts.tree import Tree
+from ..report.page import framed
 from ..report.trees import Source
 from ..types import Problem
+from ..viewer.page import tree_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class SavedTree:
     def cost(self) -> Mapping[str, Any]:
         """Tokens, calls and seconds of the search."""
         return self.record["cost"]
+
+    def _repr_html_(self) -> str:
+        """The tree in the viewer, in a notebook."""
+        return framed(tree_page(self.record, title=self.key))
 
 
 def read_trees(path: str | Path) -> Iterator[SavedTree]:

@@ -30,6 +30,11 @@ def page(title: str, parts: Iterable[str]) -> str:
     )
 
 
+def framed(html: str) -> str:
+    """A whole page inside a notebook's cell: its styles and scripts stay its own."""
+    return f'<iframe srcdoc="{escape(html)}" style="width: 100%; height: 40em; border: 0"></iframe>'
+
+
 def hero(big: str, verdict: str, kind: str, facts: Iterable[tuple[str, str]]) -> str:
     """What the page is about: one large number, what it means ("good", "bad" or ""), and a few facts by name."""
     cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
