@@ -130,6 +130,8 @@ def test_the_best_comes_first_and_the_tables_hold_every_row() -> None:
     )
     assert said[0].endswith("over greedy: no clear gain")
     assert [line.split()[0] for line in said[1:4]] == ["method", "mcts", "greedy"]
+    nothing = results | {"rows": [summary(cell("mcts", "0000"))], "pairs": [], "at_k": []}
+    assert result_text(nothing).startswith("embedded at 100 tokens: no method has a right answer\n")
     text = results_markdown(results)
     table = [line for line in text.splitlines() if line.startswith("| 100") or line.startswith("| 200")]
     assert len(table) == 4 and "0.750 [0.301, 0.954]" in table[0] and "+0.250" in table[0]

@@ -21,10 +21,11 @@ from alphazero_llm_trainer.errors import DataError
 from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.report.trees import Source, TreeReader
-from alphazero_llm_trainer.types import Direction, Problem, RewardParts
+from alphazero_llm_trainer.types import Direction, Problem, RewardParts, Step
 from alphazero_llm_trainer.viewer import page as page_module
 from alphazero_llm_trainer.viewer.page import run_page, tree_page
 from alphazero_llm_trainer.viewer.record import DRAWN, row
+from alphazero_llm_trainer.viewer.text import draw_tree
 
 ASSETS = Path(page_module.__file__).parent / "assets"
 HOSTILE = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=2">\u2028&amp;\ud83d'
@@ -490,3 +491,11 @@ def test_everything_fits_the_screen(browser: Any, sampled: Path, tmp_path: Path,
         name = control.accessible_name if control.is_displayed() else "hidden"
         assert name, control.get_attribute("outerHTML")
     screen.quiet()
+
+
+def test_a_step_of_several_lines_is_one_line_of_the_printed_tree() -> None:
+    tree = Tree()
+    text = "\n\nSo it costs:\n\\[\n2 + 3 = 5\n\\]\n\n"
+    node = tree.attach(0, Step((1, 2), (-0.1, -0.1), text))
+    tree.backup(node, 0.5)
+    assert draw_tree(tree).splitlines()[1] == "    So it costs: / \\[ / 2 + 3 = 5 / \\]  N=1 Q=0.500"

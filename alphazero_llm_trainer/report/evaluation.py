@@ -56,6 +56,8 @@ def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
     """The best method of a budget and whether it is clearly above greedy, in words; and if so "good"."""
     best = rows[0]
     over = gains(results, best).get("over greedy")
+    if not best[measure(best)][0]:
+        return f"{best['benchmark']} at {best['budget']:,} tokens: no method has a right answer", ""
     sure = "" if over is None else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
     split = "" if results.get("split", "test") == "test" else f", {results['split']} problems,"
     where, value = f"{best['benchmark']}{split} at {best['budget']:,} tokens", Interval(*best[measure(best)])

@@ -114,7 +114,8 @@ def reward(part: Card) -> str:
 
 def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers]) -> list[str]:
     """The sections of a run's page; a run that isn't finished has those that there is material for."""
-    under = f"{card['method']} on {card['student']}, seed {card['seed']}, {card['rounds']:,} rounds"
+    rounds = f"{card['rounds']:,} round" + "s" * (card["rounds"] != 1)
+    under = f"{card['method']} on {card['student']}, seed {card['seed']}, {rounds}"
     big = "finished" if card.get("seconds") else "training"
     if card.get("gain") is not None:
         big = f"{accuracy(card['before']).value:.3f} → {accuracy(card['after']).value:.3f}"

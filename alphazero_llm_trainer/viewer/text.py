@@ -43,8 +43,9 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
         if said and (visited or found):
             stack.append((-1, indent, f"  ... {said}"))
         for rollout in found[:most]:
-            text = rollout.text.rstrip("\n").replace("\n", " / ")
-            stack.append((-1, indent, f"  ~ {text}  x{rollout.count}  <{rollout.verdict} {rollout.reward:.3f}>"))
+            stack.append(
+                (-1, indent, f"  ~ {_line(rollout.text)}  x{rollout.count}  <{rollout.verdict} {rollout.reward:.3f}>")
+            )
         stack.extend((child, indent, "") for child in reversed(ordered[:most]))
 
     push(0, "  ")
@@ -63,10 +64,14 @@ def draw_tree(tree: Any, chosen: int | None = None, most: int = 6) -> str:
         source = "" if tree.source[node] == "student" else f" [{tree.source[node]} {tree.direction[node]}]"
         verdict = "" if tree.verdict[node] is None else f"  <{tree.verdict[node]} {tree.reward[node]:.3f}>"
         value = "" if tree.V[node] is None else f" V={tree.V[node]:.3f}"
-        text = text.rstrip("\n")
-        lines.append(f"{indent}{star} {text}  N={tree.N[node]} Q={_mean(tree, node)}{value}{source}{verdict}")
+        lines.append(f"{indent}{star} {_line(text)}  N={tree.N[node]} Q={_mean(tree, node)}{value}{source}{verdict}")
         push(node, indent + "  ")
     return "\n".join(lines)
+
+
+def _line(text: str) -> str:
+    """A step of several lines as one: blank lines go, the others are joined by a slash."""
+    return " / ".join(line.strip() for line in text.split("\n") if line.strip()) or text.strip("\n")
 
 
 def _mean(tree: Any, node: int) -> str:
