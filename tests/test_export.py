@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import runpy
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import datasets
 import pytest
+import torch
 from faults import a_job
 from pyarrow import parquet
 from verifiers.v1.episode import WireEpisode
@@ -17,8 +20,10 @@ from verifiers.v1.episode import WireEpisode
 from alphazero_llm_trainer.cli import export as export_command
 from alphazero_llm_trainer.cli.export import COMMON, KINDS, OWN, Readers, columns, export, records
 from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.mcts.extract import (
     OUTSIDE,
+    Trajectory,
     outcomes,
     policy_targets,
     step_preferences,
@@ -26,7 +31,12 @@ from alphazero_llm_trainer.mcts.extract import (
     value_targets,
 )
 from alphazero_llm_trainer.mcts.tree import Tree
+from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.scale.sample import run_sample
+from alphazero_llm_trainer.training.learner import mask_of, padded
+from alphazero_llm_trainer.training.losses import grpo_loss
+from alphazero_llm_trainer.training.rows import TrainRow
+from alphazero_llm_trainer.training.scoring import Scorer, score
 
 TABLES = list(OWN)
 
@@ -99,54 +109,126 @@ def opened(path: Path) -> list[WireEpisode]:
     return [WireEpisode.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("credit", ["group", "step"])
-def test_rollouts_are_episodes_of_verifiers(data: Path, tmp_path: Path, credit: str) -> None:
-    out = tmp_path / "rollouts.jsonl"
-    count = export(data, "rollouts", out, Readers(credit=credit))
-    found = iter(opened(out))
-    signals = 0
-    for record in records(data):
-        tree, group = Tree.from_dict(record["tree"]), []
-        for one in trajectories(tree):
-            episode = next(found)
-            [trace] = episode.traces
-            [branch] = trace.branches
-            prompt, length = record["prompt_ids"], len(one.token_ids)
-            assert branch.token_ids == [*prompt, *one.token_ids] and branch.trainable and trace.agent.trainable
-            assert branch.sampled_mask == [False] * len(prompt) + [True] * length
-            assert branch.logprobs == [0.0] * len(prompt) + list(one.logprobs)  # to the last bit
-            assert branch.advantages is not None and branch.advantages[: len(prompt)] == [0.0] * len(prompt)
-            assert trace.last_reply == one.text.strip() and trace.num_output_tokens == length
-            assert trace.task.data.id == record["problem"]["id"] and not trace.has_error
-            assert trace.reward == one.outcome and trace.metrics["samples"] == one.samples
-            assert trace.is_truncated == (one.verdict in ("length", "depth"))
-            assert episode.group is not None and episode.group.id == record["key"]
-            nodes = [OUTSIDE if node is None else node for node in trace.info["tree_nodes"]]
-            assert tuple(nodes) == one.nodes and trace.info["tree_lengths"] == list(one.lengths)
-            group.append((one, branch.advantages[len(prompt) :]))
-        signals += check_credit(tree, group, credit)
-        assert len({one.outcome for one, _ in group}) > 1 or credit == "step" or not any(any(a) for _, a in group)
-    assert next(found, None) is None and count > len(list(records(data))) and signals > 0
-
-
-def check_credit(tree: Tree, group: list[tuple[Any, list[float]]], credit: str) -> bool:
-    """Advantages by hand; whether there is any."""
-    for one, advantages in group:
-        if credit == "group":
-            rewards = [other.outcome for other, _ in group for _ in range(other.samples)]
-            mean = sum(rewards) / len(rewards)
-            std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
-            wanted = max(-3.0, min(3.0, one.samples * (one.outcome - mean) / (std + 0.05)))
-            assert advantages == pytest.approx([wanted] * len(one.token_ids), abs=1e-9)
-            continue
-        counts, sums = outcomes(tree)
+def credit_of(tree: Tree, found: list[Trajectory], credit: str) -> list[list[float]]:
+    """Each response's advantages `[T]`, by hand."""
+    if credit == "group":
+        rewards = [one.outcome for one in found for _ in range(one.samples)]
+        mean = sum(rewards) / len(rewards)
+        std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+        clipped = [max(-3.0, min(3.0, one.samples * (one.outcome - mean) / (std + 0.05))) for one in found]
+        return [[a] * len(one.token_ids) for a, one in zip(clipped, found, strict=True)]
+    counts, sums = outcomes(tree)
+    advantages = []
+    for one in found:
         wanted, parent = [], 0
         for node, length in zip(one.nodes, one.lengths, strict=True):
             after = one.outcome if node == OUTSIDE else sums[node] / counts[node]
             wanted += [after - sums[parent] / counts[parent]] * length
             parent = node
-        assert advantages == pytest.approx(wanted, abs=1e-9)
-    return any(any(advantages) for _, advantages in group)
+        advantages.append(wanted)
+    return advantages
+
+
+@pytest.mark.parametrize("credit", ["group", "step"])
+def test_a_tree_is_one_trace_of_verifiers_whose_branches_are_its_responses(
+    data: Path, tmp_path: Path, credit: str
+) -> None:
+    out = tmp_path / "rollouts.jsonl"
+    count = export(data, "rollouts", out, Readers(credit=credit))
+    trees = {record["key"]: record for record in records(data)}
+    shared = signals = 0
+    for episode in opened(out):
+        [trace] = episode.traces
+        record = trees[trace.id]
+        tree, prompt = Tree.from_dict(record["tree"]), record["prompt_ids"]
+        found = trajectories(tree)
+        assert trace.task.data.id == record["problem"]["id"] and not trace.has_error and trace.agent.trainable
+        assert trace.metrics == {"responses": len(found), "samples": sum(one.samples for one in found)}
+        assert trace.reward == pytest.approx(
+            sum(one.samples * one.outcome for one in found) / sum(one.samples for one in found)
+        )
+        assert len(trace.branches) == len(found)
+        by_ids = {tuple(branch.token_ids): branch for branch in trace.branches}
+        for one, said in zip(found, trace.info["responses"], strict=True):
+            branch = by_ids[(*prompt, *one.token_ids)]
+            assert branch.sampled_mask == [False] * len(prompt) + [True] * len(one.token_ids) and branch.trainable
+            assert branch.logprobs == [0.0] * len(prompt) + list(one.logprobs)  # to the last bit
+            assert "".join(node.message.content or "" for node in branch.nodes[1:]) == one.text
+            assert (said["outcome"], said["samples"]) == (one.outcome, one.samples)
+            assert trace.nodes[said["leaf"]].message == branch.nodes[-1].message
+        # What a node's tokens are credited with is what all responses through it give them, once.
+        whole: dict[int, list[float]] = {}
+        for one, advantages in zip(found, credit_of(tree, found, credit), strict=True):
+            start = 0
+            for node, length in zip(one.nodes, one.lengths, strict=True):
+                if node != OUTSIDE:
+                    given = advantages[start : start + length]
+                    shared += node in whole and length > 0
+                    whole[node] = [a + b for a, b in zip(whole.get(node, [0.0] * length), given, strict=True)]
+                start += length
+        for node, place in zip(trace.nodes, trace.info["tree_nodes"], strict=True):
+            if place:
+                assert node.advantages == pytest.approx(whole[place], abs=1e-9)
+                signals += any(node.advantages)
+    assert count == len(trees) and signals > 0 and shared > 0
+
+
+def test_a_policy_gradient_over_the_graph_is_that_of_the_packed_rows(data: Path, tmp_path: Path) -> None:
+    """A node's tokens are counted once, with the sum of its responses' advantages: the loss over rows, each with all its
+    tokens, has the same value and gradient where the policy is the one that sampled."""
+    student = load_student(load_config(overrides=["student=embedded"]))
+    out = tmp_path / "rollouts.jsonl"
+    export(data, "rollouts", out, Readers())
+    trace = max((episode.traces[0] for episode in opened(out)), key=lambda one: len(one.branches))
+    record = next(record for record in records(data) if record["key"] == trace.id)
+    tree = Tree.from_dict(record["tree"])
+    found = trajectories(tree)
+    prompt = tuple(record["prompt_ids"])
+    rows = [
+        TrainRow(prompt, one.token_ids, one.logprobs, tuple(advantages))
+        for one, advantages in zip(found, credit_of(tree, found, "group"), strict=True)
+    ]
+    model = copy.deepcopy(student.model).double()
+    logprobs = score(Scorer(model), model.config, rows, "on", torch.float64, model.device).logprobs
+    old, advantages = (
+        padded([getattr(row, name) for row in rows], logprobs) for name in ("old_logprobs", "advantages")
+    )
+    wide = {"clip_low": 10.0, "clip_high": 10.0}
+    by_rows, _ = grpo_loss(logprobs, old, advantages, mask_of(rows, logprobs), torch.tensor(1.0), **wide)
+    over_graph, seen = torch.zeros(()), set()
+    for branch in trace.branches:
+        logprobs = model(torch.tensor([branch.token_ids])).logits.log_softmax(-1)[0]
+        start = 0
+        for node in branch.nodes:
+            end = start + len(node.token_ids)
+            if id(node) not in seen and node.sampled and node.token_ids:
+                seen.add(id(node))
+                now = logprobs[range(start - 1, end - 1), node.token_ids]
+                ratio = (now - torch.tensor(node.logprobs)).exp()
+                over_graph = over_graph - (ratio * torch.tensor(node.advantages)).sum()
+            start = end
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    assert len(seen) < sum(len(branch.nodes) - 1 for branch in trace.branches)
+    assert over_graph.item() == pytest.approx(by_rows.item(), abs=1e-6)
+    for one, other in zip(*(torch.autograd.grad(loss, parameters) for loss in (by_rows, over_graph)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+def test_the_example_gives_a_trainer_the_credit_that_export_writes(data: Path, tmp_path: Path) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "tree_credit.py"))
+    plain, stepwise = tmp_path / "group.jsonl", tmp_path / "step.jsonl"
+    export(data, "rollouts", plain, Readers())
+    export(data, "rollouts", stepwise, Readers(credit="step"))
+    for episode, wanted in zip(opened(plain), opened(stepwise), strict=True):
+        [trace], [other] = episode.traces, wanted.traces
+        example["assign_advantages"](trace)
+        through = [0] * len(trace.nodes)  # responses through a node: in the file each of them counts
+        for response in trace.info["responses"]:
+            at = response["leaf"]
+            while at is not None:
+                through[at], at = through[at] + 1, trace.nodes[at].parent
+        for node, same, count in zip(trace.nodes[1:], other.nodes[1:], through[1:], strict=True):
+            assert same.advantages == pytest.approx([count * a for a in node.advantages or []], abs=1e-9)
 
 
 def test_rollouts_leave_teachers_out(data: Path, tmp_path: Path) -> None:
@@ -157,9 +239,10 @@ def test_rollouts_leave_teachers_out(data: Path, tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text(json.dumps(record) + "\n")
     out = tmp_path / "rollouts.jsonl"
     own = [one for one in trajectories(Tree.from_dict(record["tree"])) if one.student]
-    assert export(tmp_path, "rollouts", out, Readers()) == len(own) > 0
-    replies = [episode.traces[0].branches[0].token_ids[len(record["prompt_ids"]) :] for episode in opened(out)]
-    assert replies == [list(one.token_ids) for one in own] and list(written.token_ids) not in replies
+    assert export(tmp_path, "rollouts", out, Readers()) == 1
+    [trace] = opened(out)[0].traces
+    replies = {tuple(branch.token_ids[len(record["prompt_ids"]) :]) for branch in trace.branches}
+    assert replies == {one.token_ids for one in own} and written.token_ids not in replies
 
 
 def test_the_command_writes_every_kind_and_its_help_every_column(

@@ -1,14 +1,14 @@
 """The console script's `export`: tree journals as Parquet files for `datasets`, or as rollouts of verifiers.
 
 Rollouts have the layout of verifiers 0.4 (`verifiers.v1.episode.Episode`, trace version 1), that of `traces.jsonl` which
-`vf-eval` writes and prime-rl's trainer reads: an episode a line, with one trace of two nodes, the prompt and the response.
+`vf-eval` writes and prime-rl's trainer reads: an episode a line, with one trace, whose nodes are the tree's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -28,7 +28,7 @@ from ..mcts.extract import (
     value_targets,
 )
 from ..mcts.journal import journal_of, read
-from ..mcts.tree import Tree
+from ..mcts.tree import ROOT, Tree
 from ..problems.load import check_train_split
 from ..training.credit import group_advantages, step_advantages, zero_variance
 from .base import add_json, check_least, check_out, print_json
@@ -75,7 +75,8 @@ ROLLOUTS = "rollouts"
 KINDS = {**dict.fromkeys(OWN, ".parquet"), ROLLOUTS: ".jsonl"}
 EPILOG = f"""\
 {chr(10).join(f"{kind}: {', '.join(columns)}" for kind, columns in OWN.items())}
-{ROLLOUTS}: responses in groups, for prime-rl and other trainers: JSON lines, each an episode of verifiers with one trace.
+{ROLLOUTS}: whole trees, for prime-rl and other trainers: JSON lines, each an episode of verifiers with one trace; its branches
+are the responses.
 Every table has {", ".join(COMMON)}.
 Load a table with datasets.load_dataset("parquet", data_files="FILE.parquet")."""
 
@@ -130,7 +131,8 @@ def rows(kind: str, trees: Iterable[dict[str, Any]], readers: Readers) -> Iterat
     renamed = SFT if kind == "sft" else {}
     for record, tree in grown(trees):
         if kind == ROLLOUTS:
-            yield from episodes(record, tree, readers.credit)
+            if found := [one for one in trajectories(tree) if one.student]:
+                yield episode(record, tree, found, credited(tree, found, readers.credit))
             continue
         problem = record["problem"]
         common = problem["id"], problem["question"], problem["source"], record["policy_version"], record["prompt_ids"]
@@ -205,18 +207,6 @@ def write_lines(rows: Iterable[dict[str, Any]], path: Path) -> int:
 # -- rollouts ----------------------------------------------------------------------------------------------------------
 
 
-def episodes(record: dict[str, Any], tree: Tree, credit: str) -> Iterator[dict[str, Any]]:
-    """One episode for each distinct response that the student wrote alone, all of one group.
-
-    Log-probabilities (nats, at temperature 1) and advantages stand for the response's tokens; the prompt's have a mask of
-    False. Responses with a step of a teacher's are left out, and so don't enter the group's mean: `train` leaves them out
-    by default too.
-    """
-    found = [one for one in trajectories(tree) if one.student]
-    for index, (one, advantages) in enumerate(zip(found, credited(tree, found, credit), strict=True)):
-        yield episode(record, one, advantages, index)
-
-
 def credited(tree: Tree, found: list[Trajectory], credit: str) -> list[list[float]]:
     """One advantage a token `[T]` of each response.
 
@@ -238,10 +228,52 @@ def worth(found: Trajectory) -> float:
     return found.reward if found.outcome is None else found.outcome
 
 
-def episode(record: dict[str, Any], found: Trajectory, advantages: list[float], index: int) -> dict[str, Any]:
-    """The record of one response. Its `info` says where in which tree it is."""
+def episode(
+    record: dict[str, Any], tree: Tree, found: Sequence[Trajectory], advantages: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """The record of one tree: a trace whose nodes are the prompt, the tree's nodes on the way to a response, and a node for
+    the tokens of each rollout outside of the tree. A branch of it is a response.
+
+    Log-probabilities are nats at temperature 1. A token's advantage is the sum of what it has in the responses through it
+    (`advantages`, a list `[T]` each), so that a step that they share is counted once. Responses with a step of a teacher's
+    are left out, and so don't enter the group's mean: `train` leaves them out by default too.
+    """
     problem, prompt = record["problem"], record["prompt_ids"]
-    name = f"{record['key']}/{index}"
+    nodes: list[dict[str, Any]] = [
+        {
+            "message": {"role": "user", "content": problem["question"]},
+            "token_ids": prompt,
+            "mask": [False] * len(prompt),
+        }
+    ]
+    places: dict[int, int] = {ROOT: 0}  # node of the tree -> node of the trace
+
+    def add(parent: int, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> int:
+        message = {"role": "assistant", "content": text}
+        stretch = {"token_ids": ids, "mask": [True] * len(ids), "logprobs": logprobs, "advantages": [0.0] * len(ids)}
+        nodes.append({"parent": parent, "message": message, "sampled": True, **stretch})
+        return len(nodes) - 1
+
+    ends = []
+    for one, credit in zip(found, advantages, strict=True):
+        at, start, text = 0, 0, one.text
+        for node, length in zip(one.nodes, one.lengths, strict=True):
+            end = start + length
+            if node == OUTSIDE:
+                at = add(at, text, one.token_ids[start:], one.logprobs[start:])
+            elif node in places:
+                at = places[node]
+            else:
+                at = places[node] = add(at, tree.text[node], tree.token_ids[node], tree.logprobs[node])
+            text = text[len(tree.text[node]) :]  # what is left of the response
+            nodes[at]["advantages"] = [a + b for a, b in zip(nodes[at]["advantages"], credit[start:end], strict=True)]
+            start = end
+        ends.append(at)
+    inner = {node.get("parent") for node in nodes}
+    # A response that others go on from has a leaf of its own, without a token.
+    leaves = [add(at, "", (), ()) if at in inner else at for at in ends]
+    known = {at: node for node, at in places.items()}
+    samples = sum(one.samples for one in found)
     task = {
         "type": "AlphaZeroTask",
         "data": {"id": problem["id"], "prompt": problem["question"], "source": problem["source"]},
@@ -249,53 +281,34 @@ def episode(record: dict[str, Any], found: Trajectory, advantages: list[float], 
     }
     trace = {
         "version": TRACE_VERSION,
-        "id": name,
+        "id": record["key"],
         "verifiers": {"version": version("verifiers")},
         "task": task,
         "agent": {"config": {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}},
-        "nodes": [
-            {
-                "message": {"role": "user", "content": problem["question"]},
-                "token_ids": prompt,
-                "mask": [False] * len(prompt),
-            },
-            {
-                "parent": 0,
-                "message": {"role": "assistant", "content": found.text},
-                "sampled": True,
-                "token_ids": found.token_ids,
-                "mask": [True] * len(found.token_ids),
-                "logprobs": found.logprobs,
-                "advantages": advantages,
-            },
-        ],
+        "nodes": nodes,
         "calls": [
             {
-                "node": 1,
-                "finish_reason": "length" if found.verdict in CUT else "stop",
-                "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(found.token_ids)},
+                "node": leaf,
+                "finish_reason": "length" if one.verdict in CUT else "stop",
+                "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(one.token_ids)},
             }
+            for leaf, one in zip(leaves, found, strict=True)
         ],
-        "rewards": {"outcome": {"score": worth(found)}},
-        "metrics": {"search_reward": found.reward, "samples": found.samples},
+        "rewards": {"outcome": {"score": sum(one.samples * worth(one) for one in found) / samples}},
+        "metrics": {"responses": len(found), "samples": samples},
         "info": {
             "tree": record["key"],
             "policy_version": record["policy_version"],
-            # Tokens after the tree's last node, a rollout's, belong to none.
-            "tree_nodes": [None if node == OUTSIDE else node for node in found.nodes],
-            "tree_lengths": found.lengths,
+            "tree_nodes": [known.get(at) for at in range(len(nodes))],  # None: tokens outside of the tree
+            "responses": [
+                {"leaf": leaf, "outcome": worth(one), "search_reward": one.reward, "samples": one.samples}
+                for leaf, one in zip(leaves, found, strict=True)
+            ],
         },
         "is_completed": True,
         "ok": True,
     }
-    return {
-        "id": name,
-        "env": {"id": HARNESS},
-        "task": task,
-        "group": {"id": record["key"]},
-        "ok": True,
-        "traces": [trace],
-    }
+    return {"id": record["key"], "env": {"id": HARNESS}, "task": task, "ok": True, "traces": [trace]}
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
