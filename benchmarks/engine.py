@@ -17,7 +17,7 @@ And of a step-level search: tokens computed a unique tree token. The fastest of 
 turns, so that a busy machine slows all of them. Ratios hold, absolute times are this machine's.
 
 A real model answers GSM8K questions, all at once, in fp32 and bfloat16, by wall clock and CPU time, beside the floor in that
-precision.
+precision; with --llama-bench and --gguf beside llama.cpp.
 
 --step-search is `train`'s search over GSM8K questions with a real model in bfloat16, one thread, over the in-process engine or
 behind vLLM with its prefix cache (`scripts/vllm_cpu.py --env-dir ENV` makes ENV). CPU seconds count vLLM's processes, and each
@@ -31,6 +31,7 @@ import argparse
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -285,6 +286,37 @@ def real_table(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, repe
     return rows
 
 
+def llama_table(bench: Path, file: Path, batch: int, prompt: int, new_tokens: int) -> list[dict[str, Any]]:
+    """llama.cpp's own benchmark at one thread and at two: as many prompts of the mean length at once, and no log-probabilities."""
+    rows = []
+    for threads in (1, 2):
+        context = batch * (prompt + new_tokens) + 64
+        words = [
+            "-m",
+            file,
+            "-c",
+            context,
+            "-npp",
+            prompt,
+            "-ntg",
+            new_tokens,
+            "-npl",
+            batch,
+            "-ub",
+            512,
+            "-t",
+            threads,
+        ]
+        told = subprocess.run(
+            [bench, *map(str, words), "--output-format", "jsonl"], capture_output=True, text=True, check=True
+        )
+        found = json.loads(next(line for line in told.stdout.splitlines() if line.startswith("{")))
+        tokens = batch * new_tokens
+        rows.append({"way": f"llama.cpp, {file.stem}", "threads": threads, "tokens_per_second": tokens / found["t"]})
+        print(f"llama.cpp {threads} threads", found, flush=True)
+    return rows
+
+
 def of_a_real_model(args: argparse.Namespace) -> None:
     """The engine on the model in --model."""
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
@@ -297,6 +329,9 @@ def of_a_real_model(args: argparse.Namespace) -> None:
     tasks = load_tasks("gsm8k", "test", 32, path=args.data)
     prompts = [prompt(task.problem.question) for task in tasks]
     rows = real_table(model, prompts, 2 * NEW_TOKENS, args.repeats)
+    if args.llama_bench:
+        mean = sum(map(len, prompts)) // len(prompts)
+        rows += llama_table(args.llama_bench, args.gguf, len(prompts), mean, 2 * NEW_TOKENS)
     engine = InProcessEngine(model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(dtype="bfloat16"))
     result = {
         "model": args.model.name, "parameters": model.num_parameters(), "torch": torch.__version__,
@@ -365,8 +400,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trees", type=int, default=96)
     parser.add_argument("--out", type=Path, help="default: a file of benchmarks/results")
-    parser.add_argument("--model", type=Path, help="a Llama's folder, with a chat template: measure it alone")
+    parser.add_argument("--model", type=Path, help="a model's folder, with a chat template: measure it alone")
     parser.add_argument("--data", help="a folder with gsm8k/test.jsonl, for --model")
+    parser.add_argument(
+        "--llama-bench", type=Path, help="llama.cpp's llama-batched-bench, built here: beside it, for --model"
+    )
+    parser.add_argument("--gguf", type=Path, help="its model")
     parser.add_argument("--cpu-time", action="store_true", help="count the process's CPU seconds (on a busy machine)")
     parser.add_argument(
         "--step-search", choices=["inprocess", "vllm"], help="measure a step search over this engine alone"
