@@ -287,7 +287,7 @@ def real_table(model: Any, prompts: list[tuple[int, ...]], new_tokens: int, repe
 
 
 def llama_table(bench: Path, file: Path, batch: int, prompt: int, new_tokens: int) -> list[dict[str, Any]]:
-    """llama.cpp's own benchmark at one thread and at two: as many prompts of the mean length at once, and no log-probabilities."""
+    """llama.cpp's own benchmark at one thread and at two: as many prompts of the mean length, and no log-probabilities."""
     rows = []
     for threads in (1, 2):
         context = batch * (prompt + new_tokens) + 64
