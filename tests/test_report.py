@@ -13,9 +13,12 @@ from support import grpo_config
 
 from alphazero_llm_trainer.cli import main as cli
 from alphazero_llm_trainer.cli.train import train_main
+from alphazero_llm_trainer.eval.greedy import Answers
 from alphazero_llm_trainer.mcts.tree import Tree
+from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
 from alphazero_llm_trainer.report.training import verdict
+from alphazero_llm_trainer.training.evaluation import reward_gain, summary
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import new_run
 
@@ -220,3 +223,16 @@ def test_bad_input_is_one_sentence(
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
+
+
+def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> None:
+    tasks = load_tasks("embedded", "test", 4)
+
+    def found(*grades: float) -> dict[str, Any]:
+        return summary(Answers([[grade == 1.0] for grade in grades], [["x"]] * 4, 4, 0.1, 0, list(grades)), tasks)
+
+    before, after = found(0.0, 0.5, 1.0, 0.25), found(0.5, 0.5, 1.0, 1.0)
+    gain = reward_gain(before, after, tasks)
+    assert before["reward"]["value"] == pytest.approx(0.4375) and gain is not None
+    assert gain["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25
+    assert "reward" not in found(0.0, 1.0, 1.0, 0.0)
