@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ..config.objects import load_object
@@ -47,7 +49,9 @@ class CustomReward:
                 value = await value
             number = float(value)
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
-            what = f"raised {type(error).__name__} ({error}) for problem {problem.id}: mend it"
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            where = "" if at.filename == __file__ else f" in {Path(at.filename).name}, line {at.lineno},"
+            what = f"raised {type(error).__name__} ({error}){where} for problem {problem.id}: mend it"
             raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
         if not 0.0 <= number <= 1.0:
             what = f"gave {number} for problem {problem.id}: return a number from 0 to 1"
