@@ -37,6 +37,7 @@ SHOTS = (0, 4)  # worked solutions before the question
 # how the sizes were chosen.
 TOKENS, RATES = 300_000, (2e-4, 5e-4)
 SIZES = ["train.optimizer.batch_size=20", "train.validation_size=200", "train.requeue_limit=0"]
+DRAWN = 200  # validation rows that are answered by eight samples each, too
 SFT, UPDATES = "SFT on worked solutions", 60
 DRAWS = ["search.samples=4", "search.temperature=0.6"]
 GROUPS = ["train.rows_per_round=120", "train.optimizer.epochs=2"]  # GRPO: 12 updates
@@ -169,6 +170,7 @@ def t1(seed: Seed, keep: Callable[[Rows], None]) -> None:
             tried = dict(zip(RATES, pool.map(lambda rate: made(seed, arm, rate), RATES), strict=True))
         best = max(RATES, key=lambda rate: tried[rate].validation)
         row = answered(seed, f"test, {arm}", tried[best].student, "test", TEST)["rows"][0]
+        drawn = answered(seed, f"samples, {arm}", tried[best].student, "validation", DRAWN, "--samples", str(SAMPLES))
         right, before = ([float(one) for one in found["outcomes"]] for found in (row, base))
         gain = paired_bootstrap(right, before)
         facts = {
@@ -176,6 +178,7 @@ def t1(seed: Seed, keep: Callable[[Rows], None]) -> None:
             "rate": best,
             "training_tokens": tried[best].training_tokens,
             "updates": tried[best].updates,
+            "at_k": drawn["at_k"][0],
         }
         rows.append({"arm": arm, "seed": seed.seed, **facts, **row, "gain": [gain.value, gain.low, gain.high]})
         print(f"{arm}: {wilson(int(sum(right)), len(right))}, gain {gain}", flush=True)
