@@ -33,26 +33,26 @@ TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation 
 LONGEST = 400  # tokens of an answer
 SHOTS = (0, 4)  # worked solutions before the question
 
-# T1: sampled tokens of an arm, its rates, and what each arm is: about five rounds of 12 updates of 20 rows. PROTOCOL.md says
+# T1: the rates of an arm and what each is: three rounds of about 95,000 sampled tokens and 12 updates of 20 rows. PROTOCOL.md says
 # how the sizes were chosen.
-TOKENS, RATES = 300_000, (2e-4, 5e-4)
+ROUNDS, RATES = 3, (2e-4, 5e-4)
 SIZES = ["train.optimizer.batch_size=20", "train.validation_size=200", "train.requeue_limit=0"]
 DRAWN = 200  # validation rows that are answered by eight samples each, too
-SFT, UPDATES = "SFT on worked solutions", 60
+SFT, UPDATES = "SFT on worked solutions", 12 * ROUNDS
 DRAWS = ["search.samples=4", "search.temperature=0.6"]
 GROUPS = ["train.rows_per_round=120", "train.optimizer.epochs=2"]  # GRPO: 12 updates
 
 
 def rounds(questions: int) -> list[str]:
-    """Rounds of so many questions, a checkpoint every second one."""
-    return [f"train.questions_per_round={questions}", f"train.save_every={2 * questions}"]
+    """Rounds of so many questions, a checkpoint after each."""
+    return [f"train.questions_per_round={questions}", f"train.save_every={questions}"]
 
 
 ARMS: dict[str, list[str]] = {
     "expert iteration": ["search.simulations=4", "train.updates_per_round=12", *rounds(128)],
-    "RFT": ["--use-rft", *DRAWS, "train.updates_per_round=12", *rounds(64)],
-    "GRPO on samples": ["--use-grpo", "train.groups=chain", "search.samples=8", *GROUPS, *rounds(32)],
-    "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(28)],
+    "RFT": ["--use-rft", *DRAWS, "train.updates_per_round=12", *rounds(100)],
+    "GRPO on samples": ["--use-grpo", "train.groups=chain", "search.samples=8", *GROUPS, *rounds(45)],
+    "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(40)],
 }
 
 # T2: train questions, those of them that greedy fails, tokens of one.
@@ -146,8 +146,8 @@ def trained(seed: Seed, arm: str, rate: float) -> Trained:
     words = ["train", "--resume", str(run)]
     if not there:
         words = ["train", "--out", str(run.parent), "--model", str(seed.args.model), "--source", "gsm8k"]
-        given = TOKENS if seed.args.rows is None else 100 * seed.args.rows
-        words += ["--tokens", str(given), "--eval-size", "0"]
+        size = next(int(one.rpartition("=")[2]) for one in ARMS[arm] if "questions_per_round" in one)
+        words += ["-n", str(ROUNDS * size if seed.args.rows is None else seed.args.rows), "--eval-size", "0"]
         words += with_settings([*ARMS[arm], *SIZES, f"train.optimizer.learning_rate={rate:g}"])
     seed.stage(name, words, run / "report.html", configured=not there)
     return Trained(run / "student", validation(run), sampled(run), updates(run))
@@ -238,9 +238,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=(*ARMS, SFT), help="some of T1's (default: all)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, one thread each")
-    parser.add_argument(
-        "--rows", type=int, help="a trial: so many rows, of train alone, and so many hundreds of tokens an arm"
-    )
+    parser.add_argument("--rows", type=int, help="a trial: so many rows, of train alone, and so many questions an arm")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every command")
     parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "real")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/real_STAGE.json")
