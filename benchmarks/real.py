@@ -33,8 +33,8 @@ TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation 
 LONGEST = 400  # tokens of an answer
 SHOTS = (0, 4)  # worked solutions before the question
 
-# T1: the rates of an arm and what each is: three rounds of about 95,000 sampled tokens and 12 updates of 20 rows. PROTOCOL.md says
-# how the sizes were chosen.
+# T1: the rates of an arm and what each is: three rounds of about 95,000 sampled tokens, 12 updates of 20 rows each. PROTOCOL.md
+# says how the sizes were chosen.
 ROUNDS, RATES = 3, (2e-4, 5e-4)
 SIZES = ["train.optimizer.batch_size=20", "train.validation_size=200", "train.requeue_limit=0"]
 DRAWN = 200  # validation rows that are answered by eight samples each, too
