@@ -2,7 +2,7 @@
 
     ../shared/models/qwen-coder-0.5b.sh runs/qwen
     uv run python benchmarks/real.py T0 --model runs/qwen
-    uv run python benchmarks/real.py T1 --model runs/qwen --seeds 7
+    uv run python benchmarks/real.py T1 --model runs/qwen
 
 Stages are those of PROTOCOL.md. Every step is a command of the package in a process of its own; what left its last file is not
 run again and a stopped command goes on, so the same line goes on after a stop. A stage writes `results/real_STAGE.json`, with
@@ -124,8 +124,14 @@ def published(seed: Seed) -> dict[str, Any]:
     """The model's own row on the test rows, zero-shot, as T0 measured it."""
     if seed.args.rows is not None:
         return answered(seed, "test, published", seed.args.model, "test", TEST)["rows"][0]
-    rows = read(ROOT / "benchmarks" / "results" / "real_t0.json")["rows"]
-    return next(row for row in rows if row["split"] == "test" and row["shots"] == 0)
+    return of_t0("test")
+
+
+def of_t0(split: str) -> dict[str, Any]:
+    """T0's zero-shot row of a split."""
+    found = read(ROOT / "benchmarks" / "results" / "real_t0.json")
+    row = next(row for row in found["rows"] if row["split"] == split and row["shots"] == 0)
+    return {"commit": found["commit"], **row}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,9 @@ def trained(seed: Seed, arm: str, rate: float) -> Trained:
 
 def supervised(seed: Seed, arm: str, rate: float) -> Trained:
     """The ceiling: as many updates on worked solutions, which no arm sees."""
-    settings = with_settings([*SIZES, f"train.sft.steps={UPDATES}", f"train.optimizer.learning_rate={rate:g}"])
+    settings = with_settings(
+        [*SIZES, f"train.sft.steps={UPDATES}", "train.evaluate_every=12", f"train.optimizer.learning_rate={rate:g}"]
+    )
     out = seed.sft(f"{arm}, {rate:g}", "--model", str(seed.args.model), "--source", "gsm8k", *settings)
     return Trained(out, read(out / "manifest.json")["validation_accuracy"], 0, UPDATES)
 
@@ -170,7 +178,7 @@ def t1(seed: Seed, keep: Callable[[Rows], None]) -> None:
             tried = dict(zip(RATES, pool.map(lambda rate: made(seed, arm, rate), RATES), strict=True))
         best = max(RATES, key=lambda rate: tried[rate].validation)
         row = answered(seed, f"test, {arm}", tried[best].student, "test", TEST)["rows"][0]
-        drawn = answered(seed, f"samples, {arm}", tried[best].student, "validation", DRAWN, "--samples", str(SAMPLES))
+        sampled_gain = drawn(seed, f"samples, {arm}", tried[best].student)
         right, before = ([float(one) for one in found["outcomes"]] for found in (row, base))
         gain = paired_bootstrap(right, before)
         facts = {
@@ -178,15 +186,24 @@ def t1(seed: Seed, keep: Callable[[Rows], None]) -> None:
             "rate": best,
             "training_tokens": tried[best].training_tokens,
             "updates": tried[best].updates,
-            "at_k": drawn["at_k"][0],
+            "one_sample": sampled_gain,
         }
         rows.append({"arm": arm, "seed": seed.seed, **facts, **row, "gain": [gain.value, gain.low, gain.high]})
         print(f"{arm}: {wilson(int(sum(right)), len(right))}, gain {gain}", flush=True)
         keep(rows)
 
 
-def grown(seed: Seed, name: str, *settings: str) -> list[dict[str, Any]]:
-    """The journal of `sample` over the questions of T2, in their order."""
+def drawn(seed: Seed, name: str, student: Path) -> dict[str, Any]:
+    """How often one of eight samples is right on validation rows that chose nothing, and over the published model's there."""
+    answered(seed, name, student, "validation", DRAWN, "--start", str(DRAWN), "--samples", str(SAMPLES))
+    counts = [samples(seed.folder(name))["right"], of_t0("validation")["at_k"]["right"][DRAWN : 2 * DRAWN]]
+    now, before = ([int(one) / SAMPLES for one in right] for right in counts)
+    gain = paired_bootstrap(now, before[: len(now)])
+    return {"pass@1": triple(mean_interval(now)), "gain": triple(gain), "right": counts[0]}
+
+
+def grown(seed: Seed, name: str, *settings: str) -> dict[int, dict[str, Any]]:
+    """The journal of `sample` over the questions of T2, by their place. Ends where one is missing: it was set aside."""
     out = seed.folder(name)
     done, num = out / "manifest.json", QUESTIONS if seed.args.rows is None else seed.args.rows
     begun = done.is_file() and read(done)["status"] != "complete"
@@ -195,8 +212,10 @@ def grown(seed: Seed, name: str, *settings: str) -> list[dict[str, Any]]:
     words += with_settings([f"search.budget_tokens={BUDGET}", "search.simulations=1000", *settings])
     seed.stage(name, words + ["--resume"] * begun, done, begun=begun)
     lines = (json.loads(line) for line in (out / "journal.jsonl").read_text(encoding="utf-8").splitlines())
-    records = {line["key"]: line for line in lines if "tree" in line}
-    return [records[key] for key in sorted(records, key=lambda key: int(key.rsplit("/", 1)[1]))]
+    records = {int(line["key"].rsplit("/", 1)[1]) - FIRST: line for line in lines if "tree" in line}
+    if set(records) != set(range(num)):
+        raise SystemExit(f"{name} lacks {num - len(records)} questions: see {out / 'set_aside.jsonl'}")
+    return records
 
 
 def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
@@ -206,7 +225,7 @@ def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
     failed = [i for i, right in enumerate(greedy) if right == "0"][:FAILED]
     for rule, least in (("calculator", 0.5), ("none", 0.0)):
 
-        def way_of(select: str, rule: str = rule, least: float = least) -> list[dict[str, Any]]:
+        def way_of(select: str, rule: str = rule, least: float = least) -> dict[int, dict[str, Any]]:
             settings = f"search.select={select}", f"search.verify.reject_below={least}"
             return grown(seed, f"{'tree' if select == 'puct' else select}, rule {rule}", *settings)
 
@@ -220,8 +239,8 @@ def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
             sampled_tokens = sum(one["cost"]["sampled_tokens"] for one in taken)
             facts = {"solved": triple(mean_interval(right[way])), "sampled_tokens": sampled_tokens / len(taken)}
             outcomes = "".join(str(int(one)) for one in right[way])
-            rows.append({"way": way, "rule": rule, "questions": len(taken), **facts, "rejected": rejected / len(taken)})
-            rows[-1]["outcomes"] = outcomes
+            row = {"way": way, "rule": rule, "seed": seed.seed, "questions": len(taken), **facts}
+            rows.append({**row, "rejected": rejected / len(taken), "outcomes": outcomes})
         rows[-2]["less_restart"] = triple(paired_bootstrap(right["tree"], right["restart"]))
         print(f"rule {rule}: tree less restart {rows[-2]['less_restart']}", flush=True)
         keep(rows)
@@ -243,15 +262,18 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "checkpoints" / "real")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/real_STAGE.json")
     args = parser.parse_args()
-    args.work = args.work.resolve() / args.stage
+    if args.rows is not None and args.out is None:
+        parser.error("--rows is a trial: give --out, a file of its own")
+    args.work = args.work.resolve() / (args.stage if args.rows is None else f"{args.stage}-trial")
     out = args.out or ROOT / "benchmarks" / "results" / f"real_{args.stage.lower()}.json"
-    known = read(out)["rows"] if out.is_file() else []
 
     def keep(rows: Rows) -> None:
-        """Rows of this command, and those of others that it doesn't measure anew."""
-        new = [{**row, "commit": provenance.BEGAN["commit"]} for row in rows]
-        old = [row for row in known if all(one_of(row) != one_of(other) for other in new)]
-        provenance.write(out, "real", {"model": args.model.resolve().name, "rows": [*old, *new]})
+        """Rows of this command after those of earlier ones that it doesn't measure anew; as old as the first row."""
+        new = [{"commit": provenance.BEGAN["commit"], **row} for row in rows]
+        known = read(out)["rows"] if out.is_file() else []
+        found = [*(row for row in known if all(one_of(row) != one_of(other) for other in new)), *new]
+        facts = {"commit": found[0]["commit"], "model": args.model.resolve().name, "rows": found}
+        provenance.write(out, "real", facts)
 
     STAGES[args.stage](Seed(args.seed, args), keep)
 

@@ -5,8 +5,8 @@
     uv run python examples/tree_credit.py rollouts.jsonl
 
 `assign_advantages` is all that a trainer needs: an algorithm of prime-rl would call it on each trace of a finished group. It
-was not tried inside prime-rl. `export --credit step` writes these numbers times the responses through a node, which is how
-`train` counts them.
+was not tried inside prime-rl. `export --credit step` counts a step once for each response through it, as `train` does, and
+weighs by the search's visits; here it is counted once and by samples.
 """
 
 from __future__ import annotations

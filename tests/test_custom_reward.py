@@ -96,8 +96,10 @@ def test_sync_and_async_functions_see_problem_response_and_task() -> None:
         (lambda *_: None, "raised TypeError"),
         (
             lambda *_: 1 / 0,
-            r"raised ZeroDivisionError \(division by zero\) in test_custom_reward.py, line \d+, for problem mine",
+            r"raised ZeroDivisionError \(division by zero\) in test_custom_.*, line \d+, for problem mine",
         ),
+        (lambda *_: json.loads("{"), r"raised JSONDecodeError .* in test_custom_reward.py, line \d+, for problem mine"),
+        (lambda _: 1.0, r"raised TypeError \(.*given\) for problem mine"),  # and no line of the standard library's
     ],
 )
 def test_what_a_function_does_wrong_is_one_sentence(function: Callable[..., Any], said: str) -> None:

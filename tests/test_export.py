@@ -30,13 +30,14 @@ from alphazero_llm_trainer.mcts.extract import (
     trajectories,
     value_targets,
 )
-from alphazero_llm_trainer.mcts.tree import Tree
+from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.training.learner import mask_of, padded
 from alphazero_llm_trainer.training.losses import grpo_loss
 from alphazero_llm_trainer.training.rows import TrainRow
 from alphazero_llm_trainer.training.scoring import Scorer, score
+from alphazero_llm_trainer.types import RewardParts, Step
 
 TABLES = list(OWN)
 
@@ -115,7 +116,7 @@ def credit_of(tree: Tree, found: list[Trajectory], credit: str) -> list[list[flo
         rewards = [one.outcome for one in found for _ in range(one.samples)]
         mean = sum(rewards) / len(rewards)
         std = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
-        clipped = [max(-3.0, min(3.0, one.samples * (one.outcome - mean) / (std + 0.05))) for one in found]
+        clipped = [one.samples * max(-3.0, min(3.0, (one.outcome - mean) / (std + 0.05))) for one in found]
         return [[a] * len(one.token_ids) for a, one in zip(clipped, found, strict=True)]
     counts, sums = outcomes(tree)
     advantages = []
@@ -171,6 +172,37 @@ def test_a_tree_is_one_trace_of_verifiers_whose_branches_are_its_responses(
                 assert node.advantages == pytest.approx(whole[place], abs=1e-9)
                 signals += any(node.advantages)
     assert count == len(trees) and signals > 0 and shared > 0
+
+
+def test_rollouts_outside_the_tree_and_a_response_that_others_go_on_from_are_branches_too() -> None:
+    tree = Tree()
+    first = tree.attach(ROOT, Step((1, 2), (-0.5, -0.25), "a"))
+    second = tree.attach(first, Step((3,), (-1.0,), "b"))
+    tree.finish(second, "answer", RewardParts(total=1.0, hre=1.0))
+    tree.samples[second] = 2
+    for node, ids, text, grade in (
+        (first, (7, 8), "cd", 0.0),
+        (first, (9,), "e", 1.0),
+        (ROOT, (5,), "f", 0.0),
+        (first, (), "", 0.0),
+    ):
+        tree.rollouts.append(Rollout(node, ids, (-0.5,) * len(ids), text, "ended", grade, grade, None, 1, 1))
+    for node in (ROOT, first, second):
+        tree.backup(node, 1.0)
+    problem = {"id": "q", "question": "?", "source": "x"}
+    record = {"key": "q", "problem": problem, "prompt_ids": [0], "policy_version": 0, "tree": tree.to_dict()}
+    [row] = export_command.rows("rollouts", [record], Readers())
+    [trace] = WireEpisode.model_validate(row).traces
+    found = trajectories(tree)
+    assert len(found) == 5 and {one.token_ids for one in found} == {(1, 2, 3), (1, 2, 7, 8), (1, 2, 9), (5,), (1, 2)}
+    assert sorted(tuple(branch.token_ids[1:]) for branch in trace.branches) == sorted(one.token_ids for one in found)
+    assert ["".join(node.message.content or "" for node in branch.nodes[1:]) for branch in trace.branches] == [
+        one.text for one in sorted(found, key=lambda one: trace.info["responses"][found.index(one)]["leaf"])
+    ]
+    assert trace.info["tree_nodes"][:3] == [ROOT, first, second] and set(trace.info["tree_nodes"][3:]) == {None}
+    given = credit_of(tree, found, "group")
+    total = sum(advantages[0] for one, advantages in zip(found, given, strict=True) if one.token_ids[0] == 1)
+    assert trace.nodes[1].advantages == pytest.approx([total] * 2)
 
 
 def test_a_policy_gradient_over_the_graph_is_that_of_the_packed_rows(data: Path, tmp_path: Path) -> None:

@@ -228,11 +228,12 @@ def test_bad_input_is_one_sentence(
 def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> None:
     tasks = load_tasks("embedded", "test", 4)
 
-    def found(*grades: float) -> dict[str, Any]:
-        return summary(Answers([[grade == 1.0] for grade in grades], [["x"]] * 4, 4, 0.1, 0, list(grades)), tasks)
+    def found(*grades: float, partial: bool = True) -> dict[str, Any]:
+        right = [[grade == 1.0] for grade in grades]
+        return summary(Answers(right, [["x"]] * 4, 4, 0.1, 0, [*grades], partial=partial), tasks)
 
-    before, after = found(0.0, 0.5, 1.0, 0.25), found(0.5, 0.5, 1.0, 1.0)
+    before, after = found(0.0, 0.5, 1.0, 0.25), found(1.0, 1.0, 1.0, 0.0)  # all or nothing by chance
     gain = reward_gain(before, after, tasks)
     assert before["reward"]["value"] == pytest.approx(0.4375) and gain is not None
     assert gain["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25
-    assert "reward" not in found(0.0, 1.0, 1.0, 0.0)
+    assert "reward" not in found(0.0, 1.0, 1.0, 0.0, partial=False)

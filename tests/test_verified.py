@@ -22,7 +22,7 @@ from alphazero_llm_trainer.mcts.driver import Search, SearchResult
 from alphazero_llm_trainer.mcts.extract import trajectories
 from alphazero_llm_trainer.mcts.mcts import Evaluation, Leaf, Mcts, Playout
 from alphazero_llm_trainer.mcts.metered import CountedVerifier
-from alphazero_llm_trainer.mcts.select import SELECTORS, open_puct
+from alphazero_llm_trainer.mcts.select import OPEN_SELECTORS, SELECTORS, open_puct
 from alphazero_llm_trainer.mcts.tree import REJECTED, ROOT, Tree
 from alphazero_llm_trainer.problems.step_checks import Calculator
 from alphazero_llm_trainer.rewards.terminal import make_evaluate
@@ -91,6 +91,27 @@ def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
     # Three visits, mean 1/3, P = 1/3 each: the first has 0.5 + c*0.192, the second 0 + c*0.289, a third step 0.333 + c*0.192.
     assert open_puct(tree, ROOT, 0.5, [first, second]) == first
     assert open_puct(tree, ROOT, 8.0, [first, second]) == second
+
+
+def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_anew() -> None:
+    for select, goes_on in (("puct", True), ("restart", False)):
+        tree = Tree()
+        mcts = Mcts(tree, SELECTORS["puct"], 2.0, 100, patience=4, open_select=OPEN_SELECTORS[select])
+        [leaf] = mcts.ask()
+        refuse(mcts, leaf, [step("a\n", 1e-9), step("b\n", 1e-9), step("bad\n", 1e-9)], before=1.0)
+        [leaf] = mcts.ask()
+        assert leaf.node == (2 if goes_on else ROOT)
+    with pytest.raises(ConfigError, match=r"search\.select is restart"):
+        evaluate = make_evaluate(load_config().rewards, None, None)
+        Search(ScriptedPolicy(0), evaluate, SearchConfig.model_validate({"select": "restart"}))
+
+
+def test_where_no_rule_is_named_it_is_puct_with_its_own_constant() -> None:
+    settings_ = SearchConfig.model_validate({})
+    assert (settings_.selector(), settings_.selector(judged=True)) == ("ucb1", "puct")
+    judged = Search(ScriptedPolicy(0), None, settings_, value=SimpleNamespace(rollout_weight=1.0), verifier=Rule(len))  # type: ignore[arg-type]
+    mcts = judged.mcts(Tree(), 0)
+    assert mcts.open_select is open_puct and mcts.exploration == 2.0
 
 
 # -- repair ------------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class TrainingRun:
 
     @property
     def reward_gain(self) -> Interval | None:
-        """The paired difference in a reward of your own, where the problems have no gold answers."""
+        """The paired difference in a reward of your own, or in the grades of a source with partial credit."""
         return interval_of(self.card.get("reward_gain"))
 
     @property

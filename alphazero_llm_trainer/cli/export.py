@@ -292,7 +292,8 @@ def episode(
                 "finish_reason": "length" if one.verdict in CUT else "stop",
                 "usage": {"prompt_tokens": len(prompt), "completion_tokens": len(one.token_ids)},
             }
-            for leaf, one in zip(leaves, found, strict=True)
+            # verifiers takes a trace for cut where its last call is: here where all responses are.
+            for leaf, one in sorted(zip(leaves, found, strict=True), key=lambda pair: pair[1].verdict not in CUT)
         ],
         "rewards": {"outcome": {"score": sum(one.samples * worth(one) for one in found) / samples}},
         "metrics": {"responses": len(found), "samples": samples},
@@ -301,7 +302,13 @@ def episode(
             "policy_version": record["policy_version"],
             "tree_nodes": [known.get(at) for at in range(len(nodes))],  # None: tokens outside of the tree
             "responses": [
-                {"leaf": leaf, "outcome": worth(one), "search_reward": one.reward, "samples": one.samples}
+                {
+                    "leaf": leaf,
+                    "outcome": worth(one),
+                    "search_reward": one.reward,
+                    "samples": one.samples,
+                    "end": one.verdict,
+                }
                 for leaf, one in zip(leaves, found, strict=True)
             ],
         },

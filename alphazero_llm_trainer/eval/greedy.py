@@ -25,6 +25,7 @@ class Answers:
 
     `skipped` counts problems whose prompt doesn't fit into the context: they count as wrong. `grades` are each problem's
     first sample's in [0, 1], and `rewards` what the user's own reward gave it: None where that failed, empty without one.
+    `partial`: the source grades with partial credit.
     """
 
     correct: list[list[bool]]
@@ -34,6 +35,7 @@ class Answers:
     skipped: int
     grades: list[float] = field(default_factory=list)
     rewards: list[float | None] = field(default_factory=list)
+    partial: bool = False
 
     @property
     def first(self) -> list[bool]:
@@ -94,6 +96,7 @@ def answer(
                 ]
                 answers.correct.append([grade.correct for grade in grades] or [False] * n)
                 answers.grades.append(grades[0].score if grades else 0.0)
+                answers.partial |= any(grade.partial is not None for grade in grades)
                 answers.tokens += sum(len(one.token_ids) for one in generated)
         if custom is not None:
             answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])

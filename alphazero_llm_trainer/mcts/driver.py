@@ -94,8 +94,8 @@ class Search:
             raise ValueError("a search needs something that grades responses: evaluate, or a value")
         if verifier is None and settings.select == "restart":
             raise ConfigError(
-                "search.select is restart, which begins every chain anew, and no verifier judges chains: set"
-                " train.groups=verified, or search.select=ucb1, puct or gumbel"
+                "search.select is restart, which begins every chain anew, and no verifier judges chains: name one (eval"
+                " --verifier, train.groups=verified), or take search.select=ucb1, puct or gumbel"
             )
         if verifier is not None and settings.mode == "token":
             raise ConfigError("search.mode is token and a verifier is given: it judges steps; use search.mode=step")

@@ -56,12 +56,12 @@ def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
     """The best method of a budget and whether it is clearly above greedy, in words; and if so "good"."""
     best = rows[0]
     over = gains(results, best).get("over greedy")
-    if not best[measure(best)][0]:
-        return f"{best['benchmark']} at {best['budget']:,} tokens: no method has a right answer", ""
     sure = "" if over is None else f", {over:+} over greedy" + ("" if over.low > 0 else ": no clear gain")
     split = "" if results.get("split", "test") == "test" else f", {results['split']} problems,"
     where, value = f"{best['benchmark']}{split} at {best['budget']:,} tokens", Interval(*best[measure(best)])
     what = "reward " if measure(best) == "reward" else ""
+    if not value.value:
+        return f"{where}: {'every reward is 0' if what else 'no method has a right answer'}", ""
     said = f"{where}: {best['method']} is best, {what}{value} with {tokens(best):.0f} tokens a problem{sure}"
     return said, "" if over is None else over.kind
 
@@ -186,7 +186,8 @@ def evaluation_parts(results: Results) -> list[str]:
         by_budget = sorted_rows(results, name)
         drawn = [method_chart(results, budget, rows) for budget, rows in by_budget.items()]
         top = by_budget[max(by_budget)]
-        big = f"{top[0]['method']} {top[0][measure(top[0])][0]:.3f}"
+        best = top[0][measure(top[0])][0]
+        big = f"{top[0]['method']} {best:.3f}" if best else "0"
         known = [("student", results["student"]), ("verifier", results["verifier"]), ("seed", f"{results['seed']}")]
         parts += [heading(f"{name}: {facts['problems']:,} problems"), hero(big, *headline(results, top), known)]
         parts += [figures(drawn, NOTE), *map(paragraph, [*unjudged(results, name), *told(facts)])]

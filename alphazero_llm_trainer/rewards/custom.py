@@ -49,14 +49,18 @@ class CustomReward:
                 value = await value
             number = float(value)
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = "" if at.filename == __file__ else f" in {Path(at.filename).name}, line {at.lineno},"
-            what = f"raised {type(error).__name__} ({error}){where} for problem {problem.id}: mend it"
+            what = f"raised {type(error).__name__} ({error}){self.place(error)} for problem {problem.id}: mend it"
             raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
         if not 0.0 <= number <= 1.0:
             what = f"gave {number} for problem {problem.id}: return a number from 0 to 1"
             raise RewardError(f"{KEY} is {self.name!r} and {what}")
         return number
+
+    def place(self, error: BaseException) -> str:
+        """The last line of the function's own file that an error came through, in words; nothing where there is none."""
+        own = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", None)
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == own]
+        return f" in {Path(str(own)).name}, line {lines[-1]}," if lines else ""
 
     async def scores(self, tasks: Sequence[Task], responses: Sequence[str | None]) -> list[float | None]:
         """The reward of each task's response; None where it failed, 0 where there is no response.

@@ -156,8 +156,8 @@ class Measured:
 def summary(answers: Answers, tasks: Sequence[Task]) -> dict[str, Any]:
     """Accuracy with its interval (over `distinct` problems; None without gold), cost, and each problem's result for paired
     comparisons. With a reward of the user's own its mean, too, each problem's, and how many failed; without one the same of
-    the grades, where some lie between wrong and right."""
-    rewards = answers.rewards or [*answers.grades] * any(0.0 < grade < 1.0 for grade in answers.grades)
+    the grades, where the source gives partial credit."""
+    rewards = answers.rewards or ([*answers.grades] if answers.partial else [])
     right, total, distinct = sum(answers.first), len(answers.first), len(set(repeats(tasks)))
     known = [reward for reward in rewards if reward is not None]
     rewarded = {

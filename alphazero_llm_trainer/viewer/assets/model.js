@@ -151,8 +151,9 @@ class Model {
     const siblings = this.children[this.parent[node]].filter((child) => !this.rollout(child));
     const most = Math.max(...siblings.map((child) => this.likelihood[child])), of = (child) => Math.exp(this.likelihood[child] - most);
     if (this.record.search.rule === "open_puct") {
-      const left = 1 - siblings.reduce((sum, child) => sum + Math.exp(this.likelihood[child]), 0);
-      return Math.exp(this.likelihood[node]) + Math.max(left, 0) / (1 + siblings.length);
+      const drawn = siblings.filter((child) => child < this.born);
+      const left = 1 - drawn.reduce((sum, child) => sum + Math.exp(this.likelihood[child]), 0);
+      return Math.exp(this.likelihood[node]) + Math.max(left, 0) / (1 + drawn.length);
     }
     return of(node) / siblings.reduce((sum, child) => sum + of(child), 0);
   }
