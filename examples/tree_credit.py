@@ -1,15 +1,11 @@
 """Credit over a whole tree, for a trainer that reads verifiers' traces: `Q(node) - V(parent)` on each node's tokens.
 
-    uv run alphazero-llm-trainer sample --num 20 --out trees
-    uv run alphazero-llm-trainer export --data trees --kind rollouts --out rollouts.jsonl
+    uv run alphazero-llm-trainer export --data TREES --kind rollouts --out rollouts.jsonl
     uv run python examples/tree_credit.py rollouts.jsonl
 
-`assign_advantages` is all that a trainer needs: an algorithm of prime-rl would call it on each trace of a finished group. It
-was not tried inside prime-rl. `export --credit step` counts a step once for each response through it, as `train` does, and
-weighs by the search's visits; here it is counted once and by samples.
+An algorithm of prime-rl would call `assign_advantages` on each trace of a finished group; it was not tried there. `export
+--credit step` counts a step once for each response through it, as `train` does; here it is counted once.
 """
-
-from __future__ import annotations
 
 import json
 import sys
@@ -31,20 +27,13 @@ def assign_advantages(trace: Any) -> None:
             at = nodes[at].parent
     for at, node in enumerate(nodes):
         if node.sampled:
-            gain = sums[at] / counts[at] - sums[node.parent] / counts[node.parent]
-            node.advantages = [gain] * sum(node.mask)
-
-
-def main() -> None:
-    for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines():
-        [trace] = WireEpisode.model_validate(json.loads(line)).traces
-        assign_advantages(trace)
-        best = max((node for node in trace.nodes if node.advantages), key=lambda node: node.advantages[0])
-        text = " ".join((best.message.content or "").split())
-        print(
-            f"{trace.id}: {len(trace.branches)} responses; the step that is worth most: {best.advantages[0]:+.2f}  {text}"
-        )
+            node.advantages = [sums[at] / counts[at] - sums[node.parent] / counts[node.parent]] * sum(node.mask)
 
 
 if __name__ == "__main__":
-    main()
+    for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines():
+        [trace] = WireEpisode.model_validate(json.loads(line)).traces
+        assign_advantages(trace)
+        print(
+            f"{trace.id}: {len(trace.branches)} responses, {[node.advantages[:1] for node in trace.nodes if node.advantages]}"
+        )

@@ -68,6 +68,6 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
 def test_examples_are_short_and_all_known_here() -> None:
     files = {path.stem: path for path in EXAMPLES.glob("*.py")}
-    assert set(files) == {*SAYS, "gsm_symbolic", "serve_client"}  # the client is run in test_serve
+    assert set(files) == {*SAYS, "gsm_symbolic", "serve_client", "tree_credit"}  # run in test_serve and test_export
     for path in files.values():
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 40, path

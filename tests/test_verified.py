@@ -64,31 +64,31 @@ def search(verifier: Rule, seed: int = 0, policy_seed: int = 0, **changes: objec
 # -- the rule ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_step_shares_evenly_in_what_the_drawn_ones_leave() -> None:
+def test_a_new_step_has_the_probability_that_the_drawn_ones_leave() -> None:
     tree = Tree()
     likely = tree.attach(ROOT, step("a", 0.9))
     tree.backup(likely, 0.5)
-    # k = 1, m = 0.1: 0.5 + c*(0.9 + 0.05)*sqrt(1)/2 against 0.5 + c*0.05*sqrt(1)/2
+    # 0.5 + c*0.9*sqrt(1)/2 against 0.5 + c*0.1*sqrt(1)/2
     assert open_puct(tree, ROOT, 1.0, [likely]) == likely
-    tree.backup(likely, 0.5)
-    tree.backup(likely, 0.5)
-    # N = 3: c*0.95*sqrt(3)/4 = 0.411c against c*0.05*sqrt(3)/2 = 0.043c
-    assert open_puct(tree, ROOT, 1.0, [likely]) == likely
+    for _ in range(17):
+        tree.backup(likely, 0.5)
+    # N = 18: c*0.9*sqrt(18)/19 = 0.2010c against c*0.1*sqrt(18)/2 = 0.2121c
+    assert open_puct(tree, ROOT, 1.0, [likely]) == ROOT
     assert open_puct(tree, ROOT, 1.0, []) == ROOT
 
 
 def test_long_steps_are_equals_of_the_one_that_is_not_drawn_yet() -> None:
-    """A step of forty tokens has next to no probability: with all that is left on the new step, no child would be visited."""
+    """A step of forty tokens has next to no probability: with that as its prior, no child would ever be visited again."""
     tree = Tree()
     first = tree.attach(ROOT, step("a", 1e-9))
     tree.backup(first, 1.0)
-    assert open_puct(tree, ROOT, 2.0, [first]) == first  # c*0.5/2 on both sides, equal means: what holds goes on
+    assert open_puct(tree, ROOT, 2.0, [first]) == first  # c*1/2 on both sides, equal means: what holds goes on
     tree.backup(first, 0.0)
-    # N = 2, k = 1: c*0.5*sqrt(2)/3 against c*0.5*sqrt(2)/2, equal means
+    # N = 2, k = 1: c*sqrt(2)/3 against c*sqrt(2)/2, equal means
     assert open_puct(tree, ROOT, 2.0, [first]) == ROOT
     second = tree.attach(ROOT, step("b", 1e-9))
     tree.backup(second, 0.0)
-    # Three visits, mean 1/3, P = 1/3 each: the first has 0.5 + c*0.192, the second 0 + c*0.289, a third step 0.333 + c*0.192.
+    # N = 3, mean 1/3: the first has 0.5 + c*0.577, the second 0 + c*0.866, a third step 0.333 + c*0.577.
     assert open_puct(tree, ROOT, 0.5, [first, second]) == first
     assert open_puct(tree, ROOT, 8.0, [first, second]) == second
 
@@ -206,8 +206,8 @@ def test_the_first_response_that_passes_ends_the_search_and_a_higher_bar_goes_on
 
 def test_what_the_last_simulation_accepts_is_the_answer_too() -> None:
     doubtful = Rule(lambda text: 0.6 if text.startswith("w1") else 0.95)
-    # The tenth simulation is the first that accepts, and a vote would name another response.
-    last = search(doubtful, 69, 69, verify={"accept_above": 0.9}, simulations=10)
+    # The seventh simulation is the first that accepts, and a vote would name another response.
+    last = search(doubtful, 78, 78, verify={"accept_above": 0.9}, simulations=7)
     assert last.ended_by == "accepted" and last.choice is not None and last.choice.value >= 0.9
     voted = choose(last.tree, "mass")
     assert voted is not None and voted.value < 0.9

@@ -60,23 +60,23 @@ def puct(tree: Tree, node: int, exploration: float) -> int:
 def open_puct(tree: Tree, node: int, exploration: float, live: Sequence[int]) -> int:
     """PUCT over the children in `live` and one more arm, a step not drawn yet; `node` itself stands for that arm.
 
-    With k children drawn, rejected ones too, what the policy leaves beside them, `m = 1 - sum p`, is shared evenly: the new
-    step's prior is `m/(k + 1)`, a child's `p + m/(k + 1)`. So certain steps are kept and uncertain ones forked, and long
-    steps, whose own probabilities are next to nothing and which are never drawn twice, are equals (as in Hubert et al.
-    2021, "Learning and planning in complex action spaces", where samples of the policy have equal priors). The new step's Q
-    is the node's mean, its visits are the draws so far. Without a live child the new step is all there is.
+    The new step's prior is what the policy leaves beside all children that were drawn, rejected ones too, so that uncertain
+    steps are forked and certain ones kept; its Q is the node's mean and its visits are the draws so far. A child's prior is
+    the probability of its tokens, and no less than the new step's: a long step has next to none and is never drawn twice, so
+    that its own says nothing (samples of the policy have equal priors in Hubert et al. 2021, "Learning and planning in
+    complex action spaces"). Without a live child the new step is all there is.
     """
     if not live:
         return node
     N, W, virtual = tree.N, tree.W, tree.virtual
     drawn = probabilities(tree, node)
-    left = max(1.0 - math.fsum(drawn.values()), 0.0) / (1 + len(drawn))
+    left = max(1.0 - math.fsum(drawn.values()), 0.0)
     scale = exploration * math.sqrt(N[node] + virtual[node])
     mean = W[node] / N[node] if N[node] else 0.0
     best, best_score = node, mean + scale * left / (1 + len(drawn))
     for child in live:
         visits = N[child] + virtual[child]
-        score = (W[child] / visits if visits else 0.0) + scale * (drawn[child] + left) / (1 + visits)
+        score = (W[child] / visits if visits else 0.0) + scale * max(drawn[child], left) / (1 + visits)
         if score >= best_score:
             best, best_score = child, score
     return best

@@ -145,7 +145,7 @@ class Model {
   }
 
   // P of PUCT: the stored prior, else the tokens' probability, shared out over the siblings. Under a verifier there is one more
-  // step, not drawn yet, and what the siblings leave is shared evenly with it (mcts/select.py, open_puct).
+  // step, not drawn yet, with what the siblings leave, and no sibling has less (mcts/select.py, open_puct).
   share(node) {
     if (this.prior[node] !== null) return this.prior[node];
     const siblings = this.children[this.parent[node]].filter((child) => !this.rollout(child));
@@ -153,7 +153,7 @@ class Model {
     if (this.record.search.rule === "open_puct") {
       const drawn = siblings.filter((child) => child < this.born);
       const left = 1 - drawn.reduce((sum, child) => sum + Math.exp(this.likelihood[child]), 0);
-      return Math.exp(this.likelihood[node]) + Math.max(left, 0) / (1 + drawn.length);
+      return Math.max(Math.exp(this.likelihood[node]), left);
     }
     return of(node) / siblings.reduce((sum, child) => sum + of(child), 0);
   }
