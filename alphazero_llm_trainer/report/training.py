@@ -75,7 +75,8 @@ def facts(card: Card) -> list[tuple[str, str]]:
         part = card[name]
         found.append((f"{name} [95%]", f"{accuracy(part)} at {part['tokens'] / part['problems']:.1f} tokens"))
     found += [("gain, paired", f"{Interval(**card['gain']):+}")] if found else []
-    if card.get("reward_gain") is not None:
+    # Where every grade was all or nothing, the mean grade is the accuracy.
+    if card.get("reward_gain") is not None and any(rewarded(card[name]) for name in ("before", "after")):
         found += [(f"reward {name} [95%]", reward(card[name])) for name in ("before", "after")]
         found.append(("reward gain, paired", f"{Interval(**card['reward_gain']):+}"))
     found.append(("questions", f"{card['questions']:,}"))
@@ -98,6 +99,11 @@ def result_text(card: Card, metrics: Iterable[Line]) -> str:
     short = shortfall(card.get("ends", {}))
     end = "" if short is None else f"\n{short}"
     return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}{end}"
+
+
+def rewarded(part: Card) -> bool:
+    """Whether a measurement's mean reward says something that its accuracy doesn't."""
+    return part["accuracy"] is None or part["reward"]["value"] != part["accuracy"]["value"]
 
 
 def accuracy(part: Card) -> Interval:
