@@ -17,7 +17,7 @@ from alphazero_llm_trainer.eval.greedy import Answers
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
-from alphazero_llm_trainer.report.training import verdict
+from alphazero_llm_trainer.report.training import rewarded, verdict
 from alphazero_llm_trainer.training.evaluation import reward_gain, summary
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import new_run
@@ -237,3 +237,5 @@ def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> No
     assert before["reward"]["value"] == pytest.approx(0.4375) and gain is not None
     assert gain["value"] == pytest.approx(0.3125) and before["accuracy"]["value"] == 0.25
     assert "reward" not in found(0.0, 1.0, 1.0, 0.0, partial=False)
+    # It is told where it differs from accuracy.
+    assert [rewarded(found(*grades)) for grades in ((0.0, 0.5, 1.0, 0.25), (0.0, 1.0, 1.0, 0.0))] == [True, False]

@@ -22,6 +22,7 @@ from alphazero_llm_trainer.config.sections import ProblemsConfig
 from alphazero_llm_trainer.environment.argv import OUR_ID
 from alphazero_llm_trainer.environment.taskset_source import MOST, VerifiersTaskset, own_splits
 from alphazero_llm_trainer.errors import AlphaZeroError, ConfigError, DataError, RequestError
+from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.problems.grading import Verdict
 from alphazero_llm_trainer.problems.load import load_tasks
@@ -236,6 +237,14 @@ def test_votes_are_by_the_answer_or_the_whole_text() -> None:
     assert source.vote_key("I count\n#### 1,000") == source.vote_key(r"so \boxed{1000}") == "1000"
     assert source.vote_key("It has  5") == source.vote_key("it has 5") != ""
     assert source.final_answer("It has 5", strict=True) is None and source.final_answer("It has 5") == "It has 5"
+
+
+def test_answers_know_of_partial_credit() -> None:
+    """What a run's mean grade before and after hangs on."""
+    student = load_student(load_config(overrides=["student=embedded"]))
+    graded = answer(student, [apple(open_taskset(WORDS))], max_tokens=8)
+    plain = answer(student, load_tasks("embedded", "test", 1), max_tokens=8)
+    assert (graded.partial, plain.partial) == (True, False)
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

@@ -109,8 +109,8 @@ def test_a_rejected_long_step_is_drawn_again_where_it_was_and_a_restart_begins_a
 def test_where_no_rule_is_named_it_is_puct_with_its_own_constant() -> None:
     settings_ = SearchConfig.model_validate({})
     assert (settings_.selector(), settings_.selector(judged=True)) == ("ucb1", "puct")
-    judged = Search(ScriptedPolicy(0), None, settings_, value=SimpleNamespace(rollout_weight=1.0), verifier=Rule(len))  # type: ignore[arg-type]
-    mcts = judged.mcts(Tree(), 0)
+    evaluate = make_evaluate(load_config().rewards, None, None)
+    mcts = Search(ScriptedPolicy(0), evaluate, settings_, verifier=Rule(lambda text: 1.0)).mcts(Tree(), 0)
     assert mcts.open_select is open_puct and mcts.exploration == 2.0
 
 

@@ -26,9 +26,8 @@ def keep_narrow(model: Any) -> None:
 def narrow(layer: Any) -> torch.Tensor:
     """A linear layer's weights `[out, in]` for a product under autocast."""
     weight: torch.Tensor = layer.weight
-    return (
-        weight if weight.requires_grad else vars(layer).get("narrow", weight)
-    )  # one that is trained by now is not frozen
+    # One that is trained by now is not frozen.
+    return weight if weight.requires_grad else vars(layer).get("narrow", weight)
 
 
 class Product:
