@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from arms import Seed, read, sampled, updates, validation  # noqa: E402
+from arms import Seed, read, sampled, updates  # noqa: E402
 
 from alphazero_llm_trainer.eval.metrics import mean_interval, paired_bootstrap, wilson  # noqa: E402
 from alphazero_llm_trainer.eval.results import triple  # noqa: E402
@@ -33,14 +34,15 @@ TEST, VALIDATION, SAMPLES = 1319, 500, 8  # rows, rows, answers to a validation 
 LONGEST = 400  # tokens of an answer
 SHOTS = (0, 4)  # worked solutions before the question
 
-# T1: the rates of an arm and what each is: three rounds of about 95,000 sampled tokens, 12 updates of 20 rows each. PROTOCOL.md
-# says how the sizes were chosen.
-ROUNDS, RATES = 3, (2e-4, 5e-4)
-SIZES = ["train.optimizer.batch_size=20", "train.validation_size=200", "train.requeue_limit=0"]
+# T1: an arm is three rounds of about 85,000 sampled tokens and 8 updates of 16 rows each, at one rate. PROTOCOL.md says how
+# the sizes were chosen.
+ROUNDS, RATE = 3, 3e-4
+SIZES = ["train.optimizer.batch_size=16", "train.requeue_limit=0", f"train.optimizer.learning_rate={RATE:g}"]
 DRAWN = 200  # validation rows that are answered by eight samples each, too
-SFT, UPDATES = "SFT on worked solutions", 12 * ROUNDS
+SFT, UPDATES = "SFT on worked solutions", 8 * ROUNDS
 DRAWS = ["search.samples=4", "search.temperature=0.6"]
-GROUPS = ["train.rows_per_round=120", "train.optimizer.epochs=2"]  # GRPO: 12 updates
+OWN = ["train.updates_per_round=8", "train.optimizer.epochs=8"]  # until there are 8 updates
+GROUPS = ["train.rows_per_round=128", "train.optimizer.epochs=1"]  # GRPO: 8 updates
 
 
 def rounds(questions: int) -> list[str]:
@@ -49,10 +51,10 @@ def rounds(questions: int) -> list[str]:
 
 
 ARMS: dict[str, list[str]] = {
-    "expert iteration": ["search.simulations=4", "train.updates_per_round=12", *rounds(128)],
-    "RFT": ["--use-rft", *DRAWS, "train.updates_per_round=12", *rounds(100)],
-    "GRPO on samples": ["--use-grpo", "train.groups=chain", "search.samples=8", *GROUPS, *rounds(45)],
-    "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(40)],
+    "expert iteration": ["search.simulations=4", *OWN, *rounds(115)],
+    "RFT": ["--use-rft", *DRAWS, *OWN, *rounds(90)],
+    "GRPO on samples": ["--use-grpo", "train.groups=chain", "search.samples=8", *GROUPS, *rounds(40)],
+    "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(36)],
 }
 
 # T2: train questions, those of them that greedy fails, tokens of one.
@@ -136,61 +138,57 @@ def of_t0(split: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A student, its best accuracy on validation rows, and what it took."""
+    """A student and what it took."""
 
     student: Path
-    validation: float
     training_tokens: int
     updates: int
 
 
-def trained(seed: Seed, arm: str, rate: float) -> Trained:
-    """An arm at a learning rate."""
-    name = f"{arm}, {rate:g}"
-    run = seed.folder(name) / "run-001"
+def trained(seed: Seed, arm: str) -> Trained:
+    """An arm's last student."""
+    run = seed.folder(arm) / "run-001"
     there = (run / "run.json").is_file()
     words = ["train", "--resume", str(run)]
     if not there:
         words = ["train", "--out", str(run.parent), "--model", str(seed.args.model), "--source", "gsm8k"]
         size = next(int(one.rpartition("=")[2]) for one in ARMS[arm] if "questions_per_round" in one)
         words += ["-n", str(ROUNDS * size if seed.args.rows is None else seed.args.rows), "--eval-size", "0"]
-        words += with_settings([*ARMS[arm], *SIZES, f"train.optimizer.learning_rate={rate:g}"])
-    seed.stage(name, words, run / "report.html", configured=not there)
-    return Trained(run / "student", validation(run), sampled(run), updates(run))
+        words += with_settings([*ARMS[arm], *SIZES, "train.validation_size=0"])
+    seed.stage(arm, words, run / "report.html", configured=not there)
+    return Trained(run / "student", sampled(run), updates(run))
 
 
-def supervised(seed: Seed, arm: str, rate: float) -> Trained:
+def supervised(seed: Seed, arm: str) -> Trained:
     """The ceiling: as many updates on worked solutions, which no arm sees."""
-    settings = with_settings(
-        [*SIZES, f"train.sft.steps={UPDATES}", "train.evaluate_every=12", f"train.optimizer.learning_rate={rate:g}"]
-    )
-    out = seed.sft(f"{arm}, {rate:g}", "--model", str(seed.args.model), "--source", "gsm8k", *settings)
-    return Trained(out, read(out / "manifest.json")["validation_accuracy"], 0, UPDATES)
+    settings = [*SIZES, "train.validation_size=16", f"train.sft.steps={UPDATES}", f"train.evaluate_every={UPDATES}"]
+    out = seed.sft(arm, "--model", str(seed.args.model), "--source", "gsm8k", *with_settings(settings))
+    return Trained(out, 0, UPDATES)
 
 
 def t1(seed: Seed, keep: Callable[[Rows], None]) -> None:
     """What each way of training from the model's own answers teaches it."""
     base = published(seed)
     rows: Rows = [{"arm": "published", **base}]
-    for arm in seed.args.arms or (*ARMS, SFT):
-        made = supervised if arm == SFT else trained
-        with ThreadPoolExecutor(seed.args.jobs) as pool:
-            tried = dict(zip(RATES, pool.map(lambda rate: made(seed, arm, rate), RATES), strict=True))
-        best = max(RATES, key=lambda rate: tried[rate].validation)
-        row = answered(seed, f"test, {arm}", tried[best].student, "test", TEST)["rows"][0]
-        sampled_gain = drawn(seed, f"samples, {arm}", tried[best].student)
+    lock = Lock()
+
+    def measured(arm: str) -> None:
+        done = (supervised if arm == SFT else trained)(seed, arm)
+        facts = {"seed": seed.seed, "rate": RATE, "training_tokens": done.training_tokens, "updates": done.updates}
+        row = {"arm": arm, **facts, **answered(seed, f"test, {arm}", done.student, "test", TEST)["rows"][0]}
         right, before = ([float(one) for one in found["outcomes"]] for found in (row, base))
         gain = paired_bootstrap(right, before)
-        facts = {
-            "validation": {f"{rate:g}": one.validation for rate, one in tried.items()},
-            "rate": best,
-            "training_tokens": tried[best].training_tokens,
-            "updates": tried[best].updates,
-            "one_sample": sampled_gain,
-        }
-        rows.append({"arm": arm, "seed": seed.seed, **facts, **row, "gain": [gain.value, gain.low, gain.high]})
         print(f"{arm}: {wilson(int(sum(right)), len(right))}, gain {gain}", flush=True)
-        keep(rows)
+        found = {**row, "gain": triple(gain)}
+        with lock:
+            rows.append(found)
+            keep(rows)
+        found["one_sample"] = drawn(seed, f"samples, {arm}", done.student)
+        with lock:
+            keep(rows)
+
+    with ThreadPoolExecutor(seed.args.jobs) as pool:
+        list(pool.map(measured, seed.args.arms or (*ARMS, SFT)))
 
 
 def drawn(seed: Seed, name: str, student: Path) -> dict[str, Any]:
