@@ -60,12 +60,19 @@ ARMS: dict[str, list[str]] = {
 # T2: train questions, those of them that greedy fails, tokens of one.
 FIRST, QUESTIONS, FAILED, BUDGET = 3000, 460, 330, 1000
 
+# T3: the tokens of an answer, the judge of all methods, the trees among them, validation rows that choose one of those, and
+# the test rows of all methods.
+CAP, JUDGE = 1200, "calculator+log-probability"
+TREES = ("mcts", "beam", "dvts")
+ANSWERS = ("majority", "weighted-majority", "best-of-n", "step-rejection", *TREES)
+CHOOSING, SOME, CHUNK = 100, 200, 100
+
 Rows = list[dict[str, Any]]
 
 
 def one_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a row is about."""
-    return tuple(row.get(name) for name in ("arm", "seed", "split", "shots", "way", "rule"))
+    return tuple(row.get(name) for name in ("arm", "seed", "split", "shots", "way", "rule", "method", "budget"))
 
 
 def with_settings(words: Sequence[str]) -> list[str]:
@@ -244,7 +251,51 @@ def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
         keep(rows)
 
 
-STAGES = {"T0": t0, "T1": t1, "T2": t2}
+def methods(seed: Seed, split: str, num: int, names: Sequence[str], budget: int) -> dict[str, dict[str, Any]]:
+    """Each method's row over the first `num` rows of a split, measured in chunks, so that a stop costs one at most."""
+
+    def chunk(work: tuple[str, int]) -> dict[str, Any]:
+        name, start = work
+        more = ["--start", str(start), "--methods", name, "--budget-tokens", str(budget), "--verifier", JUDGE]
+        size = min(CHUNK, num - start)
+        return answered(seed, f"{split}, {name}, {budget}, {start}", seed.args.model, split, size, *more)["rows"][0]
+
+    if seed.args.rows is not None:
+        num = seed.args.rows
+    work = [(name, start) for start in range(0, num, CHUNK) for name in names]
+    with ThreadPoolExecutor(seed.args.jobs) as pool:
+        found = list(zip(work, pool.map(chunk, work), strict=True))
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        parts = [row for (other, _), row in found if other == name]
+        outcomes = "".join(row["outcomes"] for row in parts)
+        facts = {
+            column: sum(row[column] * row["problems"] for row in parts) / len(outcomes)
+            for column in ("sampled_tokens", "scored_tokens")
+        }
+        accuracy = triple(wilson(outcomes.count("1"), len(outcomes)))
+        rows[name] = {"split": split, "method": name, "budget": budget, "seed": seed.seed, "problems": len(outcomes)}
+        rows[name] |= {"accuracy": accuracy, **facts, "outcomes": outcomes}
+    return rows
+
+
+def t3(seed: Seed, keep: Callable[[Rows], None]) -> None:
+    """Answers at equal tokens: the tree method that is best on validation rows less majority, then all methods on some rows."""
+    rows: Rows = []
+    chosen = methods(seed, "validation", CHOOSING, TREES, CAP)
+    rows += chosen.values()
+    keep(rows)
+    best = max(TREES, key=lambda name: chosen[name]["accuracy"][0])
+    for num, names, cap in ((TEST, ("majority", best), CAP), *((SOME, ANSWERS, cap) for cap in (CAP // 4, CAP // 2))):
+        found = methods(seed, "test", num, names, cap)
+        right = {name: [float(one) for one in row["outcomes"]] for name, row in found.items()}
+        for name in names[1:]:
+            found[name]["less_majority"] = triple(paired_bootstrap(right[name], right["majority"]))
+        rows += found.values()
+        keep(rows)
+
+
+STAGES = {"T0": t0, "T1": t1, "T2": t2, "T3": t3}
 
 
 def main() -> None:
