@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .types import Cost
+
 TICK = 1.0  # seconds between two looks at the clock
 BAR_WIDTH = 20
 BEAT = 10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
@@ -68,7 +70,8 @@ class Progress:
         self.quiet = quiet
         self.bar: Live | None = None
         self.notes: dict[str, str] = {}
-        self.total = self.done = self.first = self.tokens = 0
+        self.total = self.done = self.first = self.finished_tokens = 0
+        self.drawn_tokens: Callable[[], int] = int  # none
         self.unit, self.doing, self.figures = "", "", ""
         self.began = self.said = clock()
         self.dollars: Callable[[], float] = float  # nothing
@@ -96,10 +99,18 @@ class Progress:
                 self.out.write(f"{text}\n")
                 self.out.flush()
 
-    def start(self, total: int, done: int = 0, unit: str = "question", doing: str = "") -> None:
-        """`total` things (`unit` is one's name) are to be done, of which `done` are done already."""
+    def start(
+        self, total: int, done: int = 0, unit: str = "question", doing: str = "", cost: Cost | None = None
+    ) -> None:
+        """`total` things (`unit` is one's name) are to be done, of which `done` are done already.
+
+        `cost`, an engine's, tells what is sampled before a thing is finished.
+        """
         self.stop()
         self._begin(total, done, unit, doing)
+        if cost is not None:
+            before = cost.sampled_tokens
+            self.drawn_tokens = lambda: cost.sampled_tokens - before
         if not self.quiet and self.tell is None and self.out.isatty():
             console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
             self.bar = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, redirect_stdout=False)
@@ -123,7 +134,7 @@ class Progress:
         self.wait("loading")
 
     def _begin(self, total: int, done: int, unit: str, doing: str) -> None:
-        self.total, self.done, self.first, self.tokens = total, done, done, 0
+        self.total, self.done, self.first, self.finished_tokens, self.drawn_tokens = total, done, done, 0, int
         self.unit, self.doing, self.figures, self.looking, self.notes = unit, doing, "", str, {}
         self.began = self.said = self.clock()
 
@@ -152,7 +163,7 @@ class Progress:
 
     def advance(self, count: int = 1, tokens: int = 0) -> None:
         """`count` more things are done, for which so many tokens were sampled."""
-        self.tokens += tokens
+        self.finished_tokens += tokens
         self.at(self.done + count)
 
     def at(self, done: int) -> None:
@@ -202,8 +213,13 @@ class Progress:
         return f"{rate(done, self.seconds, self.unit)}{self.spent}{eta}"
 
     @property
-    def sampled(self) -> str:
+    def tokens(self) -> int:
         """Tokens sampled since the start."""
+        return max(self.finished_tokens, self.drawn_tokens())
+
+    @property
+    def sampled(self) -> str:
+        """Those tokens, and how many a second."""
         return f"{self.tokens:,} tokens, {self.tokens / self.seconds:,.0f} a second"
 
     @property

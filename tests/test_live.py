@@ -12,6 +12,7 @@ import pytest
 from alphazero_llm_trainer import live
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.live import Progress, duration, last_tree, rate
+from alphazero_llm_trainer.types import Cost
 
 ARGUMENTS = [
     "train", "--model", "embedded", "--num-examples", "16", "--eval-size", "8", "--set", "train.validation_size=0",
@@ -81,6 +82,23 @@ def test_ten_seconds_of_silence_are_one_line(clock: Clock, out: io.StringIO) -> 
         "searching: 20 questions",
         *[f"searching: 0/20 questions, {seconds} s so far" for seconds in (10, 20, 30)],
         "searching: 1/20 questions, 40.0 s/question, ETA 13 min, 70 tokens, 2 a second",
+    ]
+
+
+def test_what_an_engine_samples_is_told_before_a_question_is_finished(clock: Clock, out: io.StringIO) -> None:
+    cost = Cost(sampled_tokens=1000)  # of before
+    with Progress(out=out, clock=clock) as progress:
+        progress.start(20, cost=cost)
+        for _ in range(2):
+            clock.now += 10
+            cost.sampled_tokens += 2000
+            progress.beat()
+        clock.now += 10
+        progress.advance(tokens=300)  # the engine has sampled more, for questions under way
+    assert out.getvalue().splitlines() == [
+        "0/20 questions, 10 s so far, 2,000 tokens, 200 a second",
+        "0/20 questions, 20 s so far, 4,000 tokens, 200 a second",
+        "1/20 questions, 30.0 s/question, ETA 10 min, 4,000 tokens, 133 a second",
     ]
 
 

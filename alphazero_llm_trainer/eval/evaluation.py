@@ -126,7 +126,7 @@ class Evaluation:
         by_name = {one.name: one for one in benchmarks}
         left = [cell for cell in self.cells() if not folder.file(*cell).exists()]
         total, todo = (sum(len(by_name[name].tasks) for name, *_ in some) for some in (self.cells(), left))
-        progress.start(total, total - todo, "problem")
+        progress.start(total, total - todo, "problem", cost=student.engine.cost)
         custom = open_reward(config.rewards)
         verifier = load_verifier(self.verifier, student, config, self.prm, self.value)
 

@@ -101,7 +101,7 @@ def answer(
         if custom is not None:
             answers.rewards = await custom.scores(tasks, [texts[0] if texts else None for texts in answers.responses])
 
-    progress.start(len(tasks), unit="problem", doing=doing)
+    progress.start(len(tasks), unit="problem", doing=doing, cost=student.engine.cost)
     try:
         asyncio.run(respond_to_all())
     finally:

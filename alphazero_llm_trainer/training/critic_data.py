@@ -68,7 +68,7 @@ def collect_trees(
                 journal.append(tree.record(policy=policy))
                 tell_tree(progress, tree, 1)
 
-    progress.start(len(tasks), len(tasks) - len(missing), doing="searching")
+    progress.start(len(tasks), len(tasks) - len(missing), doing="searching", cost=student.engine.cost)
     try:
         if missing:
             asyncio.run(search())

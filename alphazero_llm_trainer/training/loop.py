@@ -325,7 +325,7 @@ class Run(Measured):
         costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)
         if self.config.train.tokens is None:
-            self.progress.start(self.size.questions, len(self.journal))
+            self.progress.start(self.size.questions, len(self.journal), cost=self.student.engine.cost)
         else:
             self.progress.start(self.config.train.tokens, self.sampled, unit="token")
         return checkpoint, facts.get("update", 0), start
