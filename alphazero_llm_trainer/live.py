@@ -19,6 +19,7 @@ from .types import Cost
 
 TICK = 1.0  # seconds between two looks at the clock
 BAR_WIDTH = 20
+TROUBLES = 3  # lines about what is left out
 BEAT = 10.0  # seconds of silence, where there is no bar, after which a line says how far the work is
 
 
@@ -70,7 +71,7 @@ class Progress:
         self.quiet = quiet
         self.bar: Live | None = None
         self.notes: dict[str, str] = {}
-        self.total = self.done = self.first = self.finished_tokens = 0
+        self.total = self.done = self.first = self.finished_tokens = self.troubles = 0
         self.drawn_tokens: Callable[[], int] = int  # none
         self.unit, self.doing, self.figures = "", "", ""
         self.began = self.said = clock()
@@ -177,6 +178,14 @@ class Progress:
     def now(self, text: str) -> None:
         """The newest figures."""
         self.figures = text
+
+    def trouble(self, text: str) -> None:
+        """A line that stays on something that is left out: the first `TROUBLES` of a command, then that more are counted."""
+        self.troubles += 1
+        if self.troubles <= TROUBLES:
+            self.say(text)
+        elif self.troubles == TROUBLES + 1:
+            self.say("more are left out like these: they are counted and not told")
 
     def note(self, name: str, text: str) -> None:
         """A line below the bar; a later one of the same name takes its place."""

@@ -227,6 +227,24 @@ def test_broken_rows_are_named(text: str, words: str, tmp_path: Path) -> None:
         open_named(str(file))
 
 
+def test_the_first_five_broken_rows_are_named_at_once(tmp_path: Path) -> None:
+    """Those that are no JSON, then those whose columns lack something."""
+    good, broken = '{"question": "q", "answer": "1"}', '{"question": "q", "answer": null}'
+    file = tmp_path / "rows.jsonl"
+    for bad, fault in (("{", "is not valid JSON"), (broken, "has None as `answer`")):
+        file.write_text("\n".join([good, *[bad] * 7]))
+        with pytest.raises(DataError) as raised:
+            open_named(str(file))
+        first, *told = str(raised.value).splitlines()
+        assert first == "7 rows are broken, the first of them:"
+        assert [line.split(":")[0].split("rows.jsonl ")[1] for line in told] == [
+            f"line {i} {fault}" for i in range(2, 7)
+        ]
+        file.write_text("\n".join([good, bad, bad]))
+        with pytest.raises(DataError, match=r"^2 rows are broken:\n  .* line 2 .*\n  .* line 3 "):
+            open_named(str(file))
+
+
 def test_a_row_that_stands_twice_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = rows(tmp_path, 20)
     lines = file.read_text().splitlines()

@@ -14,7 +14,7 @@ from ..config.objects import at_home
 from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
-from .rows import Columns, Row, as_task, load_hub, read_file
+from .rows import Columns, Row, as_task, each, load_hub, read_file
 from .source import SPLITS, Source, TaskList, by_hash, once
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
@@ -72,7 +72,9 @@ def from_rows(by_split: Mapping[str, Sequence[Row]], problems: ProblemsConfig) -
     if not everything:
         raise DataError(f"{name} has no rows: write one problem a row, with a question and an answer")
     columns = columns_of(everything[0], problems)
-    tasks = {split: [as_task(row, columns, name) for row in rows] for split, rows in by_split.items()}
+    placed = [(split, row) for split, rows in by_split.items() for row in rows]
+    made = each(placed, lambda one: (one[0], as_task(one[1], columns, name)))
+    tasks = {wanted: [task for split, task in made if split == wanted] for wanted in by_split}
     return TaskList(divided(once(tasks, name)), name, problems.grade, problems.system_prompt)
 
 

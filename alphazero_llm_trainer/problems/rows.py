@@ -8,9 +8,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -20,6 +20,9 @@ from ..files import parse_json
 from ..types import Problem, Task
 from .grading import LETTERS
 
+One = TypeVar("One")
+Made = TypeVar("Made")
+FAULTS = 5  # of a file's broken rows that are told at once
 Row = tuple[Mapping[str, Any], str]  # columns, and where they stand, for messages
 
 
@@ -50,12 +53,30 @@ def read_file(file: Path) -> list[Row]:
         elif file.suffix == ".json":
             found = parse_json(file.read_text(encoding="utf-8-sig"))
         else:
-            return [json_row(line, f"{file} line {number}") for number, line in lines_of(file)]
+            return each(lines_of(file), lambda found: json_row(found[1], f"{file} line {found[0]}"))
     except (OSError, ValueError, csv.Error) as error:  # pyarrow's errors are ValueErrors and OSErrors
         raise unreadable(file, error) from error
     if not isinstance(found, list):
         raise DataError(f"{file} holds no list: write a list of objects, or one object a line in a .jsonl file")
-    return [row_of(row, f"{file} row {number}") for number, row in enumerate(found, int(file.suffix == ".csv"))]
+    numbered = enumerate(found, int(file.suffix == ".csv"))
+    return each(numbered, lambda one: row_of(one[1], f"{file} row {one[0]}"))
+
+
+def each(found: Iterable[One], make: Callable[[One], Made]) -> list[Made]:
+    """`make` of each one. Raises one DataError of all that it raises, of which `FAULTS` are told."""
+    made, faults = [], []
+    for one in found:
+        try:
+            made.append(make(one))
+        except DataError as error:
+            faults.append(error)
+    if len(faults) > 1:
+        first = ", the first of them" if len(faults) > FAULTS else ""
+        told = "".join(f"\n  {fault}" for fault in faults[:FAULTS])
+        raise DataError(f"{len(faults):,} rows are broken{first}:{told}") from faults[0]
+    if faults:
+        raise faults[0]
+    return made
 
 
 def lines_of(file: Path) -> Iterator[tuple[int, str]]:

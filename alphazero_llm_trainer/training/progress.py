@@ -21,7 +21,7 @@ def tell_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
     progress.note("last tree", last_tree(tree.key, len(grown.N), grown.N[ROOT], right, count, tree.ended_by))
     progress.advance(counted, tree.cost.sampled_tokens)
     if tree.failed_reward is not None:
-        progress.say(f"{tree.key} is left out: {tree.failed_reward}")
+        progress.trouble(f"{tree.key} is left out: {tree.failed_reward}")
 
 
 def tell_round(progress: Progress, line: dict[str, Any], name: str) -> None:
