@@ -1,6 +1,6 @@
 """The site's generated reference pages: commands from their parsers, configuration from the comments of the YAML files.
 
-An MkDocs hook (`hooks` in mkdocs.yml): both pages are made at each build and are no files of the repository.
+An MkDocs hook (`hooks` in mkdocs.yml): both are made at each build, in place of two short pages for readers of the repository.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for name, text in (("cli", commands()), ("configuration", configuration())):
+        short = files.get_file_from_path(f"reference/{name}.md")
+        if short is not None:
+            files.remove(short)
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
 
