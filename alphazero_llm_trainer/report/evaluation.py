@@ -11,7 +11,7 @@ from ..eval.results import BASELINES, CONTROLS, KS, UNGRADED
 from ..mcts.extract import MUCH
 from .charts import Chart, ChartRow, row_chart
 from .page import figures, heading, hero, paragraph, table
-from .tables import columns, markdown
+from .tables import columns, dot_plot, markdown
 
 Results = Mapping[str, Any]
 Block = tuple[str, list[list[str]]]  # a sentence, and a table with its head first
@@ -66,16 +66,18 @@ def headline(results: Results, rows: Sequence[Results]) -> tuple[str, str]:
     return said, "" if over is None else over.kind
 
 
-def blocks(results: Results, benchmark: str) -> list[Block]:
-    """A headline and a short sorted table for each budget, then pass@k and maj@k."""
+def blocks(results: Results, benchmark: str, plot: bool = False) -> list[Block]:
+    """A headline and a short sorted table for each budget, with its dot plot or without, then pass@k and maj@k."""
     found: list[Block] = []
     for rows in sorted_rows(results, benchmark).values():
         rewarded = any("reward" in row for row in rows)
         lines = [["method", "accuracy [95%]", *["reward [95%]"] * rewarded, "over greedy", "tokens", "calls"]]
-        for row in rows:
+        drawn = dot_plot([Interval(*row[measure(row)]) for row in rows]) if plot and len(rows) > 1 else []
+        lines[0] += [measure(rows[0])] if drawn else []
+        for at, row in enumerate(rows):
             over = gains(results, row).get("over greedy")
             figures = ["" if over is None else f"{over:+}", f"{tokens(row):.1f}", f"{row['calls']:.1f}"]
-            lines.append([row["method"], accuracy_of(row), *[reward_of(row)] * rewarded, *figures])
+            lines.append([row["method"], accuracy_of(row), *[reward_of(row)] * rewarded, *figures, *drawn[at : at + 1]])
         found.append((headline(results, rows)[0], lines))
     return found + at_k(results, benchmark)
 
@@ -114,7 +116,9 @@ def result_text(results: Results) -> str:
     """What the terminal shows."""
     found = []
     for name in results["benchmarks"]:
-        found += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name)] + unjudged(results, name)
+        found += [f"{said}\n{columns(rows)}" for said, rows in blocks(results, name, plot=True)] + unjudged(
+            results, name
+        )
     return "\n\n".join(found)
 
 

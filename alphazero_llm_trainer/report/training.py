@@ -14,7 +14,7 @@ from ..mcts.extract import shortfall
 from ..policy.folders import SMALL
 from .charts import Chart, line_chart, number
 from .page import figures, folded, heading, hero, paragraph, table
-from .tables import columns
+from .tables import columns, spark
 
 FLIPS = 100  # problems in a table
 X = "sampled tokens"
@@ -68,7 +68,7 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     return f"Training {said}: {gain:+}{what} on the same {card['after']['problems']:,} held-out problems", gain.kind
 
 
-def facts(card: Card) -> list[tuple[str, str]]:
+def facts(card: Card, metrics: Sequence[Line] = ()) -> list[tuple[str, str]]:
     """Before, after and the gain, what it took and what was kept; of a run that isn't finished what there is."""
     found = []
     for name in ("before", "after") if card.get("gain") is not None else ():
@@ -79,6 +79,9 @@ def facts(card: Card) -> list[tuple[str, str]]:
     if card.get("reward_gain") is not None and any(rewarded(card[name]) for name in ("before", "after")):
         found += [(f"reward {name} [95%]", reward(card[name])) for name in ("before", "after")]
         found.append(("reward gain, paired", f"{Interval(**card['reward_gain']):+}"))
+    shares = [share.value for _, share in validation(card, metrics)]
+    if len(shares) > 2:
+        found.append(("validation, by round", f"{shares[0]:.3f} {spark(shares)} {shares[-1]:.3f}"))
     found.append(("questions", f"{card['questions']:,}"))
     if card.get("system_prompt") is not None and card["config"]["models"][card["student"]]["path"] not in SMALL:
         found.append(("prompt", card["system_prompt"]))
@@ -94,11 +97,11 @@ def facts(card: Card) -> list[tuple[str, str]]:
     return found
 
 
-def result_text(card: Card, metrics: Iterable[Line]) -> str:
+def result_text(card: Card, metrics: Sequence[Line]) -> str:
     """What the terminal shows at a run's end."""
     short = shortfall(card.get("ends", {}))
     end = "" if short is None else f"\n{short}"
-    return f"{verdict(card, metrics)[0]}\n{columns(facts(card), left=2)}{end}"
+    return f"{verdict(card, metrics)[0]}\n{columns(facts(card, metrics), left=2)}{end}"
 
 
 def rewarded(part: Card) -> bool:
