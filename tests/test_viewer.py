@@ -474,6 +474,14 @@ def test_a_list_filters_sorts_and_opens_its_trees(browser: Any, sampled: Path, t
     screen.quiet()
 
 
+def test_of_equal_rows_those_with_a_tree_come_first(browser: Any, tmp_path: Path) -> None:
+    records = [record_of(taught(iterations=iterations), key=f"k{iterations}") for iterations in (4, 8, 12)]
+    screen = Screen(browser, tmp_path / "run.html", run_page(records, title="run", limit=1))
+    order = [row.text.split()[0] for row in screen.all("#list-table tbody tr")]
+    assert order == ["3", "1", "2"]  # the largest tree is there
+    screen.quiet()
+
+
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)])
 def test_everything_fits_the_screen(browser: Any, sampled: Path, tmp_path: Path, size: tuple[int, int]) -> None:
     assert view(sampled, "--out", tmp_path / "run.html") == 0

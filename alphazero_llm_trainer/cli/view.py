@@ -19,7 +19,7 @@ from .base import check_least, check_out
 EPILOG = f"""\
 RUN is a run folder of `train`, a folder of `sample`, one of their journals, or a file that `search --json` wrote.
 The page needs no network and no other file. A run folder has one page, trees.html: `train` writes it, and `view` writes
-it anew. A journal of many questions gives a list of them ({MOST_ROWS:,} at most) with the trees of --trees questions (30 MB
+it anew. A journal of many questions gives a list of them ({MOST_ROWS:,} at most) with the trees of --trees questions (12 MB
 at most): mixed outcomes first, then wrong ones. --question gives the others."""
 
 
@@ -30,7 +30,7 @@ def add_view(commands: Any) -> None:
         "--question", metavar="ID", help="one question's tree, by the question's id or the record's key"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)")
-    parser.add_argument("--trees", type=int, default=MOST_TREES, metavar="N", help="trees in a list's page")
+    parser.add_argument("--trees", type=int, default=MOST_TREES, metavar="N", help=f"trees in a list's page (default: {MOST_TREES:,}, if they fit)")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run_view)

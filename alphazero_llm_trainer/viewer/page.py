@@ -22,10 +22,10 @@ from .record import payload, row
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("model.js", "panel.js", "tree.js", "list.js", "app.js")
-MOST_BYTES = 30_000_000  # of embedded trees in one file; a browser opens that in seconds
+MOST_BYTES = 12_000_000  # of embedded trees in one file; a browser opens that in seconds
 OUTCOMES = ("mixed", "wrong", "ungraded", "right", "none", "failed")  # most interesting first
 RUN_PAGE = "trees.html"  # the page of a run's folder
-MOST_TREES = 200  # embedded in it
+MOST_TREES = 1_000  # embedded in it
 MOST_ROWS = 5_000  # questions in its list: a browser sorts and searches that many without a pause
 SUMS = ("tokens", "simulations", "nodes")  # of a row, added up over all questions
 

@@ -56,10 +56,11 @@ class List {
   fill(page) {
     const wanted = element("list-find").value.trim().toLowerCase(), [key] = COLUMNS[this.sort], flip = this.down ? -1 : 1;
     const rows = this.facts.rows.filter((row) => (!this.outcome || row.outcome === this.outcome) && `${row.question} ${row.answer ?? ""} ${row.key}`.toLowerCase().includes(wanted));
+    const away = (row) => (element(`tree-${row.number}`) === null); // of equal rows those whose tree can be opened come first
     rows.sort((a, b) => {
       const [one, other] = [key(a), key(b)];
-      if (one === null || other === null) return (one === null) - (other === null) || a.number - b.number; // what isn't known comes last
-      return flip * (typeof one === "string" ? one.localeCompare(other) : one - other) || a.number - b.number;
+      if (one === null || other === null) return (one === null) - (other === null) || away(a) - away(b) || a.number - b.number; // what isn't known comes last
+      return flip * (typeof one === "string" ? one.localeCompare(other) : one - other) || away(a) - away(b) || a.number - b.number;
     });
     const pages = Math.max(1, Math.ceil(rows.length / PAGE));
     this.page = Math.max(0, Math.min(page, pages - 1));
