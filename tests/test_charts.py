@@ -82,6 +82,14 @@ def test_lines_say_their_values_and_leave_out_what_is_no_number() -> None:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
+def test_an_outcome_has_the_colour_that_it_has_in_the_viewer() -> None:
+    points = exact((0, 0.5), (1, 0.6))
+    chart = line_chart("t", {"wrong": points, "right": points, "mixed": points, "other": points}, "x")
+    assert chart is not None
+    lines = [element.get("class") for element in shapes(chart).iter(f"{SVG}path")]
+    assert lines == ["line c1", "line c2", "line c6", "line c3"]  # orange, green, purple
+
+
 def test_tables_are_aligned() -> None:
     rows = [["method", "accuracy"], ["greedy", "0.5"], ["mcts", "0.75"]]
     assert columns(rows) == "method  accuracy\ngreedy       0.5\nmcts        0.75"

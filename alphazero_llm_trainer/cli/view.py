@@ -30,7 +30,8 @@ def add_view(commands: Any) -> None:
         "--question", metavar="ID", help="one question's tree, by the question's id or the record's key"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)")
-    parser.add_argument("--trees", type=int, default=MOST_TREES, metavar="N", help=f"trees in a list's page (default: {MOST_TREES:,}, if they fit)")
+    about = f"trees in a list's page (default: {MOST_TREES:,}, if they fit)"
+    parser.add_argument("--trees", type=int, default=MOST_TREES, metavar="N", help=about)
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run_view)

@@ -18,6 +18,7 @@ PLOT = 150  # height of a line chart's plot
 TOP, ROW, MARGIN = 22, 40, 14  # of a row chart: where it begins, a row's height, beside the axis
 LETTER = 6.3  # width to leave for a letter
 COLOURS = 10  # classes c0, c1, ... of assets/report.css
+MEANT = {"right": "c2", "mixed": "c6", "wrong": "c1"}  # green, purple and orange, as in the viewer
 Series = Mapping[str, Sequence[tuple[float, Interval]]]
 
 
@@ -81,7 +82,8 @@ def line_chart(title: str, series: Series, x_label: str, include: Sequence[float
         return bottom - (y - ys[0]) / (ys[-1] - ys[0]) * PLOT
 
     marks = [text(13, 30 + 15 * at, name) for at, name in enumerate(names)]
-    marks += [dot(f"c{at % COLOURS}", 5, 26 + 15 * at) for at in range(len(names))]
+    colours = [MEANT.get(name, f"c{at % COLOURS}") for at, name in enumerate(shown)]
+    marks += [dot(colours[at], 5, 26 + 15 * at) for at in range(len(names))]
     for tick in ys:
         marks.append(rule("grid", LEFT, up(tick), right, up(tick)))
         marks.append(text(LEFT - 5, up(tick) + 4, f"{tick:.6g}", "soft", "end"))
@@ -89,8 +91,7 @@ def line_chart(title: str, series: Series, x_label: str, include: Sequence[float
         if xs[0] <= x <= xs[-1]:
             marks.append(text(across(x), bottom + 14, number(x), "soft", "middle"))
     marks.append(text(right, bottom + 28, x_label, "soft", "end"))
-    for at, (name, points) in enumerate(shown.items()):
-        colour = f"c{at % COLOURS}"
+    for colour, (name, points) in zip(colours, shown.items(), strict=True):
         path = " L".join(f"{across(x):.1f} {up(y.value):.1f}" for x, y in points)
         marks.append(f'<path class="line {colour}" d="M{path}"/>')
         marks += [rule(f"whisker {colour}", across(x), up(y.low), across(x), up(y.high)) for x, y in points]
