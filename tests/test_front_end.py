@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from verifiers.v1.cli.replay import main as replay
 
 from alphazero_llm_trainer.environment import front_end
 from alphazero_llm_trainer.environment import rollouts as report
@@ -44,8 +46,20 @@ def test_the_embedded_evaluation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run([OUR_ID, "-n", "2", "-o", "out", "--run.name", "run"]) == 0
+    weights = tmp_path / "weights.yaml"
+    weights.write_text("rewards: {hre_weight: 0.7, pre_weight: 0.3}\n")
+    more = ["--env.taskset.config-file", str(weights)]
+    assert run([OUR_ID, "-n", "2", "-o", "out", "--run.name", "run", *more]) == 0
     check_evaluation(capsys.readouterr().out, tmp_path)
+    replay([str(tmp_path / "out" / "run"), "--output-dir", "again", "--no-rich"])
+    assert rewards(tmp_path / "again") == rewards(tmp_path / "out" / "run")
+
+
+def rewards(folder: Path) -> dict[str, tuple[Any, Any]]:
+    """The parts of each trace's reward, by task."""
+    episodes = map(json.loads, (folder / "traces.jsonl").read_text().splitlines())
+    found = {episode["task"]["key"]: episode["traces"][0] for episode in episodes}
+    return {key: (trace["rewards"], trace["metrics"]) for key, trace in found.items()}
 
 
 def check_evaluation(said: str, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import verifiers.v1 as vf
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..config.load import load_config
 from ..config.sections import RewardConfig
@@ -170,6 +170,15 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     """Perplexity under the frozen student as 0.6 of the reward. Unset: on when the embedded student answers."""
     config_file: Path | None = None
     """A YAML file over the shipped training.yaml: reward weights, columns of rows, dataset.path."""
+
+    @model_validator(mode="after")
+    def tell_the_task(self) -> Self:
+        """The task's own configuration holds all that scores it: `vf-replay` reads nothing else of a saved run."""
+        if self.task.use_student_model is None:
+            self.task = self.task.model_copy(update={"use_student_model": self.use_student_model})
+        if self.task.weights is None and self.config_file is not None:
+            self.task = self.task.model_copy(update={"weights": load_config(self.config_file).rewards})
+        return self
 
     @property
     def size(self) -> int:
