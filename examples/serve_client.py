@@ -9,7 +9,10 @@ from openai import OpenAI
 
 url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 client = OpenAI(base_url=url, api_key="none")
-question = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?"
+question = (
+    "There are 6 apples in each of the 2 bags of Lily. She splits the apples equally into 4 bags."
+    " How many apples are in each bag?"
+)
 for model, options in (("student", {}), ("student@mcts", {"budget_tokens": 200})):
     found = client.chat.completions.create(
         model=model,
