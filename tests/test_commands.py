@@ -16,7 +16,7 @@ import yaml
 import alphazero_llm_trainer
 from alphazero_llm_trainer.cli.base import given, resolve
 from alphazero_llm_trainer.cli.main import build_parser, main
-from alphazero_llm_trainer.errors import CheckpointError, ConfigError
+from alphazero_llm_trainer.errors import EXIT_USER_ERROR, CheckpointError, ConfigError
 
 HEAVY = "{'torch', 'transformers', 'verifiers', 'trl', 'openai', 'datasets'}"
 COMMANDS = [
@@ -46,6 +46,18 @@ def test_an_empty_line_is_a_question_for_help(argv: list[str], capsys: pytest.Ca
     assert code == 0
     for command in COMMANDS:
         assert f"\n    {command} " in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "see"), [(["sft", "--nope"], "alphazero-llm-trainer sft"), (["--nope"], "alphazero-llm-trainer")]
+)
+def test_an_unknown_flag_names_its_command_s_help(
+    argv: list[str], see: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    assert stop.value.code == EXIT_USER_ERROR
+    assert capsys.readouterr().err == f"error: unrecognized arguments: --nope: see {see} --help\n"
 
 
 def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,13 @@ class Parser(argparse.ArgumentParser):
         action = self.add_argument(*names, **kwargs)
         self.keys[action.dest] = action.key = key  # type: ignore[attr-defined]
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """argparse leaves what a command doesn't know to the parser above it, which names no command."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"error: {message}: see {self.prog} --help\n")
         raise SystemExit(EXIT_USER_ERROR)
