@@ -106,7 +106,8 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
     assert len(trees) == 24 and all(saved.problem.source == "tasks" for saved in trees)
     # What a notebook shows is a page in a frame: the run's report with its result, and the tree of one question.
     assert html.escape((run.folder / "report.html").read_text().split("</h1>")[0]) in run._repr_html_()
-    assert html.escape(str(trees[0].problem.question)[:20]) in html.unescape(trees[0]._repr_html_())
+    shown = html.unescape(trees[0]._repr_html_())
+    assert html.escape(str(trees[0].problem.question)[:20]) in shown and '"pieces":' in shown and '"chosen":' in shown
     rewards = {path.reward for saved in trees for path in saved.paths}
     assert len(rewards) > 1 and all(0 <= reward <= 1 for reward in rewards)
     assert az.search(QUESTION, model=run.student, simulations=2).tree.N[0] > 0

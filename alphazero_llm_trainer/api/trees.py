@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..mcts.extract import Trajectory, trajectories
 from ..mcts.journal import journal_of
 from ..mcts.tree import Tree
 from ..report.page import framed
-from ..report.trees import Source
+from ..report.trees import Source, TreeReader
 from ..types import Problem
 from ..viewer.page import tree_page
 
@@ -24,6 +25,7 @@ class SavedTree:
     problem: Problem
     tree: Tree
     record: Mapping[str, Any]
+    reader: Callable[[], TreeReader] = field(repr=False, compare=False)
 
     @property
     def paths(self) -> list[Trajectory]:
@@ -36,8 +38,8 @@ class SavedTree:
         return self.record["cost"]
 
     def _repr_html_(self) -> str:
-        """The tree in the viewer, in a notebook."""
-        return framed(tree_page(self.record, title=self.key))
+        """The tree in the viewer, in a notebook: with its choice, and tokens as text where the tokenizer is there."""
+        return framed(tree_page(self.reader()(dict(self.record)), title=self.key))
 
 
 def read_trees(path: str | Path) -> Iterator[SavedTree]:
@@ -45,8 +47,10 @@ def read_trees(path: str | Path) -> Iterator[SavedTree]:
 
     Raises DataError where there are none.
     """
-    for record in Source(journal_of(Path(path))):
+    source = Source(journal_of(Path(path)))
+    reader = cache(lambda: TreeReader(source, None))
+    for record in source:
         problem = record.get("problem", {})
         question = problem.get("question", record.get("question", ""))
         named = Problem(problem.get("id", record["key"]), question, problem.get("source", ""))
-        yield SavedTree(record["key"], named, Tree.from_dict(record["tree"], checked=True), record)
+        yield SavedTree(record["key"], named, Tree.from_dict(record["tree"], checked=True), record, reader)
