@@ -57,6 +57,8 @@ ARMS: dict[str, list[str]] = {
     "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(36)],
 }
 
+CONTROLS = {"expert iteration": "RFT", "GRPO on trees": "GRPO on samples"}
+
 # T2: train questions, those of them that greedy fails, tokens of one.
 FIRST, QUESTIONS, FAILED, BUDGET = 3000, 460, 330, 1000
 
@@ -199,6 +201,16 @@ def t1(seed: Seed, keep: Callable[[Rows], None]) -> None:
     keep([row | ({"one_sample": by_arm[row["arm"]]} if row["arm"] in by_arm else {}) for row in rows])
 
 
+def against_controls(rows: Rows) -> None:
+    """How much of an arm's right test rows its control lacks, for the arms that have one."""
+    by_arm = {(row.get("arm"), row.get("seed")): row for row in rows}
+    for row in rows:
+        control = by_arm.get((CONTROLS.get(row.get("arm", "")), row.get("seed")))
+        if control is not None:
+            right, theirs = ([float(one) for one in found["outcomes"]] for found in (row, control))
+            row["less_control"] = triple(paired_bootstrap(right, theirs))
+
+
 def drawn(seed: Seed, name: str, student: Path) -> dict[str, Any]:
     """How often one of eight samples is right on validation rows that chose nothing, and over the published model's there."""
     answered(seed, name, student, "validation", DRAWN, "--start", str(DRAWN), "--samples", str(SAMPLES))
@@ -322,6 +334,7 @@ def main() -> None:
         new = [{"commit": provenance.BEGAN["commit"], **row} for row in rows]
         known = read(out)["rows"] if out.is_file() else []
         found = [*(row for row in known if all(one_of(row) != one_of(other) for other in new)), *new]
+        against_controls(found)
         facts = {"commit": found[0]["commit"], "model": args.model.resolve().name, "rows": found}
         provenance.write(out, "real", facts)
 
