@@ -71,8 +71,8 @@ class Progress:
         self.quiet = quiet
         self.bar: Live | None = None
         self.notes: dict[str, str] = {}
-        self.total = self.done = self.first = self.finished_tokens = self.troubles = 0
-        self.drawn_tokens: Callable[[], int] = int  # none
+        self.total = self.done = self.first = self.finished_tokens = self.troubles = self.before = 0
+        self.cost: Cost | None = None
         self.unit, self.doing, self.figures = "", "", ""
         self.began = self.said = clock()
         self.dollars: Callable[[], float] = float  # nothing
@@ -105,13 +105,12 @@ class Progress:
     ) -> None:
         """`total` things (`unit` is one's name) are to be done, of which `done` are done already.
 
-        `cost`, an engine's, tells what is sampled before a thing is finished.
+        `cost` is the engine's running total: tokens show before the first thing is finished.
         """
         self.stop()
         self._begin(total, done, unit, doing)
         if cost is not None:
-            before = cost.sampled_tokens
-            self.drawn_tokens = lambda: cost.sampled_tokens - before
+            self.cost, self.before = cost, cost.sampled_tokens
         if not self.quiet and self.tell is None and self.out.isatty():
             console = Console(file=self.out, highlight=False, markup=False, soft_wrap=True)
             self.bar = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, redirect_stdout=False)
@@ -135,7 +134,7 @@ class Progress:
         self.wait("loading")
 
     def _begin(self, total: int, done: int, unit: str, doing: str) -> None:
-        self.total, self.done, self.first, self.finished_tokens, self.drawn_tokens = total, done, done, 0, int
+        self.total, self.done, self.first, self.finished_tokens, self.cost = total, done, done, 0, None
         self.unit, self.doing, self.figures, self.looking, self.notes = unit, doing, "", str, {}
         self.began = self.said = self.clock()
 
@@ -157,6 +156,10 @@ class Progress:
         """Say how far the work is where nothing was said for `BEAT` seconds."""
         if self.bar is None and self.clock() - self.said >= BEAT:
             self.say(self.line())
+
+    def leave_out(self, tokens: int) -> None:
+        """The engine has sampled so many tokens for something else."""
+        self.before += tokens
 
     def describe(self, text: str) -> None:
         """What is worked on now."""
@@ -224,7 +227,8 @@ class Progress:
     @property
     def tokens(self) -> int:
         """Tokens sampled since the start."""
-        return max(self.finished_tokens, self.drawn_tokens())
+        drawn = 0 if self.cost is None else self.cost.sampled_tokens - self.before
+        return max(self.finished_tokens, drawn)
 
     @property
     def sampled(self) -> str:

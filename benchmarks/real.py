@@ -83,10 +83,10 @@ def with_settings(words: Sequence[str]) -> list[str]:
 
 
 def answered(seed: Seed, name: str, model: Path | str, split: str, num: int, *more: str) -> dict[str, Any]:
-    """`eval` of greedy answers to the first rows of a split; its results."""
+    """`eval` of the first rows of a split; its results. Greedy answers, unless `more` names other methods."""
     out = seed.folder(name)
     if seed.args.rows is not None:
-        num, split = seed.args.rows, "train"
+        num, split = min(num, seed.args.rows), "train"
     words = [
         "eval",
         "--model",
@@ -216,8 +216,9 @@ def drawn(seed: Seed, name: str, student: Path) -> dict[str, Any]:
     answered(seed, name, student, "validation", DRAWN, "--start", str(DRAWN), "--samples", str(SAMPLES))
     counts = [samples(seed.folder(name))["right"], of_t0("validation")["at_k"]["right"][DRAWN : 2 * DRAWN]]
     now, before = ([int(one) / SAMPLES for one in right] for right in counts)
-    gain = paired_bootstrap(now, before[: len(now)])
-    return {"pass@1": triple(mean_interval(now)), "gain": triple(gain), "right": counts[0]}
+    found = {"pass@1": triple(mean_interval(now)), "right": counts[0]}
+    # A trial answers train rows, which T0 didn't sample.
+    return found if seed.args.rows is not None else found | {"gain": triple(paired_bootstrap(now, before))}
 
 
 def grown(seed: Seed, name: str, *settings: str) -> dict[int, dict[str, Any]]:
@@ -265,7 +266,7 @@ def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
 
 
 def methods(seed: Seed, split: str, num: int, names: Sequence[str], budget: int) -> dict[str, dict[str, Any]]:
-    """Each method's row over the first `num` rows of a split, measured in chunks, so that a stop costs one at most."""
+    """Each method's row over the first `num` rows of a split, measured in chunks, so that a stop costs one a job at most."""
 
     def chunk(work: tuple[str, int]) -> dict[str, Any]:
         name, start = work
@@ -274,7 +275,7 @@ def methods(seed: Seed, split: str, num: int, names: Sequence[str], budget: int)
         return answered(seed, f"{split}, {name}, {budget}, {start}", seed.args.model, split, size, *more)["rows"][0]
 
     if seed.args.rows is not None:
-        num = seed.args.rows
+        num = min(num, seed.args.rows)
     work = [(name, start) for start in range(0, num, CHUNK) for name in names]
     with ThreadPoolExecutor(seed.args.jobs) as pool:
         found = list(zip(work, pool.map(chunk, work), strict=True))

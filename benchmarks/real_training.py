@@ -34,9 +34,7 @@ ARMS = {
     "TRL's SFTTrainer, bfloat16": "trl",
     "products": "products",
 }
-ADAPTER = {
-    name: arm for name, arm in ARMS.items() if arm != "float32"
-}  # a half-billion parameters in fp32 are no default
+ADAPTER = {name: arm for name, arm in ARMS.items() if arm != "float32"}  # fp32 takes too much memory
 BATCH, MICRO, SEED = 16, 4, 0
 
 
@@ -68,17 +66,18 @@ def measure(arm: str, args: argparse.Namespace) -> dict[str, float]:
 
     from alphazero_llm_trainer.config.load import load_config
     from alphazero_llm_trainer.live import Progress
+    from alphazero_llm_trainer.policy.folders import with_model
     from alphazero_llm_trainer.policy.student import load_student
     from alphazero_llm_trainer.problems.load import tasks_of
     from alphazero_llm_trainer.training.models import MemoryOptions, make_trainable
     from alphazero_llm_trainer.training.sft import sft_rows, train_student
 
     torch.set_num_threads(args.threads)
-    overrides = [f"student={args.model}", f"dataset.path={args.data}", "problems.source=gsm8k"]
+    overrides = [f"dataset.path={args.data}", "problems.source=gsm8k"]
     overrides += [f"train.sft.steps={args.updates}", f"train.optimizer.batch_size={BATCH}"]
     overrides += ["train.optimizer.learning_rate=1e-5"]
-    config = load_config(overrides=overrides, recipe="sft.yaml")
-    student = load_student(config)
+    config, folder = with_model(args.model, overrides, lambda given: load_config(overrides=given, recipe="sft.yaml"))
+    student = load_student(config, path=folder)
     tasks = tasks_of(config, "train", BATCH * args.updates)
     rows = sft_rows(tasks, student, 1.0)
     if arm == "products":
@@ -150,7 +149,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--lora", action="store_true", help="train an adapter in place of all weights")
     parser.add_argument("--arm", choices=list(ARMS.values()), help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "real_training.json")
+    parser.add_argument(
+        "--out", type=Path, help="default: results/real_training.json, with --lora real_training_lora.json"
+    )
     args = parser.parse_args()
     if args.arm is not None:
         print(json.dumps(measure(args.arm, args)))
@@ -176,7 +177,9 @@ def main() -> None:
         "machine": platform.machine(), "threads": args.threads, "model": Path(args.model).name, "rows": BATCH * args.updates,
         "seed": SEED, "arms": found,
     }  # fmt: skip
-    provenance.write(args.out, "real_training", result)
+    name = "real_training_lora" if args.lora else "real_training"
+    out = args.out or ROOT / "benchmarks" / "results" / f"{name}.json"
+    provenance.write(out, "real_training", result)
 
 
 if __name__ == "__main__":

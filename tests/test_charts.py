@@ -87,7 +87,7 @@ def test_an_outcome_has_the_colour_that_it_has_in_the_viewer() -> None:
     chart = line_chart("t", {"wrong": points, "right": points, "mixed": points, "other": points}, "x")
     assert chart is not None
     lines = [element.get("class") for element in shapes(chart).iter(f"{SVG}path")]
-    assert lines == ["line c1", "line c2", "line c6", "line c3"]  # orange, green, purple
+    assert lines == ["line c1", "line c0", "line c6", "line c3"]  # orange, blue, purple
 
 
 def test_tables_are_aligned() -> None:

@@ -94,6 +94,8 @@ def test_what_an_engine_samples_is_told_before_a_question_is_finished(clock: Clo
             cost.sampled_tokens += 2000
             progress.beat()
         clock.now += 10
+        cost.sampled_tokens += 500
+        progress.leave_out(500)  # validation
         progress.advance(tokens=300)  # the engine has sampled more, for questions under way
     assert out.getvalue().splitlines() == [
         "0/20 questions, 10 s so far, 2,000 tokens, 200 a second",

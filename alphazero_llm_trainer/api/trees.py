@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class SavedTree:
     problem: Problem
     tree: Tree
     record: Mapping[str, Any]
-    reader: Callable[[], TreeReader] = field(repr=False, compare=False)
+    path: Path | None = None  # of the journal
 
     @property
     def paths(self) -> list[Trajectory]:
@@ -39,7 +39,14 @@ class SavedTree:
 
     def _repr_html_(self) -> str:
         """The tree in the viewer, in a notebook: with its choice, and tokens as text where the tokenizer is there."""
-        return framed(tree_page(self.reader()(dict(self.record)), title=self.key))
+        record = dict(self.record)
+        return framed(tree_page(record if self.path is None else reader_of(self.path)(record), title=self.key))
+
+
+@lru_cache(maxsize=4)
+def reader_of(path: Path) -> TreeReader:
+    """What adds to a journal's records what the viewer shows beside the tree."""
+    return TreeReader(Source(path), None)
 
 
 def read_trees(path: str | Path) -> Iterator[SavedTree]:
@@ -47,10 +54,9 @@ def read_trees(path: str | Path) -> Iterator[SavedTree]:
 
     Raises DataError where there are none.
     """
-    source = Source(journal_of(Path(path)))
-    reader = cache(lambda: TreeReader(source, None))
-    for record in source:
+    journal = journal_of(Path(path))
+    for record in Source(journal):
         problem = record.get("problem", {})
         question = problem.get("question", record.get("question", ""))
         named = Problem(problem.get("id", record["key"]), question, problem.get("source", ""))
-        yield SavedTree(record["key"], named, Tree.from_dict(record["tree"], checked=True), record, reader)
+        yield SavedTree(record["key"], named, Tree.from_dict(record["tree"], checked=True), record, journal)

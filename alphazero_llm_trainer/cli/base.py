@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -199,6 +200,8 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
 
     An error that the user can fix is one sentence and exit code 2; what a disk refuses is one and exit code 1.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without a dot plot's letters shows question marks
     args = parser.parse_args(argv)
     args.quiet, args.verbose = "quiet" in args, "verbose" in args
     quieten(args)

@@ -193,7 +193,7 @@ def fill(config: EvalConfig) -> None:
         taskset.source = "embedded" if embedded else "gsm8k"
     if taskset.use_student_model is None and taskset.task.use_student_model is None:
         taskset.use_student_model = embedded
-        taskset.tell_the_task()
+    taskset.tell_the_task()
     size = "train_size" if taskset.split == "train" else "eval_size"
     if config.select.limit is not None and size not in taskset.model_fields_set:
         asked = config.select.skip + config.select.limit

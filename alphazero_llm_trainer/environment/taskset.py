@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import verifiers.v1 as vf
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ..config.load import load_config
 from ..config.sections import RewardConfig
@@ -171,14 +171,9 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     config_file: Path | None = None
     """A YAML file over the shipped training.yaml: reward weights, columns of rows, dataset.path."""
 
-    @model_validator(mode="after")
-    def tell_the_task(self) -> Self:
-        """The task's own configuration holds all that scores it: `vf-replay` reads nothing else of a saved run."""
-        if self.task.use_student_model is None:
-            self.task = self.task.model_copy(update={"use_student_model": self.use_student_model})
-        if self.task.weights is None and self.config_file is not None:
-            self.task = self.task.model_copy(update={"weights": load_config(self.config_file).rewards})
-        return self
+    def tell_the_task(self) -> None:
+        """Copy weights and perplexity into the task's own configuration: of a saved run `vf-replay` reads nothing else."""
+        self.task = scoring(self, load_config(self.config_file).rewards)
 
     @property
     def size(self) -> int:
@@ -208,12 +203,11 @@ class AlphaZeroTaskset(vf.Taskset[AlphaZeroTask, AlphaZeroTasksetConfig]):
 
 
 def scoring(chosen: AlphaZeroTasksetConfig, rewards: RewardConfig) -> AlphaZeroTaskConfig:
-    """The task's configuration: what the user set, the rest from the YAML file's `rewards`."""
-    own = chosen.task.use_student_model
-    likely = chosen.use_student_model if own is None else own
+    """The task's configuration: the taskset's switch and file, else what the task has of its own, else `rewards`."""
+    likely = chosen.task.use_student_model if chosen.use_student_model is None else chosen.use_student_model
     if likely is None and not rewards.use_student_model:
         likely = False
-    weights = rewards if chosen.task.weights is None else chosen.task.weights
+    weights = rewards if chosen.config_file is not None or chosen.task.weights is None else chosen.task.weights
     return chosen.task.model_copy(update={"weights": weights, "use_student_model": likely})
 
 

@@ -64,16 +64,20 @@ def read_file(file: Path) -> list[Row]:
 
 def each(found: Iterable[One], make: Callable[[One], Made]) -> list[Made]:
     """`make` of each one. Raises one DataError of all that it raises, of which `FAULTS` are told."""
-    made, faults = [], []
+    made: list[Made] = []
+    faults: list[DataError] = []
+    count = 0
     for one in found:
         try:
             made.append(make(one))
         except DataError as error:
-            faults.append(error)
-    if len(faults) > 1:
-        first = ", the first of them" if len(faults) > FAULTS else ""
-        told = "".join(f"\n  {fault}" for fault in faults[:FAULTS])
-        raise DataError(f"{len(faults):,} rows are broken{first}:{told}") from faults[0]
+            count += 1
+            if count <= FAULTS:
+                faults.append(error)
+    if count > 1:
+        first = ", the first of them" if count > FAULTS else ""
+        told = "".join(f"\n  {fault}" for fault in faults)
+        raise DataError(f"{count:,} rows are broken{first}:{told}") from faults[0]
     if faults:
         raise faults[0]
     return made

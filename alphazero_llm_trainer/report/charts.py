@@ -18,7 +18,7 @@ PLOT = 150  # height of a line chart's plot
 TOP, ROW, MARGIN = 22, 40, 14  # of a row chart: where it begins, a row's height, beside the axis
 LETTER = 6.3  # width to leave for a letter
 COLOURS = 10  # classes c0, c1, ... of assets/report.css
-MEANT = {"right": "c2", "mixed": "c6", "wrong": "c1"}  # green, purple and orange, as in the viewer
+MEANT = {"right": "c0", "mixed": "c6", "wrong": "c1"}  # blue, purple and orange, as in the viewer
 Series = Mapping[str, Sequence[tuple[float, Interval]]]
 
 

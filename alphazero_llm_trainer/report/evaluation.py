@@ -72,7 +72,10 @@ def blocks(results: Results, benchmark: str, plot: bool = False) -> list[Block]:
     for rows in sorted_rows(results, benchmark).values():
         rewarded = any("reward" in row for row in rows)
         lines = [["method", "accuracy [95%]", *["reward [95%]"] * rewarded, "over greedy", "tokens", "calls"]]
-        drawn = dot_plot([Interval(*row[measure(row)]) for row in rows]) if plot and len(rows) > 1 else []
+        alike = len({measure(row) for row in rows}) == 1 and not any(
+            measure(row) == "accuracy" and row.get("no_gold") for row in rows
+        )
+        drawn = dot_plot([Interval(*row[measure(row)]) for row in rows]) if plot and alike and len(rows) > 1 else []
         lines[0] += [measure(rows[0])] if drawn else []
         for at, row in enumerate(rows):
             over = gains(results, row).get("over greedy")

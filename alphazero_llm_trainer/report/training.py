@@ -81,7 +81,7 @@ def facts(card: Card, metrics: Sequence[Line] = ()) -> list[tuple[str, str]]:
         found.append(("reward gain, paired", f"{Interval(**card['reward_gain']):+}"))
     shares = [share.value for _, share in validation(card, metrics)]
     if len(shares) > 2:
-        found.append(("validation, by round", f"{shares[0]:.3f} {spark(shares)} {shares[-1]:.3f}"))
+        found.append(("validation, by checkpoint", f"{shares[0]:.3f} {spark(shares)} {shares[-1]:.3f}"))
     found.append(("questions", f"{card['questions']:,}"))
     if card.get("system_prompt") is not None and card["config"]["models"][card["student"]]["path"] not in SMALL:
         found.append(("prompt", card["system_prompt"]))

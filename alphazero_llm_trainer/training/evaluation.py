@@ -49,6 +49,8 @@ class Measured:
         answers = answer(
             self.student, tasks, max_tokens=self.config.search.max_tokens, custom=self.collector.custom, **shown
         )
+        if not shown:  # beside searches that are counted
+            self.progress.leave_out(answers.tokens)
         self.student.engine.reset_prefix_cache()
         self.student.engine.sleep()
         return answers
