@@ -258,6 +258,14 @@ def test_the_untrained_student_is_kept_when_no_checkpoint_beats_it(tmp_path):
     assert card["after"]["correct"] == card["before"]["correct"]
 
 
+def test_tokens_of_a_validation_are_not_told_as_the_searches():
+    run = Run(grpo_config(["student=embedded", "rewards.use_student_model=false"]))
+    run.load()
+    cost = run.student.engine.cost
+    run.progress.start(8, cost=cost)
+    assert run.evaluate(run.tasks[:4]).tokens == cost.sampled_tokens > 0 == run.progress.tokens
+
+
 def test_of_equally_good_checkpoints_the_earliest_is_kept(tmp_path):
     run = Run(grpo_config(["student=embedded"]))
     run.folder, run.validation = RunFolder(tmp_path), [None] * 4
