@@ -62,12 +62,12 @@ CONTROLS = {"expert iteration": "RFT", "GRPO on trees": "GRPO on samples"}
 # T2: train questions, those of them that greedy fails, tokens of one.
 FIRST, QUESTIONS, FAILED, BUDGET = 3000, 460, 330, 1000
 
-# T3: the tokens of an answer, the judge of all methods, the trees among them, validation rows that choose one of those, and
-# the test rows of all methods.
+# T3: the tokens of an answer, the judge of all methods, the trees among them, validation rows that choose one of those, the
+# test rows of the chosen one, those of all methods.
 CAP, JUDGE = 1200, "calculator+log-probability"
 TREES = ("mcts", "beam", "dvts")
 ANSWERS = ("majority", "weighted-majority", "best-of-n", "step-rejection", *TREES)
-CHOOSING, SOME, CHUNK = 100, 200, 100
+CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100
 
 Rows = list[dict[str, Any]]
 
@@ -300,7 +300,7 @@ def t3(seed: Seed, keep: Callable[[Rows], None]) -> None:
     rows += chosen.values()
     keep(rows)
     best = max(TREES, key=lambda name: chosen[name]["accuracy"][0])
-    for num, names, cap in ((TEST, ("majority", best), CAP), *((SOME, ANSWERS, cap) for cap in (CAP // 4, CAP // 2))):
+    for num, names, cap in ((MANY, ("majority", best), CAP), *((SOME, ANSWERS, cap) for cap in (CAP // 4, CAP // 2))):
         found = methods(seed, "test", num, names, cap)
         right = {name: [float(one) for one in row["outcomes"]] for name, row in found.items()}
         for name in names[1:]:
