@@ -312,7 +312,8 @@ def llama_table(bench: Path, file: Path, batch: int, prompt: int, new_tokens: in
         )
         found = json.loads(next(line for line in told.stdout.splitlines() if line.startswith("{")))
         tokens = batch * new_tokens
-        rows.append({"way": f"llama.cpp, {file.stem}", "threads": threads, "tokens_per_second": tokens / found["t"]})
+        rates = {"tokens_per_second": tokens / found["t"], "decoding_tokens_per_second": found["speed_tg"]}
+        rows.append({"way": f"llama.cpp, {file.stem}", "threads": threads, **rates})
         print(f"llama.cpp {threads} threads", found, flush=True)
     return rows
 
@@ -331,7 +332,8 @@ def of_a_real_model(args: argparse.Namespace) -> None:
     rows = real_table(model, prompts, 2 * NEW_TOKENS, args.repeats)
     if args.llama_bench:
         mean = sum(map(len, prompts)) // len(prompts)
-        rows += llama_table(args.llama_bench, args.gguf, len(prompts), mean, 2 * NEW_TOKENS)
+        for file in args.gguf:
+            rows += llama_table(args.llama_bench, file, len(prompts), mean, 2 * NEW_TOKENS)
     engine = InProcessEngine(model, eos_id=-1, step_ends=StepEnds(frozenset()), settings=EngineConfig(dtype="bfloat16"))
     result = {
         "model": args.model.name, "parameters": model.num_parameters(), "torch": torch.__version__,
@@ -405,7 +407,7 @@ def main() -> None:
     parser.add_argument(
         "--llama-bench", type=Path, help="llama.cpp's llama-batched-bench, built here: beside it, for --model"
     )
-    parser.add_argument("--gguf", type=Path, help="its model")
+    parser.add_argument("--gguf", type=Path, nargs="+", help="the model for it, in one precision or more")
     parser.add_argument("--cpu-time", action="store_true", help="count the process's CPU seconds (on a busy machine)")
     parser.add_argument(
         "--step-search", choices=["inprocess", "vllm"], help="measure a step search over this engine alone"
