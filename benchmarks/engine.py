@@ -383,7 +383,7 @@ def step_search(args: argparse.Namespace) -> None:
     engines = json.loads(out.read_text())["engines"] if out.exists() else {}
     engines[backend] = found | rates
     result = {
-        "model": model,
+        "model": Path(model).name,
         "dtype": "bfloat16",
         "questions": questions,
         "simulations": 12,
