@@ -47,6 +47,10 @@ def test_search_says_what_the_command_says(capsys: pytest.CaptureFixture[str]) -
     assert found.answer == said["answer"] and found.response == said["response"]
     assert json.loads(json.dumps(found.tree.to_dict())) == said["tree"] and isinstance(found.tree, Tree)
     assert found.cost.sampled_tokens == said["cost"]["sampled_tokens"] > 0
+    assert json.loads(json.dumps(found.record | {"cost": said["cost"]})) == said  # seconds differ
+    shown = html.unescape(found._repr_html_())
+    token = found.tree.token_ids[found.choice.node][0] if found.choice is not None else -1
+    assert shown.startswith("<iframe") and html.escape(QUESTION)[:20] in shown and f'"{token}":' in shown
 
 
 def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,15 +14,47 @@ from ..errors import ConfigError
 from ..eval.methods import answer_search
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult
+from ..mcts.select import constant
 from ..mcts.tree import ROOT, Tree
 from ..problems.load import opening
 from ..problems.source import check_text, open_source
+from ..report.page import framed
 from ..rewards.perplexity import Perplexity
 from ..types import Problem
+from ..viewer.page import tree_page
+from ..viewer.record import pieces
 from .settings import configured, outside_loops
 
 if TYPE_CHECKING:
     from ..policy.student import Student
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(SearchResult):
+    """A finished search, which a notebook shows as its tree."""
+
+    rule: Mapping[str, Any] = field(default_factory=dict)  # how the search chose children, and its exploration constant
+    decode: Callable[[list[int]], str] = field(default=str, repr=False, compare=False)  # tokens as text
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `search --json` prints."""
+        choice = self.choice
+        return {
+            "question": self.problem.question,
+            "answer": self.answer,
+            "why": None if choice is None else choice.why,
+            "chosen": None if choice is None else choice.node,
+            "response": self.response,
+            "search": dict(self.rule),
+            "ended_by": self.ended_by,
+            "cost": self.cost.as_dict(),
+            "tree": self.tree.to_dict(),
+        }
+
+    def _repr_html_(self) -> str:
+        record = self.record
+        return framed(tree_page({**record, "pieces": pieces(record, self.decode, {})}, title="search"))
 
 
 def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) -> Student:
@@ -48,7 +83,7 @@ def search(
     seed: int | None = None,
     config: dict[str, Any] | None = None,
     **settings: Any,
-) -> SearchResult:
+) -> Answered:
     """Answer one question by tree search with the student alone: no gold answer, no teachers.
 
     Args:
@@ -62,7 +97,7 @@ def search(
         settings: keys of its section `search`, such as `temperature` or `budget_tokens`.
 
     Returns:
-        The tree, the choice (`answer`, `response`), why it was chosen, and what it cost in tokens.
+        The tree, the choice (`answer`, `response`), why it was chosen, and what it cost in tokens. A notebook shows the tree.
 
     Raises:
         AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.
@@ -83,7 +118,7 @@ def find(
     folder: Path | None = None,
     student: Student | None = None,
     progress: Progress | None = None,
-) -> SearchResult:
+) -> Answered:
     """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches one problem.
 
     A `progress` is told how large the tree is.
@@ -107,4 +142,8 @@ def find(
         tree = Tree()
         if progress is not None:
             progress.wait("searching", lambda: f"{len(tree):,} nodes, {tree.N[ROOT]:,} simulations")
-        return asyncio.run(search.run(problem, config.seed, tree))
+        found = asyncio.run(search.run(problem, config.seed, tree))
+    selector = config.search.selector()
+    rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}
+    decode = partial(student.tokenizer.decode, skip_special_tokens=False)
+    return Answered(*(getattr(found, one.name) for one in fields(found)), rule=rule, decode=decode)

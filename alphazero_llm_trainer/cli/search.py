@@ -65,25 +65,11 @@ def run_search(args: argparse.Namespace) -> int:
         from ..api.search import find
 
         result = find(problem, config, args.path, progress=progress)
-    from ..mcts.select import constant
     from ..viewer.text import draw_tree
 
     choice = result.choice
     if args.json:
-        selector = config.search.selector()
-        print_json(
-            {
-                "question": problem.question,
-                "answer": None if choice is None else choice.answer,
-                "why": None if choice is None else choice.why,
-                "chosen": None if choice is None else choice.node,
-                "response": None if choice is None else choice.response,
-                "search": {"rule": selector, "exploration": constant(selector, config.search.exploration)},
-                "ended_by": result.ended_by,
-                "cost": result.cost.as_dict(),
-                "tree": result.tree.to_dict(),
-            }
-        )
+        print_json(result.record)
         return 0
     print(problem.question)
     print(draw_tree(result.tree, None if choice is None else choice.node))
