@@ -44,6 +44,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from alphazero_llm_trainer.api.settings import configured  # noqa: E402
 from alphazero_llm_trainer.config.load import Config, load_config  # noqa: E402
 from alphazero_llm_trainer.config.sections import EngineConfig  # noqa: E402
 from alphazero_llm_trainer.engine.inprocess import InProcessEngine  # noqa: E402
@@ -364,10 +365,12 @@ def step_search(args: argparse.Namespace) -> None:
 
     os.environ |= SETTINGS
     backend, model = args.step_search, str(args.model or "smollm2-135m")
-    overrides: list[Any] = [f"student={model}", "rewards.use_student_model=false", "search.simulations=12"]
-    overrides += [f"engine.backend={backend}", "engine.dtype=bfloat16", {"models": {model: {"dtype": "bfloat16"}}}]
-    config = load_config(overrides=overrides if backend == "vllm" else overrides[:-1])
-    student: Any = load_student(config)
+    keys: dict[str, Any] = {"rewards.use_student_model": False, "search.simulations": 12}
+    keys |= {"engine.backend": backend, "engine.dtype": "bfloat16"}
+    if backend == "vllm" and args.model is None:  # a folder's weights are what its config.json says
+        keys[f"models.{model}.dtype"] = "bfloat16"
+    config, folder = configured(model, keys, {})
+    student: Any = load_student(config, path=folder)
     torch.set_num_threads(1)  # a real model's student takes all cores
     found: dict[str, float] = {}
     questions = min(args.trees, 8)
