@@ -42,7 +42,8 @@ def products(shape: Any, tokens: int, lora: bool) -> tuple[float, float]:
     """CPU and wall seconds of the products of one update over `tokens` tokens; of the frozen ones with an adapter."""
     import torch
 
-    h, f, kv = shape.hidden_size, shape.intermediate_size, shape.num_key_value_heads * shape.head_dim
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    h, f, kv = shape.hidden_size, shape.intermediate_size, shape.num_key_value_heads * head
     layer = [(h, h), (h, kv), (h, kv), (h, h), (h, f), (h, f), (f, h)]
     pairs = [(pair, shape.num_hidden_layers) for pair in layer] + [((h, shape.vocab_size), 1)]
     spent = [0.0, 0.0]
