@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ..policy.student import Student
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answered(SearchResult):
     """A finished search, which a notebook shows as its tree."""
 
     rule: Mapping[str, Any] = field(default_factory=dict)  # how the search chose children, and its exploration constant
-    decode: Callable[[list[int]], str] = field(default=str, repr=False, compare=False)  # tokens as text
+    decode: Callable[[Sequence[int]], str] = field(default=str, repr=False, compare=False)  # tokens as text
 
     @property
     def record(self) -> dict[str, Any]:
@@ -146,4 +146,4 @@ def find(
     selector = config.search.selector()
     rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}
     decode = partial(student.tokenizer.decode, skip_special_tokens=False)
-    return Answered(*(getattr(found, one.name) for one in fields(found)), rule=rule, decode=decode)
+    return Answered(**{one.name: getattr(found, one.name) for one in fields(found)}, rule=rule, decode=decode)
