@@ -63,10 +63,12 @@ CONTROLS = {"expert iteration": "RFT", "GRPO on trees": "GRPO on samples"}
 FIRST, QUESTIONS, FAILED, BUDGET = 3000, 460, 330, 1000
 
 # T3: the tokens of an answer, the judge of all methods, the trees among them, validation rows that choose one of those, the
-# test rows of the chosen one, those of all methods.
+# test rows of the chosen one and of what it is held against, the test rows at smaller caps. "at 0.6" is the temperature of
+# samples, where it isn't 1.
 CAP, JUDGE = 1200, "calculator+log-probability"
 TREES = ("mcts", "beam", "dvts")
-ANSWERS = ("majority", "weighted-majority", "best-of-n", "step-rejection", *TREES)
+AGAINST = ("step-rejection", "majority at 0.6")
+SMALL = ("majority at 0.6", "weighted-majority at 0.6", "best-of-n at 0.6", "step-rejection")
 CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100
 
 Rows = list[dict[str, Any]]
@@ -205,7 +207,7 @@ def against_controls(rows: Rows) -> None:
     """How much of an arm's right test rows its control lacks, for the arms that have one."""
     by_arm = {(row.get("arm"), row.get("seed")): row for row in rows}
     for row in rows:
-        control = by_arm.get((CONTROLS.get(row.get("arm", "")), row.get("seed")))
+        control = by_arm.get((CONTROLS[row["arm"]], row.get("seed"))) if row.get("arm") in CONTROLS else None
         if control is not None:
             right, theirs = ([float(one) for one in found["outcomes"]] for found in (row, control))
             row["less_control"] = triple(paired_bootstrap(right, theirs))
@@ -265,14 +267,16 @@ def t2(seed: Seed, keep: Callable[[Rows], None]) -> None:
         keep(rows)
 
 
-def methods(seed: Seed, split: str, num: int, names: Sequence[str], budget: int) -> dict[str, dict[str, Any]]:
+def methods(seed: Seed, split: str, num: int, names: Sequence[str], cap: int) -> dict[str, dict[str, Any]]:
     """Each method's row over the first `num` rows of a split, measured in chunks, so that a stop costs one a job at most."""
 
     def chunk(work: tuple[str, int]) -> dict[str, Any]:
         name, start = work
-        more = ["--start", str(start), "--methods", name, "--budget-tokens", str(budget), "--verifier", JUDGE]
+        method, _, temperature = name.partition(" at ")
+        more = ["--start", str(start), "--methods", method, "--budget-tokens", str(cap), "--verifier", JUDGE]
+        more += with_settings([f"search.temperature={temperature}"] if temperature else [])
         size = min(CHUNK, num - start)
-        return answered(seed, f"{split}, {name}, {budget}, {start}", seed.args.model, split, size, *more)["rows"][0]
+        return answered(seed, f"{split}, {name}, {cap}, {start}", seed.args.model, split, size, *more)["rows"][0]
 
     if seed.args.rows is not None:
         num = min(num, seed.args.rows)
@@ -283,30 +287,48 @@ def methods(seed: Seed, split: str, num: int, names: Sequence[str], budget: int)
     for name in names:
         parts = [row for (other, _), row in found if other == name]
         outcomes = "".join(row["outcomes"] for row in parts)
-        facts = {
+        facts: dict[str, Any] = {
             column: sum(row[column] * row["problems"] for row in parts) / len(outcomes)
             for column in ("sampled_tokens", "scored_tokens")
         }
+        facts |= {"no answer": sum(row["no answer"] for row in parts), "outcomes": outcomes}
+        facts |= {"accepted": sum(row["ended_by"].get("accepted", 0) for row in parts)}
         accuracy = triple(wilson(outcomes.count("1"), len(outcomes)))
-        rows[name] = {"split": split, "method": name, "budget": budget, "seed": seed.seed, "problems": len(outcomes)}
-        rows[name] |= {"accuracy": accuracy, **facts, "outcomes": outcomes}
+        rows[name] = {"split": split, "method": name, "budget": cap, "seed": seed.seed, "problems": len(outcomes)}
+        rows[name] |= {"accuracy": accuracy, **facts}
+    return rows
+
+
+def held_against(tree: Mapping[str, Any], others: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of the others with what the tree method has over each on the same problems, after its own."""
+    right = [float(one) for one in tree["outcomes"]]
+    rows = [dict(tree)]
+    for row in others.values():
+        theirs = [float(one) for one in row["outcomes"]]
+        rows.append({**row, "tree_less_it": triple(paired_bootstrap(right, theirs))})
     return rows
 
 
 def t3(seed: Seed, keep: Callable[[Rows], None]) -> None:
-    """Answers at equal tokens: the tree method that is best on validation rows less majority, then all methods on some rows."""
-    rows: Rows = []
+    """The tree method that is best on validation rows against ways of answering without a tree."""
     chosen = methods(seed, "validation", CHOOSING, TREES, CAP)
-    rows += chosen.values()
-    keep(rows)
+    keep(list(chosen.values()))
     best = max(TREES, key=lambda name: chosen[name]["accuracy"][0])
-    for num, names, cap in ((MANY, ("majority", best), CAP), *((SOME, ANSWERS, cap) for cap in (CAP // 4, CAP // 2))):
-        found = methods(seed, "test", num, names, cap)
-        right = {name: [float(one) for one in row["outcomes"]] for name, row in found.items()}
-        for name in names[1:]:
-            found[name]["less_majority"] = triple(paired_bootstrap(right[name], right["majority"]))
-        rows += found.values()
-        keep(rows)
+    found = methods(seed, "test", MANY, ("majority", best), CAP)
+    tree = found.pop(best)
+    if seed.args.rows is None:
+        greedy = of_t0("test")
+        outcomes = greedy["outcomes"][:MANY]
+        facts = {"split": "test", "method": "greedy", "budget": LONGEST, "seed": seed.seed, "problems": MANY}
+        facts |= {"accuracy": triple(wilson(outcomes.count("1"), MANY)), "outcomes": outcomes}
+        found["greedy"] = {"commit": greedy["commit"], **facts}
+    keep(held_against(tree, found))
+    for name in AGAINST:
+        found |= methods(seed, "test", MANY, (name,), CAP)
+        keep(held_against(tree, found))
+    for cap in (CAP // 4, CAP // 2):
+        found = methods(seed, "test", SOME, (best, *SMALL), cap)
+        keep(held_against(found.pop(best), found))
 
 
 STAGES = {"T0": t0, "T1": t1, "T2": t2, "T3": t3}
@@ -331,12 +353,13 @@ def main() -> None:
     out = args.out or ROOT / "benchmarks" / "results" / f"real_{args.stage.lower()}.json"
 
     def keep(rows: Rows) -> None:
-        """Rows of this command after those of earlier ones that it doesn't measure anew; as old as the first row."""
+        """Rows of this command after those of earlier ones that it doesn't measure anew; as old as its first own row."""
         new = [{"commit": provenance.BEGAN["commit"], **row} for row in rows]
         known = read(out)["rows"] if out.is_file() else []
         found = [*(row for row in known if all(one_of(row) != one_of(other) for other in new)), *new]
         against_controls(found)
-        facts = {"commit": found[0]["commit"], "model": args.model.resolve().name, "rows": found}
+        measured = next((row for row in found if row.get("arm") != "published"), found[0])  # that row is T0's
+        facts = {"commit": measured["commit"], "model": args.model.resolve().name, "rows": found}
         provenance.write(out, "real", facts)
 
     STAGES[args.stage](Seed(args.seed, args), keep)
