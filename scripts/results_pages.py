@@ -334,7 +334,7 @@ def readme(declared: Mapping[str, Any], kept: str) -> str:
     lines += [
         f"| {' | '.join(filled(cell, {}, load(row['from'])) for cell in row['cells'])} |" for row in declared["rows"]
     ]
-    lines += ["", declared["below"]]
+    lines.append("")
     try:
         pages = dict.fromkeys(row["page"] for row in declared["rows"] if stale(load(row["from"])))
         links = [f"[{page.replace('_', ' ')}](docs/results/{page}.md)" for page in pages]
