@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Answered(SearchResult):
+class Searched(SearchResult):
     """A finished search, which a notebook shows as its tree."""
 
     rule: Mapping[str, Any] = field(default_factory=dict)  # how the search chose children, and its exploration constant
@@ -83,7 +83,7 @@ def search(
     seed: int | None = None,
     config: dict[str, Any] | None = None,
     **settings: Any,
-) -> Answered:
+) -> Searched:
     """Answer one question by tree search with the student alone: no gold answer, no teachers.
 
     Args:
@@ -118,7 +118,7 @@ def find(
     folder: Path | None = None,
     student: Student | None = None,
     progress: Progress | None = None,
-) -> Answered:
+) -> Searched:
     """`search` with a whole configuration: `student`, or the one of `config` and `folder`, searches one problem.
 
     A `progress` is told how large the tree is.
@@ -146,4 +146,4 @@ def find(
     selector = config.search.selector()
     rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}
     decode = partial(student.tokenizer.decode, skip_special_tokens=False)
-    return Answered(**{one.name: getattr(found, one.name) for one in fields(found)}, rule=rule, decode=decode)
+    return Searched(**{one.name: getattr(found, one.name) for one in fields(found)}, rule=rule, decode=decode)
