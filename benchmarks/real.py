@@ -68,7 +68,7 @@ FIRST, QUESTIONS, FAILED, BUDGET = 3000, 460, 330, 1000
 CAP, JUDGE = 1200, "calculator+log-probability"
 TREES = ("mcts", "beam", "dvts")
 AGAINST = ("step-rejection", "majority at 0.6", "adaptive-best-of-n at 0.6")
-SMALL = ("majority at 0.6", "weighted-majority at 0.6", "best-of-n at 0.6", "step-rejection")
+SMALL = ("majority at 0.6", "step-rejection", "weighted-majority at 0.6", "best-of-n at 0.6")
 CHOOSING, MANY, SOME, CHUNK = 100, 600, 200, 100
 
 Rows = list[dict[str, Any]]
@@ -326,9 +326,11 @@ def t3(seed: Seed, keep: Callable[[Rows], None]) -> None:
     for name in AGAINST:
         found |= methods(seed, "test", MANY, (name,), CAP)
         keep(held_against(tree, found))
-    for cap in (CAP // 4, CAP // 2):
-        found = methods(seed, "test", SOME, (best, *SMALL), cap)
-        keep(held_against(found.pop(best), found))
+    for cap in (CAP // 2, CAP // 4):
+        [tree], found = methods(seed, "test", SOME, (best,), cap).values(), {}
+        for name in SMALL:
+            found |= methods(seed, "test", SOME, (name,), cap)
+            keep(held_against(tree, found))
 
 
 STAGES = {"T0": t0, "T1": t1, "T2": t2, "T3": t3}
