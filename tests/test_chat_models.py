@@ -14,6 +14,7 @@ import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.api.settings import configured
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, DataError
 from alphazero_llm_trainer.mcts.extract import shortfall
@@ -124,6 +125,9 @@ def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:
     assert limits("student=smollm2-135m", "search.max_tokens=99") == (99, 40)
     assert limits("student=embedded", "models.embedded.max_tokens=70") == (70, 12)
     assert limits(found, {"search": {"max_tokens": None, "max_depth": 3}}) == (400, 3)
+    kept = [load_config(overrides=one).search.verify.reserve for one in (["student=embedded"], [found])]
+    assert (*kept, SearchConfig().verify.reserve) == (40, 250, 40)
+    assert load_config(overrides=[found, "search.verify.reserve=7"]).search.verify.reserve == 7
     resolved, folder = configured(alphazero.load(chat), None, {})  # a loaded student brings its own
     assert (resolved.student, resolved.search.max_tokens, folder) == ("tiny-chat", 400, None)
 

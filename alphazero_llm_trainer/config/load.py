@@ -178,8 +178,11 @@ def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
     entry = models.get(name, {}) if isinstance(models, Mapping) and isinstance(name, str) else {}
     if not isinstance(search, Mapping) or not isinstance(entry, Mapping):
         return dict(raw)  # which the types refuse
-    own = {key: entry.get(key, StudentModel.model_fields[key].default) for key in OWN}
+    own = {key: entry.get(key, StudentModel.model_fields[key].default) for key in (*OWN, "reserve")}
+    reserve, verify = own.pop("reserve"), search.get("verify")
     given = {key: value for key, value in search.items() if key not in own or value is not None}
+    if isinstance(verify, Mapping) and verify.get("reserve", reserve) is None:
+        given["verify"] = {**verify, "reserve": reserve}
     return {**raw, "search": own | given}
 
 

@@ -69,8 +69,8 @@ class Section(BaseModel):
             return given
         values = shipped_section(cls.place)
         left_open = {key for key, field in cls.model_fields.items() if not field.is_required() and values[key] is None}
-        known = {key: value for key, value in values.items() if key not in left_open}
-        return merge(known, given, f"{cls.place}." if cls.place else "")
+        found = merge(values, given, f"{cls.place}." if cls.place else "")
+        return {key: value for key, value in found.items() if value is not None or key not in left_open}
 
 
 class ProblemsConfig(Section):
@@ -140,7 +140,7 @@ class VerifyConfig(Section):
     patience: Positive
     accept_above: Share
     first_temperature: Temperature
-    reserve: NonNegative
+    reserve: NonNegative = 40  # as `SearchConfig.max_tokens`
     beam_width: Positive
     repeat: bool
 
@@ -268,8 +268,8 @@ class StudentModel(Section):
     none: `sft` makes them.
 
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens`,
-    `max_depth` and `step` are of its responses where `search` says none. `system_prompt` takes the place of every source's;
-    `prompts` are those that it was trained with, by source.
+    `max_depth`, `step` and `reserve` are of its responses where `search` says none. `system_prompt` takes the place of every
+    source's; `prompts` are those that it was trained with, by source.
     """
 
     path: str
@@ -284,6 +284,7 @@ class StudentModel(Section):
     max_tokens: Positive = 400
     max_depth: Positive = 40
     step: StepRule = "thought"
+    reserve: NonNegative = 250
     system_prompt: str | None = None
     prompts: dict[str, str] = {}
 
