@@ -10,6 +10,7 @@ from support import EOS, tiny_llama
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.real import against_controls, held_against
 from benchmarks.search import Arm, PlainSearch, Setting, Watched, run_arm, same
 
 
@@ -62,3 +63,19 @@ def test_forwards_inside_generate_are_counted() -> None:
     assert work.computed_tokens == 3 + 3 + (response - 1)
     search.run((5, 6, 7))
     assert watched.work.forwards == work.forwards
+
+
+def test_only_an_arm_has_a_control_and_differences_are_the_trees() -> None:
+    rows = [
+        {"arm": "GRPO on trees", "seed": 7, "outcomes": "1110"},
+        {"arm": "GRPO on samples", "seed": 7, "outcomes": "1000"},
+        {"arm": "GRPO on trees", "seed": 8, "outcomes": "1111"},  # without a control of its seed
+        {"method": "majority", "seed": 7, "outcomes": "10"},
+        {"method": "mcts", "seed": 7, "outcomes": "111"},  # of other problems
+    ]
+    against_controls(rows)
+    assert [row["less_control"][0] if "less_control" in row else None for row in rows] == [0.5, None, None, None, None]
+    tree, other = held_against(
+        {"method": "mcts", "outcomes": "1110"}, {"greedy": {"method": "greedy", "outcomes": "0100"}}
+    )
+    assert "tree_less_it" not in tree and other["tree_less_it"][0] == 0.5 and other["method"] == "greedy"
