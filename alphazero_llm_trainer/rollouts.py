@@ -130,7 +130,7 @@ class Collector:
         self.custom = open_reward(config.rewards)
         self.combined = credits_combined(config)
         self.remote = open_remote(config) if is_remote(config) else None
-        self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote)
+        self.teachers = build_teachers(config, lambda: scripted_teacher(config), self.remote, student.opening)
         self.checker = build_terminal_checker(config, self.remote)
         check_collecting(config, self.value is not None)
         self._search(finished_earns_one, 1)  # a configuration that can't be searched with is refused now

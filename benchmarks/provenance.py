@@ -44,6 +44,7 @@ DEPENDS: dict[str, tuple[str, ...]] = {
     "serve": SERVER,
     "step_search_vllm": ("engine", "mcts"),
     "student": ("training/sft.py", "problems/embedded.py"),
+    "teachers": (*TRAINING, *EMBEDDED, "teachers", "benchmarks/teachers.yaml"),
     "tree_grpo": (*TRAINING, *EMBEDDED),
     "value": ("training/value.py", "training/critic.py", "mcts", "eval/methods.py"),
     "vllm_contract": ("engine",),

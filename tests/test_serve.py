@@ -206,6 +206,12 @@ def test_a_chat_that_has_begun_goes_on(client: openai.OpenAI) -> None:
     for model in ("student", "student@mcts"):
         rest = client.chat.completions.create(**ask | {"model": model}, messages=begun).choices[0].message.content
         assert f"{first}\n{rest}" == whole
+    # As vLLM's clients ask for the rest of a message, which may end within a line.
+    part = first[: first.index(" ")]
+    begun[-1] = {"role": "assistant", "content": part}
+    going_on = {"continue_final_message": True, "add_generation_prompt": False}
+    rest = client.chat.completions.create(**ask, messages=begun, extra_body=going_on).choices[0].message.content
+    assert f"{part}{rest}" == whole
 
 
 # -- search ------------------------------------------------------------------------------------------------------------
@@ -322,6 +328,9 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": "student@mcts", "method": "beam"}, "method", "invalid_value"),
     ({"model": "student@mcts", "logprobs": True}, "logprobs", "unsupported_parameter"),
     ({"method": "magic"}, "method", "invalid_value"),
+    ({"continue_final_message": True}, "continue_final_message", "invalid_value"),  # the last message is the user's
+    ({"continue_final_message": True, "model": "student@mcts"}, "continue_final_message", "invalid_value"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),
     ({"messages": asked("\ud800")}, None, "invalid_json"),
 ]
 

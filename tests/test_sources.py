@@ -384,12 +384,16 @@ def test_the_flags_of_rows_reach_the_source(tmp_path: Path, capsys: pytest.Captu
 def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "student")
     sizes = ["train.sft.steps=40", "train.evaluate_every=40", "train.validation_size=4"]
+    shape = {"layers": 2, "hidden": 48, "heads": 4, "kv_heads": 2, "head_dim": 12, "intermediate": 64, "vocabulary": 1}
+    sizes.append(f"models.small.shape={json.dumps(shape)}")
     small = [part for size in sizes for part in ("--set", size)]
     base = ["sft", "--source", "numbers", "--model", "small", "--num", "60", "--eval-size", "4", "--out", out]
     assert main([*base, *small, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["demonstrations"] == "numbers train 0..59" and facts["student"] == "small"
-    tokenizer = load_student(load_config(), path=Path(out)).tokenizer
+    student = load_student(load_config(), path=Path(out))
+    tokenizer, made = student.tokenizer, student.model.config
+    assert (made.num_hidden_layers, made.hidden_size, made.num_key_value_heads, made.intermediate_size) == (2, 48, 2, 64)
     [task] = open_named("numbers").load("test", 1)
     ids = tokenizer(f"{task.problem.question}\n{task.solution}").input_ids
     assert tokenizer.unk_token_id not in ids and len(tokenizer) < 60

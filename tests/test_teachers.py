@@ -17,7 +17,7 @@ from alphazero_llm_trainer.teachers.build import build_teachers, build_terminal_
 from alphazero_llm_trainer.teachers.client import ChatClient
 from alphazero_llm_trainer.teachers.ensemble import TeacherEnsemble
 from alphazero_llm_trainer.teachers.openai_teacher import OpenAITeacher, TerminalChecker, parse_step
-from alphazero_llm_trainer.types import Direction
+from alphazero_llm_trainer.types import Direction, Opening
 
 
 class Fake:
@@ -83,6 +83,28 @@ def test_a_teacher_proposes_one_line():
     assert all(PROBLEM.question in text and "3 + 4 = 7" in text for text in asked)
     assert "correct" in asked[0] and "mistake" in asked[1]
     assert teacher.ledger.calls == 3 and teacher.ledger.failures == {"unusable": 1}
+
+
+def test_a_teacher_that_continues_is_asked_in_the_students_chat():
+    opening = Opening("Think step by step.", (("What is 1 + 1?", "1 + 1 = 2\n#### 2"),), shots=1)
+    config = load_config(overrides=["teachers.tier=local", "teachers.right=2", "teacher_tiers.local.ask=continue"])
+
+    async def use(endpoint):
+        ensemble = build_teachers(config, lambda: Fake("x"), endpoint, opening)
+        return [await ensemble.propose(PROBLEM, steps, 1) for steps in ([], ["3 + 4 = 7", "7 + 1 = 8"])]
+
+    lines = iter(["3 + 4 = 7", "", "#### 8 ", "two\nlines"])
+    server = FaultServer(lambda number, asked: "ok", lambda asked: next(lines))
+    model = config.teacher_tiers["local"].teachers[0].model
+    first, second = play(server, use)
+    assert first == [TeacherProposal("3 + 4 = 7", f"teacher:{model}", Direction.RIGHT)]
+    assert second == [TeacherProposal("#### 8", f"teacher:{model}", Direction.RIGHT)]
+    assert len(server.requests) == 4  # none for a wrong step: the default asks for one
+    beginning = [*opening.messages(PROBLEM.question), {"role": "user", "content": PROBLEM.question}]
+    assert [request["messages"] for request in server.requests[:2]] == [beginning] * 2
+    for request in server.requests[2:]:
+        assert request["messages"] == [*beginning, {"role": "assistant", "content": "3 + 4 = 7\n7 + 1 = 8\n"}]
+        assert request["continue_final_message"] and not request["add_generation_prompt"] and request["stop"] == ["\n"]
 
 
 def test_the_terminal_checker():

@@ -27,8 +27,9 @@ class Chat:
         """Token ids of the chat that asks `question`, ready for a response."""
         return self.chat_ids([*self.opening.messages(question), {"role": "user", "content": question}])
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of a whole chat (`role` and `content` each), ready for the next response.
+    def chat_ids(self, messages: Sequence[Mapping[str, str]], going_on: bool = False) -> tuple[int, ...]:
+        """Token ids of a whole chat (`role` and `content` each), ready for the next response; `going_on`: for the rest of
+        its last message.
 
         Without a chat template it is the messages' plain text, a line end after each, after the token that the tokenizer
         opens texts with, if it does. Raises RequestError where the student's template takes no such chat.
@@ -36,10 +37,17 @@ class Chat:
         if self.tokenizer.chat_template is None:
             opened = self.tokenizer("")["input_ids"][:1]
             opening = opened if opened == [self.tokenizer.bos_token_id] else []
-            return (*opening, *self.encode("".join(message["content"].rstrip("\n") + "\n" for message in messages)))
+            texts = [message["content"].rstrip("\n") + "\n" for message in messages]
+            if going_on:
+                texts[-1] = messages[-1]["content"]
+            return (*opening, *self.encode("".join(texts)))
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **TEMPLATE_SETTINGS
+                messages,
+                tokenize=False,
+                add_generation_prompt=not going_on,
+                continue_final_message=going_on,
+                **TEMPLATE_SETTINGS,
             )
         except TemplateError as error:
             raise RequestError(f"the student's chat template refuses these messages ({error}): change them") from error

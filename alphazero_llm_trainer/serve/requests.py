@@ -136,7 +136,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatBody(BaseModel):
-    """POST /v1/chat/completions. The last six are this server's own (`extra_body` of the openai client)."""
+    """POST /v1/chat/completions. The last eight are this server's own or vLLM's (`extra_body` of the openai client)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -158,6 +158,8 @@ class ChatBody(BaseModel):
     simulations: Count | None = None
     return_tree: bool = False
     return_token_ids: bool = False  # as vLLM's
+    continue_final_message: bool = False  # as vLLM's: the answer goes on from the last message, the assistant's
+    add_generation_prompt: bool | None = None  # as vLLM's: None is whatever the one above needs
 
     @property
     def most_tokens(self) -> int | None:
@@ -191,7 +193,8 @@ def chat_request(raw: bytes, student: Any, models: Models, limits: ServeConfig) 
     method = models.of(body.model, body.method)
     check(body, method, limits)
     context = student.engine.capabilities.max_context
-    prompt, question = prompt_of([message.wire() for message in body.messages], student, context)
+    messages = [message.wire() for message in body.messages]
+    prompt, question = prompt_of(messages, student, context, body.continue_final_message)
     seconds = None if body.deadline_ms is None else body.deadline_ms / 1000
     return Wanted(body, method, prompt, question, body.seed % (1 << SEED_BITS), seconds)
 
@@ -229,12 +232,22 @@ def check(body: ChatBody, method: Method, limits: ServeConfig) -> None:
     if body.logprobs and (searches or body.stream):
         kept = "kept by a search" if searches else "streamed"
         raise wrong("logprobs", f"logprobs are not {kept}: leave it out", "unsupported_parameter")
+    if body.add_generation_prompt not in (None, not body.continue_final_message):
+        both = "it opens an answer, and continue_final_message goes on with one: exactly one of the two is true"
+        raise wrong("add_generation_prompt", f"add_generation_prompt is {shown(body.add_generation_prompt)}: {both}")
+    if body.continue_final_message and searches:
+        raise wrong("continue_final_message", f"continue_final_message is for @{SAMPLE}: a search begins an answer")
+    if body.continue_final_message and body.messages[-1].role != "assistant":
+        raise wrong("continue_final_message", "the last message is not the assistant's: there is nothing to go on from")
     if body.top_logprobs and not body.logprobs:
         raise wrong("top_logprobs", "top_logprobs needs logprobs: set it to true")
 
 
-def prompt_of(messages: list[dict[str, str]], chat: Chat, context: int) -> tuple[tuple[int, ...], str]:
-    """The tokens of a chat, opened as every chat of the student is, and its last question. Raises ApiError."""
+def prompt_of(
+    messages: list[dict[str, str]], chat: Chat, context: int, going_on: bool = False
+) -> tuple[tuple[int, ...], str]:
+    """The tokens of a chat, opened as every chat of the student is, and its last question; `going_on`: the answer is the
+    rest of the last message. Raises ApiError."""
     users = [message["content"] for message in messages if message["role"] == "user"]
     if not users:
         raise wrong("messages", "messages has no user message: ask something")
@@ -243,7 +256,7 @@ def prompt_of(messages: list[dict[str, str]], chat: Chat, context: int) -> tuple
     # What is far too long is refused before its tokens are counted, which other requests would wait for.
     characters = sum(len(message["content"]) for message in messages)
     try:
-        ids = () if characters > context * CHARACTERS else chat.chat_ids(messages)
+        ids = () if characters > context * CHARACTERS else chat.chat_ids(messages, going_on)
     except RequestError as error:
         raise wrong("messages", str(error)) from error
     if not 0 < len(ids) < context:

@@ -9,9 +9,10 @@ from ..config.load import Config
 from ..config.sections import TeacherModel, TeacherTier
 from ..engine.protocol import Teacher
 from ..errors import ConfigError
+from ..types import NOTHING, Opening
 from .client import ChatClient, Endpoint
 from .ensemble import TeacherEnsemble
-from .openai_teacher import OpenAITeacher, TerminalChecker
+from .openai_teacher import ContinuingTeacher, OpenAITeacher, TerminalChecker
 
 CHECKER = "terminal checker"  # its name in the books
 BOOKS = "teacher_books.jsonl"  # in a run's folder
@@ -46,7 +47,7 @@ def open_remote(config: Config) -> Endpoint:
 
 
 def build_teachers(
-    config: Config, scripted: Callable[[], Teacher], endpoint: Endpoint | None
+    config: Config, scripted: Callable[[], Teacher], endpoint: Endpoint | None, opening: Opening = NOTHING
 ) -> TeacherEnsemble | None:
     """The ensemble of `teachers.tier`, or None for tier "none".
 
@@ -54,6 +55,7 @@ def build_teachers(
         config: the resolved configuration.
         scripted: makes the scripted teacher of tier "embedded".
         endpoint: what `open_remote` opened, where the tier is remote.
+        opening: of the student's chats, for teachers that continue them.
 
     Raises:
         ConfigError: the tier is empty.
@@ -64,10 +66,15 @@ def build_teachers(
     if wanted.tier == "embedded":
         return TeacherEnsemble([scripted()], wanted, config.seed)
     assert endpoint is not None
-    models = _tier(config).teachers
+    tier = _tier(config)
+    models = tier.teachers
     if not models:
         raise ConfigError(f"teacher_tiers.{wanted.tier}.teachers is empty: name a model there or choose another tier")
-    teachers = [OpenAITeacher(ChatClient(endpoint, model)) for model in models]
+    clients = [ChatClient(endpoint, model) for model in models]
+    teachers: list[Teacher] = [OpenAITeacher(client) for client in clients]
+    if tier.ask == "continue":
+        teachers = [ContinuingTeacher(client, opening) for client in clients]
+        wanted = wanted.model_copy(update={"wrong": 0})
     strengths = {model.model: model.strengths for model in models}
     return TeacherEnsemble(teachers, wanted, config.seed, endpoint.books, strengths)
 

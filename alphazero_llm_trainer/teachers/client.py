@@ -108,8 +108,10 @@ class ChatClient:
         self.endpoint, self.model, self.books = endpoint, model, endpoint.books
         self.name = model.model if name is None else name
 
-    async def complete(self, messages: Sequence[Message], temperature: float = 1.0, seed: int | None = None) -> str:
-        """The model's answer to `messages`, without its thinking.
+    async def complete(
+        self, messages: Sequence[Message], temperature: float = 1.0, seed: int | None = None, **more: Any
+    ) -> str:
+        """The model's answer to `messages`, without its thinking; `more` are other parameters of the request.
 
         Raises:
             CallError: why there is none, after the retries.
@@ -120,6 +122,7 @@ class ChatClient:
             "max_tokens": self.endpoint.settings.max_tokens,
             "temperature": temperature,
             "seed": seed,
+            **more,
         }
         sdk, gate = self.endpoint.open()
         async with gate:

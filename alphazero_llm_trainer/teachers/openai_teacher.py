@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from ..engine.protocol import TeacherProposal
-from ..types import Direction, Problem
+from ..types import NOTHING, Direction, Opening, Problem
 from .answer import UNUSABLE, CallError, without_thinking
 from .client import ChatClient
 
@@ -77,6 +78,38 @@ class OpenAITeacher:
             self._client.books.note(self.name, "failure", UNUSABLE)
             return None
         return TeacherProposal(text, f"teacher:{self.name}", direction)
+
+
+class ContinuingTeacher:
+    """A remote model that goes on from the student's own chat: `opening`, the question, and the steps as the model's turn.
+
+    It needs no word of what a step is: its next line is one. A server must continue a last message of the assistant:
+    vLLM and this package's `serve` do where they are asked to, others do it of themselves or not at all.
+    """
+
+    def __init__(self, client: ChatClient, opening: Opening = NOTHING) -> None:
+        self.name = client.name
+        self.ledger = client.books.ledger(client.name)
+        self._client, self._opening = client, opening
+
+    async def propose(
+        self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
+    ) -> TeacherProposal | None:
+        """The model's next line, or None where it is blank or too long.
+
+        Raises:
+            CallError: the model can't be asked.
+        """
+        messages = [*self._opening.messages(problem.question), {"role": "user", "content": problem.question}]
+        more: dict[str, Any] = {"stop": ["\n"]}
+        if steps:
+            messages.append({"role": "assistant", "content": "\n".join(steps) + "\n"})
+            more["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
+        line = (await self._client.complete(messages, seed=seed % 2**31, **more)).strip()
+        if not line or "\n" in line or len(line) > MAX_STEP_CHARACTERS:
+            self._client.books.note(self.name, "failure", UNUSABLE)
+            return None
+        return TeacherProposal(line, f"teacher:{self.name}", direction)
 
 
 class TerminalChecker:

@@ -22,6 +22,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, set_seed
 
 from ..config.load import Config
+from ..config.sections import ModelShape
 from ..config.train import TrainConfig
 from ..errors import DataError
 from ..eval.greedy import answer as answer_all
@@ -132,8 +133,9 @@ def student_from_scratch(config: Config, tokenizer: Any) -> Student:
     # Where it will be trained: an engine keeps its cache where the weights are when it is made.
     device: Any = "cuda" if torch.cuda.is_available() else "cpu"
     name = "embedded" if config.student == "auto" else config.student
-    model = new_student(tokenizer, config.library_seed).to(device)
-    return make_student(name, model, tokenizer, config.models[name], config, Opening())
+    spec = config.models[name]
+    model = new_student(tokenizer, config.library_seed, SHAPE if spec.shape is None else llama(spec.shape)).to(device)
+    return make_student(name, model, tokenizer, spec, config, Opening())
 
 
 def worked_solutions(config: Config, source: Source) -> list[Task]:
@@ -263,6 +265,19 @@ def manifest_of(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+    }
+
+
+def llama(shape: ModelShape) -> dict[str, Any]:
+    """The settings of a Llama of a shape of models.yaml, whose vocabulary is its tokenizer's."""
+    return {
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate,
+        "max_position_embeddings": SHAPE["max_position_embeddings"],
     }
 
 
