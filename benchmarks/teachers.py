@@ -76,8 +76,8 @@ SUPERVISED = {
 }
 GRPO = {
     UNTAUGHT: Arm("grpo", TREES, rows=4 * OF_ROUND),
-    "grpo, teacher's responses are no rows": Arm("grpo", f"{TREES} {TAUGHT}", rows=4 * OF_ROUND),
-    "grpo, teacher's responses are rows": Arm("grpo", f"{TREES} {TAUGHT} train.teacher_rows=true", rows=4 * OF_ROUND),
+    "grpo, teacher, own rows": Arm("grpo", f"{TREES} {TAUGHT}", rows=4 * OF_ROUND),
+    "grpo, teacher, all rows": Arm("grpo", f"{TREES} {TAUGHT} train.teacher_rows=true", rows=4 * OF_ROUND),
 }
 NAMES = (BASE, *SUPERVISED, ALONE, *GRPO, REPLAY)
 
@@ -173,6 +173,12 @@ def stages(seed: Seed, teacher: Path) -> None:
             seed.evaluate(name, run / "run-001" / "student" if (run / "run-001").exists() else run, ["greedy"])
 
 
+def drawn_tokens(folder: Path) -> int:
+    """Tokens of a folder of `sample`."""
+    lines = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    return sum(json.loads(line)["cost"]["sampled_tokens"] for line in lines)
+
+
 def ledger(run: Path) -> dict[str, Any]:
     """What the teacher of a run did."""
     found: dict[str, Any] = read(run / "run.json")["teachers"].get("student", {})
@@ -191,8 +197,8 @@ def table(seeds: Sequence[Seed]) -> dict[str, Any]:
             found["teacher_tokens"] = sum(map(taught, runs)) // len(runs)
             found["teacher"] = [ledger(run) for run in runs]
         if arm == ALONE:
-            samples = [read(seed.folder("alone samples") / "manifest.json") for seed in seeds]
-            found["teacher_tokens"] = sum(one["cost"]["sampled_tokens"] for one in samples) // len(samples)
+            drawn = sum(drawn_tokens(seed.folder("alone samples")) for seed in seeds)
+            found["teacher_tokens"] = drawn // len(seeds)
         found |= {"greedy": row["accuracy"], "greedy_by_seed": row["by_seed"], "outcomes": row["outcomes"]}
         found["greedy_gain"] = less(outcomes(seeds, arm), outcomes(seeds, "start"), same)
         if arm != BASE:
@@ -209,7 +215,7 @@ def table(seeds: Sequence[Seed]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=5760, help="of `trees, teacher`; its tokens are everyone's")
+    parser.add_argument("--questions", type=int, default=3840, help="of `trees, teacher`; its tokens are everyone's")
     options(parser, "teachers", first=30_000, num=1000)
     args = parser.parse_args()
     args.work, args.of_round = args.work.resolve(), OF_ROUND
