@@ -102,6 +102,7 @@ def answered(seed: Seed, name: str, model: Path | str, split: str, num: int, *mo
         "--methods",
         "greedy",
     ]
+    words += with_settings(["search.temperature=1"])  # as training draws; `more` may name another
     words += ["--budget-tokens", str(LONGEST), "--out", str(out), *more, *["--resume"] * (out / "run.json").is_file()]
     seed.stage(name, words, out / "results.json")
     return read(out / "results.json")

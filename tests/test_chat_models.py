@@ -13,7 +13,7 @@ import torch
 import alphazero_llm_trainer as alphazero
 from alphazero_llm_trainer.api.settings import configured
 from alphazero_llm_trainer.cli.main import main
-from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.config.load import load_answering, load_config, load_training
 from alphazero_llm_trainer.config.sections import SearchConfig
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
 from alphazero_llm_trainer.errors import CheckpointError, DataError
@@ -116,6 +116,23 @@ def test_a_broken_note_is_one_sentence(tmp_path: Path) -> None:
 def limits(*overrides: Any) -> tuple[int, int]:
     search = load_config(overrides=overrides).search
     return search.max_tokens, search.max_depth
+
+
+def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(chat: Path, tmp_path: Path) -> None:
+    def drawn(load: Any, model: str, **given: Any) -> float:
+        found, _ = find_model(model, load_config())
+        return float(load(overrides=[found, *({key: value} for key, value in given.items())]).search.temperature)
+
+    assert (drawn(load_answering, str(chat)), drawn(load_answering, "embedded")) == (0.6, 1.0)
+    assert (drawn(load_training, str(chat)), drawn(load_config, str(chat))) == (1.0, 1.0)  # a ratio of 1 to what is trained
+    assert drawn(load_answering, str(chat), search={"temperature": 0.9}) == 0.9
+    assert main(["eval", "--model", str(chat), "-n", "1", "--methods", "greedy", "--out", str(tmp_path / "e")]) == 0
+    assert json.loads((tmp_path / "e" / "run.json").read_text())["identity"]["search"]["temperature"] == 0.6
+    own, same, other = (
+        alphazero.search("What is 1 + 1?", model=str(chat), simulations=2, max_tokens=12, **given).tree.token_ids
+        for given in ({}, {"temperature": 0.6}, {"temperature": 1.0})
+    )
+    assert own == same != other
 
 
 def test_limits_are_the_students_and_explicit_ones_win(chat: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.load import Config
+from ..config.load import Config, load_answering
 from ..eval.cells import StoppedError
 from ..eval.evaluation import Evaluation
 from ..eval.names import METHOD_NAMES
@@ -95,7 +95,7 @@ def evaluate(
         KeyboardInterrupt: Ctrl-C; what is finished is kept for `resume`.
     """
     arguments = {"rewards.custom": reward_address(reward), "seed": seed}
-    resolved, folder = configured(model, config, arguments)
+    resolved, folder = configured(model, config, arguments, load_answering)
     several = not isinstance(problems, str | Source) and all(isinstance(one, str) for one in problems)
     work = Evaluation(
         sources=list(problems) if several else [address_of(problems)],  # type: ignore[arg-type]

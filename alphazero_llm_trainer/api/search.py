@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.load import Config
+from ..config.load import Config, load_answering
 from ..errors import ConfigError
 from ..eval.methods import answer_search
 from ..live import Progress, Stop
@@ -69,7 +69,7 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
     """
     from ..policy.student import load_student
 
-    resolved, folder = configured(model, config, {})
+    resolved, folder = configured(model, config, {}, load_answering)
     return load_student(resolved, path=folder, opening=opening(resolved))
 
 
@@ -106,7 +106,7 @@ def search(
     if value is not None:
         arguments |= {"search.value": str(value), "search.rollout": "none", "search.select": "puct"}
     arguments |= {f"search.{name}": setting for name, setting in settings.items()}
-    resolved, folder = configured(model, config, arguments)
+    resolved, folder = configured(model, config, arguments, load_answering)
     problem = Problem("question", question, open_source(resolved).name) if isinstance(question, str) else question
     student = None if isinstance(model, str | Path) else model
     return outside_loops(lambda: find(problem, resolved, folder, student))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config
+from ..config.load import Config, load_answering
 from ..eval.names import METHOD_NAMES
 from ..live import Progress, Stop
 from .base import (
@@ -56,7 +56,7 @@ def add_eval(commands: Any) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with --out, or with the newest eval-NNN")
     add_json(parser)
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_eval(args, resolve(args)))
+    parser.set_defaults(run=lambda args: run_eval(args, resolve(args, load=load_answering)))
 
 
 def run_eval(args: argparse.Namespace, config: Config) -> int:

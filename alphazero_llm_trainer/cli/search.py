@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..config.load import load_answering
 from ..live import Progress
 from ..mcts.extract import endings, shortfall
 from ..types import Problem
@@ -50,7 +51,7 @@ def add_search(commands: Any) -> None:
 def run_search(args: argparse.Namespace) -> int:
     """Search one question with the student alone and print its tree, the choice and the cost."""
     asked: dict[str, Any] = {} if args.value is None else {"search": {"rollout": "none", "select": "puct"}}
-    config = resolve(args, asked)
+    config = resolve(args, asked, load_answering)
     check_least(0, index=args.index)
     check_critics(args)
     from ..problems.load import tasks_of

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.load import Config
+from ..config.load import Config, load_answering
 from ..errors import ConfigError
 from ..live import Progress
 from .base import (
@@ -57,7 +57,7 @@ def add_serve(commands: Any) -> None:
         "--keep-traces", type=Path, metavar="DIR", help="append every searched tree to DIR/journal.jsonl"
     )
     add_config_arguments(parser)
-    parser.set_defaults(run=lambda args: run_serve(args, resolve(args)))
+    parser.set_defaults(run=lambda args: run_serve(args, resolve(args, load=load_answering)))
 
 
 def run_serve(args: argparse.Namespace, config: Config) -> int:

@@ -123,6 +123,11 @@ def given_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str,
     return [parse_override(one) if isinstance(one, str) else one for one in [*first, *overrides]]
 
 
+def load_answering(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
+    """`load_config` for what answers and learns nothing: it draws at the student's own temperature."""
+    return load_config(path, overrides, "answer.yaml")
+
+
 def load_training(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
     """`load_config` over the recipe of the method that is given as `train.method`; where none is, of expert iteration."""
     layers = given_layers(path, overrides)
@@ -167,11 +172,11 @@ def validate(raw: Mapping[str, Any]) -> Config:
     return config
 
 
-OWN = ("max_tokens", "max_depth", "step")  # of `search`, that a student's entry has where it gives null
+OWN = ("max_tokens", "max_depth", "step", "temperature")  # of `search`, that a student's entry has where it gives null
 
 
 def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`raw` with the limits and steps of a response as the student's entry has them, where `search` gives null."""
+    """`raw` with the limits, steps and temperature of a response as the student's entry has them, where `search` gives null."""
     student = raw.get("student", "auto")
     name = student if student != "auto" else AUTO_LARGE if cuda_here() else AUTO_SMALL
     models, search = raw.get("models"), raw.get("search", {})

@@ -268,7 +268,7 @@ class StudentModel(Section):
     none: `sft` makes them.
 
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens`,
-    `max_depth`, `step` and `reserve` are of its responses where `search` says none. `system_prompt` takes the place of every
+    `max_depth`, `step`, `reserve` and `temperature` are of its responses where `search` says none. `system_prompt` takes the place of every
     source's; `prompts` are those that it was trained with, by source.
     """
 
@@ -285,6 +285,7 @@ class StudentModel(Section):
     max_depth: Positive = 40
     step: StepRule = "thought"
     reserve: NonNegative = 250
+    temperature: Temperature = 0.6
     system_prompt: str | None = None
     prompts: dict[str, str] = {}
 
