@@ -3,6 +3,8 @@ everything else is a bug and shows its traceback."""
 
 from __future__ import annotations
 
+from typing import Any
+
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
@@ -32,7 +34,12 @@ class EngineError(AlphaZeroError):
 
 
 class RequestError(EngineError):
-    """One request can't be served (its prompt is empty or too long); the engine itself is well."""
+    """One request can't be served (its prompt is empty or too long); the engine itself is well.
+
+    `cost` is what a search had spent that it ended, a `types.Cost`; None outside of one.
+    """
+
+    cost: Any = None
 
 
 class RewardError(RequestError):

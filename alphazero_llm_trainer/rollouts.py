@@ -187,7 +187,7 @@ class Collector:
                 except RequestError as error:
                     # One question that doesn't fit, or that can't be rewarded, is recorded, and the run goes on.
                     why = FAILED_REWARD if isinstance(error, RewardError) else FAILED
-                    return GradedTree(key, task, Tree(), Cost(), f"{why}{error}", True, 0)
+                    return GradedTree(key, task, Tree(), error.cost or Cost(), f"{why}{error}", True, 0)
 
         async def whole(key: str, task: Task) -> GradedTree:
             version = self.student.engine.version

@@ -17,6 +17,10 @@ import alphazero_llm_trainer as az
 from alphazero_llm_trainer.cli.main import main
 from alphazero_llm_trainer.errors import CheckpointError, ConfigError
 from alphazero_llm_trainer.mcts.tree import Tree
+from alphazero_llm_trainer.problems import source
+
+from support import tiny_chat  # isort: skip
+from test_native_bf16 import needs_bf16  # isort: skip
 
 ROOT = Path(__file__).parents[1]
 QUESTION = "Ana has 3 pens. She buys 4 more pens. How many pens does Ana have now?"
@@ -65,6 +69,23 @@ def test_settings_reach_the_search_and_a_loaded_student_is_used() -> None:
         az.search("  ", model=student)
     with pytest.raises(ConfigError, match="OWNER/NAME"):
         az.search(QUESTION, model="nothing")
+
+
+def test_words_that_a_small_vocabulary_lacks_are_said() -> None:
+    said: list[str] = []
+    az.search("What is 7 plus 8?", model="embedded", simulations=1, progress=said.append)
+    az.search(QUESTION, model="embedded", simulations=1, progress=said.append)
+    assert [line for line in said if "know" in line] == ["embedded doesn't know 'plus': its answer means little"]
+
+
+@needs_bf16
+def test_a_rounding_engine_is_checked_inside_a_running_event_loop(tmp_path: Path) -> None:
+    folder = tiny_chat(tmp_path / "Tiny-Chat")
+
+    async def notebook() -> az.Student:
+        return az.load(folder, config={"engine.dtype": "bfloat16"})
+
+    assert asyncio.run(notebook()).engine.facts["numerics"]["tokens"] > 0
 
 
 def test_a_call_inside_a_running_event_loop_stays_in_its_thread(tmp_path: Path) -> None:
@@ -117,6 +138,14 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
     assert az.search(QUESTION, model=run.student, simulations=2).tree.N[0] > 0
     with pytest.raises(ConfigError, match="resume=True"):
         az.train(pens(), model="embedded", out="runs/1")
+    with pytest.raises(ConfigError, match=r"train\.num_examples is 24 there and 48 here: leave it out, or train on"):
+        az.train(pens(), out="runs/1", num_examples=48, resume=True)
+    with pytest.raises(CheckpointError, match=r"did you mean runs/1/student\?"):
+        az.load("runs/1")
+    monkeypatch.setattr(source, "_held", {})  # as a new session begins
+    source._opened.cache_clear()
+    with pytest.raises(ConfigError, match="learns from tasks of a Python session: pass the same ones as `problems`"):
+        az.train(out="runs/1", resume=True)
     assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]
 
 
@@ -136,6 +165,9 @@ def test_train_without_a_method_learns_from_the_right_responses_of_verified_tree
         line for line in map(json.loads, (run.folder / "metrics.jsonl").read_text().splitlines()) if "rows" in line
     ]
     assert line["rows"] == line["solved"] == sum(right) > 0
+    # Chains that were rejected before the right one have no grade, and make no question a mixed one.
+    assert line["all_right"] + line["mixed"] == line["solved"]
+    assert line["simulations"] == sum(len(saved.tree.simulations) for saved in trees)
 
 
 def test_train_equals_the_command(tmp_path: Path) -> None:
@@ -186,6 +218,8 @@ def test_wrong_arguments_are_one_sentence_and_short_forms_are_taken(tmp_path: Pa
         lambda: az.train([1, 2]),  # type: ignore[list-item]
         lambda: az.train(pens(), model=student),  # type: ignore[arg-type]
         lambda: az.evaluate(pens(), model=3),  # type: ignore[arg-type]
+        lambda: az.search({"question": QUESTION}),  # type: ignore[arg-type]
+        lambda: az.train(pens(), [len, max]),  # type: ignore[arg-type]
     ]
     for call in wrong:
         with pytest.raises(az.AlphaZeroError) as caught:

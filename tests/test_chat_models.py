@@ -124,7 +124,10 @@ def test_answers_are_drawn_at_the_students_temperature_and_training_at_1(chat: P
         return float(load(overrides=[found, *({key: value} for key, value in given.items())]).search.temperature)
 
     assert (drawn(load_answering, str(chat)), drawn(load_answering, "embedded")) == (0.6, 1.0)
-    assert (drawn(load_training, str(chat)), drawn(load_config, str(chat))) == (1.0, 1.0)  # a ratio of 1 to what is trained
+    assert (drawn(load_training, str(chat)), drawn(load_config, str(chat))) == (
+        1.0,
+        1.0,
+    )  # a ratio of 1 to what is trained
     assert drawn(load_answering, str(chat), search={"temperature": 0.9}) == 0.9
     assert main(["eval", "--model", str(chat), "-n", "1", "--methods", "greedy", "--out", str(tmp_path / "e")]) == 0
     assert json.loads((tmp_path / "e" / "run.json").read_text())["identity"]["search"]["temperature"] == 0.6

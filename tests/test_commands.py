@@ -48,6 +48,12 @@ def test_an_empty_line_is_a_question_for_help(argv: list[str], capsys: pytest.Ca
         assert f"\n    {command} " in out
 
 
+def test_a_flag_that_is_spelt_nearly_right_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--num-example", "3"])
+    assert "--num-example 3 (did you mean --num-examples?): see" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("argv", "see"), [(["sft", "--nope"], "alphazero-llm-trainer sft"), (["--nope"], "alphazero-llm-trainer")]
 )

@@ -77,6 +77,21 @@ def test_every_float_may_be_written_with_an_exponent() -> None:
         assert type(value) is float and value == 0.02
 
 
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("search.simulation", "search.simulations"),
+        ("train.learning_rat", "train.optimizer.learning_rate"),  # nearly the name of another section's
+        ("train.num_generations", "search.samples"),  # TRL's
+        ("train.beta", "train.kl_coefficient"),
+    ],
+)
+def test_what_an_unknown_key_may_mean_is_said(key: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[f"{key}=1"])
+    refused(caught, key, f"did you mean {meant}?")
+
+
 def test_a_temperature_that_is_all_but_0_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(overrides=["search.temperature=0.0099"])

@@ -91,9 +91,10 @@ def test_sync_and_async_functions_see_problem_response_and_task() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda *_: 1.5, r"gave 1\.5 for problem mine/1: return a number from 0 to 1"),
+        (lambda *_: 1.5, r"gave 1\.5 for problem mine/1: return one number from 0 to 1"),
         (lambda *_: float("nan"), "gave nan"),
-        (lambda *_: None, "raised TypeError"),
+        (lambda *_: None, r"gave nothing for problem mine/1: return one number"),
+        (lambda *_: [1.0, 0.0], r"gave a list for problem mine/1: return one number"),
         (
             lambda *_: 1 / 0,
             r"raised ZeroDivisionError \(division by zero\) in test_custom_.*, line \d+, for problem mine",
@@ -118,13 +119,14 @@ def test_sync_calls_run_beside_each_other() -> None:
     [
         ("{file}:absent", "has no absent: it has brief"),
         ("{file}:number", "a int: name a function"),
+        ("{file}:trl", r"takes other arguments \(.*write it as fn\(problem, response, task\)"),
         ("{file}", r"write file\.py:NAME or package\.module:NAME"),
         ("gone.py:fn", r"gone\.py is not there"),
         ("no_such_module:fn", "No module named 'no_such_module'"),
     ],
 )
 def test_what_cannot_be_loaded_is_one_sentence(address: str, said: str, tmp_path: Path) -> None:
-    file = file_of(tmp_path, BRIEF + "number = 3\n")
+    file = file_of(tmp_path, BRIEF + "number = 3\ndef trl(completions, **kwargs):\n    return 0.0\n")
     with pytest.raises(ConfigError, match=r"rewards\.custom is .*" + said):
         open_reward(RewardConfig(custom=address.format(file=file)))
 
@@ -223,7 +225,11 @@ def test_training_reports_the_reward_and_leaves_failed_questions_out(tmp_path: P
     records = list(read(run / "journal.jsonl"))
     failed = [record for record in records if record["ended_by"].startswith("failed reward: ")]
     assert len(records) == 16 and 0 < card["failed_rewards"] == len(failed) < 16
-    assert f"left out because the reward failed  {len(failed)}" in said.out
+    assert f"left out, since the reward failed for one of its responses  {len(failed)}" in said.out
+    assert all(record["cost"]["sampled_tokens"] > 0 for record in failed)  # what they took is paid for
+    rounds = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "flat" in line]
+    assert all(line["flat"] + line["failed"] <= line["questions"] for line in rounds)
+    assert card["search_cost"]["sampled_tokens"] == sum(record["cost"]["sampled_tokens"] for record in records)
     assert all("rewards.custom is" in record["ended_by"] and "\n" not in record["ended_by"] for record in failed)
     assert len(failed) > 3 == said.err.count("is left out: rewards.custom is")
     assert said.err.count("more are left out like these") == 1
@@ -254,7 +260,9 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path, capsys: Any) ->
         said = capsys.readouterr().err
         assert "error: " in said and "Traceback" not in said
         assert "raised AttributeError ('str' object has no attribute 'score')" in said.splitlines()[-1]
-        assert ("every one of 8 responses" if held_out == "8" else "every question failed (8 so far)") in said
+        assert (
+            "every one of 8 responses" if held_out == "8" else "at least one response of each of 8 questions"
+        ) in said
 
 
 def test_eval_without_gold_answers_compares_rewards(tmp_path: Path, capsys: Any) -> None:

@@ -283,6 +283,11 @@ def test_the_command_writes_every_kind_and_its_help_every_column(
     assert main(["export", "--data", str(data), "--kind", "all", "--out", str(tmp_path / "all")]) == 0
     said = capsys.readouterr().out
     assert {path.stem for path in (tmp_path / "all").iterdir()} == set(KINDS) and said.count("rows in") == len(KINDS)
+    flat = sum(
+        not any(any(node.advantages or ()) for node in episode.traces[0].nodes)
+        for episode in opened(tmp_path / "all" / "rollouts.jsonl")
+    )
+    assert flat > 0 and f"{flat} of them have no advantage: all of their responses earned the same" in said
     every = tmp_path / "every.parquet"
     assert main(["export", "--data", str(data), "--kind", "value", "--every-token", "--out", str(every)]) == 0
     nodes = parquet.ParquetFile(tmp_path / "all" / "value.parquet").metadata.num_rows

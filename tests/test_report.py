@@ -128,8 +128,9 @@ def test_a_run_that_is_not_finished_is_reported_too(runs: list[Path], tmp_path: 
     cut = tmp_path / "run-001"
     shutil.copytree(runs[0], cut, ignore=shutil.ignore_patterns("*.html", "student", "checkpoint-*"))
     card = json.loads((cut / "run.json").read_text())
-    for key in ("after", "gain", "search_cost", "seconds", "kept", "teachers"):
-        del card[key]
+    begun = {key for key in card if key in ("config", "student", "started_from", "system_prompt", "shots", "adapter")}
+    begun |= {"learning_rate", "method", "seed", "questions", "demonstrations", "engine", "before", "validation_before"}
+    card = {key: value for key, value in card.items() if key in begun}  # what stands there before the first round
     (cut / "run.json").write_text(json.dumps(card))
     with (cut / "metrics.jsonl").open("a") as file:
         file.write('{"round": 2, "mean_rew')  # a process that is writing
@@ -207,7 +208,7 @@ def test_metrics_describe_the_rounds_trees(runs: list[Path]) -> None:
     for line in (one for one in metrics if "mean_reward" in one):
         found = [record for record in records if record["round"] == line["round"]]
         trees = [Tree.from_dict(record["tree"]) for record in found]
-        assert line["simulations"] == sum(tree.N[0] for tree in trees)
+        assert line["simulations"] == sum(len(tree.simulations) for tree in trees)
         assert line["nodes_per_tree"] == pytest.approx(sum(len(tree) - 1 for tree in trees) / len(trees))
         assert line["depth"] == pytest.approx(
             sum(max(len(tree.path(n)) for n in range(len(tree))) for tree in trees) / len(trees)
@@ -238,6 +239,30 @@ def test_bad_input_is_one_sentence(
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
+
+
+def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs: list[Path], tmp_path: Path) -> None:
+    card, metrics = json.loads((runs[0] / "run.json").read_text()), []
+    card["gain"] = {"value": 0.0, "low": -0.05, "high": 0.05}
+    card["reward_gain"] = {"value": 0.12, "low": 0.02, "high": 0.25}
+    for when in ("before", "after"):
+        card[when] |= {"reward": {"value": 0.6, "low": 0.5, "high": 0.7}, "rewards": [], "failed_rewards": 0}
+    said, kind = verdict(card, metrics)  # a source with partial credit: right answers come first
+    assert (
+        said == "Training made no clear difference: +0.000 [-0.050, +0.050] on the same 12 held-out problems"
+        and not kind
+    )
+    card["config"]["rewards"]["custom"] = "mine.py:reward"
+    said, kind = verdict(card, metrics)
+    assert said.startswith(
+        "Training helped: +0.120 [+0.020, +0.250] in reward on the same 12 held-out problems, +0.000 ["
+    )
+    assert said.endswith("] in accuracy") and kind == "good"
+    shutil.copytree(runs[0], tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text(json.dumps(card))
+    assert cli.main(["report", str(tmp_path / "run")]) == 0
+    page = Page(tmp_path / "run" / "report.html")
+    assert "0.600 → 0.600" in page and "mean outcome, validation" in page and "accuracy, validation" not in page
 
 
 def test_grades_between_wrong_and_right_have_their_mean_before_and_after() -> None:

@@ -73,7 +73,7 @@ def test_a_run_leaves_a_manifest_that_adds_up(tmp_path: Path) -> None:
     assert manifest["policy"]["version"] == 0 and len(manifest["policy"]["fingerprint"]) == 64
     assert manifest["config"]["search"]["simulations"] == 2 and "concurrent" not in manifest["config"]["search"]
     assert {(record["policy_version"], record["split"]) for record in found.values()} == {(0, "train")}
-    assert 0 < summary.session.right <= summary.session.responses and summary.session.simulations >= 16 * 4
+    assert 0 < summary.session.right <= summary.session.responses and 16 * 2 <= summary.session.simulations <= 16 * 4
     assert run_sample(job, tmp_path / "out", resume=True).session.trees == 0  # nothing is left to do
     more = run_sample(a_job(18), tmp_path / "out", resume=True)
     assert more.session.trees == 2 and more.trees == 18
@@ -144,6 +144,13 @@ def test_stopping_leaves_whole_trees_and_goes_on(tmp_path: Path, whole: tuple[di
 # -- the command -------------------------------------------------------------------------------------------------------
 
 SMALL = ["--model", "embedded", "--set", "search.simulations=1", "--set", "train.requeue_limit=0"]
+
+
+def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["sample", "--model", "embedded", "--num", "1", "--out", str(tmp_path)]) == 2
+    assert "holds notes.txt, which `sample` didn't write: name another folder" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"notes.txt"}
 
 
 def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -393,7 +393,12 @@ def test_a_small_student_is_trained_from_scratch_on_numbers(tmp_path: Path, caps
     assert facts["demonstrations"] == "numbers train 0..59" and facts["student"] == "small"
     student = load_student(load_config(), path=Path(out))
     tokenizer, made = student.tokenizer, student.model.config
-    assert (made.num_hidden_layers, made.hidden_size, made.num_key_value_heads, made.intermediate_size) == (2, 48, 2, 64)
+    assert (made.num_hidden_layers, made.hidden_size, made.num_key_value_heads, made.intermediate_size) == (
+        2,
+        48,
+        2,
+        64,
+    )
     [task] = open_named("numbers").load("test", 1)
     ids = tokenizer(f"{task.problem.question}\n{task.solution}").input_ids
     assert tokenizer.unk_token_id not in ids and len(tokenizer) < 60

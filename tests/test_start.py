@@ -116,6 +116,11 @@ def test_a_dry_run_of_a_resumed_run_is_of_that_run(nowhere: Path, capsys: Any) -
         assert said.startswith("goes_on_with: checkpoints/run-001") and "questions: 192" in said
     assert train_main(["--resume", "--dry-run", "--num-examples", "96"]) == 2
     assert "leave out the other flags" in one_sentence(capsys.readouterr().err)
+    assert train_main(["--resume", "--dry-run", "--seed", "9"]) == 2
+    said = one_sentence(capsys.readouterr().err)
+    assert (
+        "and seed is 7 there and 9 here: leave out" in said and "train." not in said
+    )  # what wasn't asked for isn't named
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")

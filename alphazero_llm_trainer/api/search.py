@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -15,7 +16,7 @@ from ..eval.methods import answer_search
 from ..live import Progress, Stop
 from ..mcts.driver import SearchResult
 from ..mcts.select import constant
-from ..mcts.tree import ROOT, Tree
+from ..mcts.tree import Tree
 from ..problems.load import opening
 from ..problems.source import check_text, open_source
 from ..report.page import framed
@@ -23,7 +24,7 @@ from ..rewards.perplexity import Perplexity
 from ..types import Problem
 from ..viewer.page import tree_page
 from ..viewer.record import pieces
-from .settings import configured, outside_loops
+from .settings import Told, configured, outside_loops, progress_of
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -70,7 +71,7 @@ def load(model: str | Path = "auto", *, config: dict[str, Any] | None = None) ->
     from ..policy.student import load_student
 
     resolved, folder = configured(model, config, {}, load_answering)
-    return load_student(resolved, path=folder, opening=opening(resolved))
+    return outside_loops(lambda: load_student(resolved, path=folder, opening=opening(resolved)))
 
 
 def search(
@@ -82,6 +83,7 @@ def search(
     value: str | Path | None = None,
     seed: int | None = None,
     config: dict[str, Any] | None = None,
+    progress: Told = True,
     **settings: Any,
 ) -> Searched:
     """Answer one question by tree search with the student alone: no gold answer, no teachers.
@@ -94,6 +96,7 @@ def search(
         value: a folder of the command `value`; the search asks it.
         seed: of everything random.
         config: keys of training.yaml, nested or dotted.
+        progress: a live line, nothing, or a function that gets each line.
         settings: keys of its section `search`, such as `temperature` or `budget_tokens`.
 
     Returns:
@@ -102,6 +105,8 @@ def search(
     Raises:
         AlphaZeroError: the arguments or the model are wrong; one sentence with the fix.
     """
+    if not isinstance(question, str | Problem):
+        raise ConfigError(f"question is a {type(question).__name__}: give its text, or the `problem` of a task")
     arguments: dict[str, Any] = {"search.simulations": simulations, "search.mode": mode, "seed": seed}
     if value is not None:
         arguments |= {"search.value": str(value), "search.rollout": "none", "search.select": "puct"}
@@ -109,7 +114,22 @@ def search(
     resolved, folder = configured(model, config, arguments, load_answering)
     problem = Problem("question", question, open_source(resolved).name) if isinstance(question, str) else question
     student = None if isinstance(model, str | Path) else model
-    return outside_loops(lambda: find(problem, resolved, folder, student))
+
+    def call() -> Searched:
+        with progress_of(progress) as shown:
+            return find(problem, resolved, folder, student, shown)
+
+    return outside_loops(call)
+
+
+SHOWN = 5  # words in a warning
+
+
+def unknown_words(student: Student, question: str) -> list[str]:
+    """The first words of a question that a small vocabulary has no token for."""
+    unknown = student.tokenizer.unk_token_id
+    words = dict.fromkeys(re.findall(r"\w+", question)) if unknown is not None else ()
+    return [one for one in words if all(unknown in student.encode(text) for text in (one, f" {one}"))][:SHOWN]
 
 
 def find(
@@ -130,7 +150,11 @@ def find(
     if student is None:
         from ..policy.student import load_student
 
+        if progress is not None:
+            progress.wait("loading")
         student = load_student(config, path=folder, opening=opening(config), inference=alone)
+    if progress is not None and (strange := unknown_words(student, problem.question)):
+        progress.say(f"{student.name} doesn't know {', '.join(map(repr, strange))}: its answer means little")
     perplexity = Perplexity(student, config.search.max_tokens, own=True) if config.rewards.use_student_model else None
     value = None
     if config.search.value is not None:
@@ -141,7 +165,7 @@ def find(
         search = answer_search(student, config, perplexity, stop, value)
         tree = Tree()
         if progress is not None:
-            progress.wait("searching", lambda: f"{len(tree):,} nodes, {tree.N[ROOT]:,} simulations")
+            progress.wait("searching", lambda: f"{len(tree):,} nodes, {len(tree.simulations):,} simulations")
         found = asyncio.run(search.run(problem, config.seed, tree))
     selector = config.search.selector()
     rule = {"rule": selector, "exploration": constant(selector, config.search.exploration)}

@@ -63,6 +63,8 @@ def address_of(problems: Problems) -> str:
 
 def reward_address(reward: Reward) -> str | None:
     """What `rewards.custom` has to say for this reward."""
+    if isinstance(reward, list | tuple):
+        raise ConfigError("reward is a list: give one function, fn(problem, response, task), that adds them up")
     return name_reward(reward) if callable(reward) else reward
 
 

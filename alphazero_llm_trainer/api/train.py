@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config.load import Config
+from ..config.load import Config, flat
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
 from ..live import Progress, Stop
+from ..problems.source import UnknownSourceError, open_source
+from ..rewards.custom import in_memory
 from ..training.run import RunFolder, find_run, new_run
 from ..training.start import check_start, load_run
 from .settings import Problems, Reward, Told, address_of, configured, outside_loops, progress_of, reward_address
@@ -132,6 +134,7 @@ def train(
         if resume:
             folder = find_run(Path(resolved.train.checkpoint_dir), named)
             config = folder.config()
+            check_resumed(config, folder.path, {**arguments, "problems.source": None})
         elif named is not None and (named / "run.json").exists():
             raise ConfigError(f"out {named} holds a run already: add resume=True to go on with it, or name another")
         check_start(config, None if folder is None else folder.path)
@@ -139,6 +142,23 @@ def train(
             return execute(config, folder, resume, shown, stop)
 
     return outside_loops(call)
+
+
+def check_resumed(config: Config, folder: Path, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a run can't go on as it was configured, or where `arguments` ask for something else."""
+    address, there = config.rewards.custom, dict(flat(config.model_dump(mode="json")))
+    try:
+        open_source(config)
+    except UnknownSourceError:
+        raise ConfigError(f"{folder} learns from tasks of a Python session: pass the same ones as `problems`") from None
+    if address is not None and address.startswith("__main__:") and not in_memory(address):
+        raise ConfigError(f"{folder} has a reward of a Python session, {address}: pass the same one as `reward`")
+    for key, value in arguments.items():
+        if value is not None and value != there.get(key):
+            raise ConfigError(
+                f"resume=True goes on as {folder} was configured, and {key} is {there.get(key)!r} there and {value!r} here:"
+                " leave it out, or train on from that run in another folder, with model=run.student"
+            )
 
 
 def execute(
@@ -158,6 +178,7 @@ def execute(
         if folder is not None and ranks.first:  # before anything is loaded: another process may be at it
             held.enter_context(FolderLock(folder.path, "--resume" if resume else "--out"))
         run = Run(config_of_rank(config, ranks.rank), stop, progress, ranks)
+        progress.wait("loading")
         ranks.together(run.load)
         if ranks.first:
             progress.say(run.opening())

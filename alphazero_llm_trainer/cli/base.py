@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import json
 import logging
@@ -73,7 +74,10 @@ class Parser(argparse.ArgumentParser):
         """argparse leaves what a command doesn't know to the parser above it, which names no command."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            near = difflib.get_close_matches(
+                unknown[0].partition("=")[0], self._option_string_actions, n=1, cutoff=0.75
+            )
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {near[0]}?)" if near else ""))
         return found, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -78,6 +78,7 @@ def memory(fit: Fit) -> dict[str, Any]:
     """What search and updates take in GiB, whether it fits, what to do where it doesn't, and the parts."""
     forecast, shown = fit.forecast, lambda size: round(size / GIB, 3)
     return {
+        "unit": "GiB",
         "device": fit.device,
         "free": shown(fit.free),
         "peak": shown(forecast.peak),

@@ -81,15 +81,16 @@ Every table has {", ".join(COMMON)}.
 Load a table with datasets.load_dataset("parquet", data_files="FILE.parquet")."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Readers:
     """How trees are read: every token prefix or nodes alone; the margin and responses a pair needs; what a rollout's
-    advantages are."""
+    advantages are. `flat` counts the rollouts without any."""
 
     every_token: bool = False
     margin: float = 0.25
     least: int = 2
     credit: Literal["group", "step"] = "group"
+    flat: int = 0
 
     def targets(self, kind: str, tree: Tree) -> Iterable[Any]:
         """The rows of one tree, as objects of `mcts.extract`."""
@@ -132,7 +133,9 @@ def rows(kind: str, trees: Iterable[dict[str, Any]], readers: Readers) -> Iterat
     for record, tree in grown(trees):
         if kind == ROLLOUTS:
             if found := [one for one in trajectories(tree) if one.student]:
-                yield episode(record, tree, found, credited(tree, found, readers.credit))
+                advantages = credited(tree, found, readers.credit)
+                readers.flat += not any(map(any, advantages))
+                yield episode(record, tree, found, advantages)
             continue
         problem = record["problem"]
         common = problem["id"], problem["question"], problem["source"], record["policy_version"], record["prompt_ids"]
@@ -362,6 +365,8 @@ def run_export(args: argparse.Namespace) -> int:
         counts[kind] = {"rows": export(args.data, kind, out, readers, args.any_split), "file": str(out)}
         if not args.json:
             print(f"{kind}: {counts[kind]['rows']:,} rows in {out}")
+            if kind == ROLLOUTS and readers.flat:
+                print(f"{readers.flat:,} of them have no advantage: all of their responses earned the same")
     if args.json:
         print_json(counts)
     return 0

@@ -36,7 +36,9 @@ def run_merge(args: argparse.Namespace) -> int:
     adapter: Path = args.adapter
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
         if not (adapter / name).is_file():
-            raise CheckpointError(f"--adapter {adapter} has no {name}: name an adapter that `train` wrote")
+            there = next((one for one in (adapter / "adapter", adapter.parent / "adapter") if one.is_dir()), None)
+            fix = "name an adapter that `train` wrote" if there is None else f"did you mean {there}?"
+            raise CheckpointError(f"--adapter {adapter} has no {name}: {fix}")
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ConfigError(f"--out {args.out} is there already: name another folder or remove it")
     check_out(args.out)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config.load import Config, flat
+from ..config.load import Config, flat, given_layers
 from ..errors import ConfigError
 from ..live import Progress, Stop
 from .base import (
@@ -19,6 +19,7 @@ from .base import (
     add_reward,
     add_source,
     check_out,
+    given,
     print_json,
     resolve,
     run_command,
@@ -152,12 +153,17 @@ def run_train(args: argparse.Namespace) -> int:
 def check_same(args: argparse.Namespace, asked: Config, stored: Config, card: Path) -> None:
     """Raise ConfigError where flags ask for another configuration than that of the run to go on with."""
     flags = {"model", "config", *args.keys} - {"checkpoint_dir", "method"}
-    given = bool(args.overrides) or any(getattr(args, name) is not None for name in flags)
-    if not given and args.method in (None, stored.train.method):
+    asks = bool(args.overrides) or any(getattr(args, name) is not None for name in flags)
+    if not asks and args.method in (None, stored.train.method):
         return
     had, wanted = (dict(flat(config.model_dump(mode="json"))) for config in (stored, asked))
+    said = {key for layer in given_layers(args.config, [*args.overrides, *given(args)]) for key, _ in flat(layer)}
+    said |= {"train.method"} if args.method else set()
+    said |= {"student", "train.student", "models"} if args.model else set()
     changed = [
-        f"{key} is {had.get(key)!r} there and {wanted[key]!r} here" for key in wanted if had.get(key) != wanted[key]
+        f"{key} is {had.get(key)!r} there and {wanted[key]!r} here"
+        for key in wanted
+        if had.get(key) != wanted[key] and any(key == one or key.startswith(f"{one}.") for one in said)
     ]
     if changed:
         raise ConfigError(

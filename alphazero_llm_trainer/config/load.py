@@ -228,10 +228,28 @@ def explain(error: ValidationError) -> str:
     return f"{field} is {shown(first['input'])}: {reason[:300]}"
 
 
+TRL = {  # its names of what is called otherwise here
+    "num_generations": "search.samples",
+    "max_completion_length": "search.max_tokens",
+    "beta": "train.kl_coefficient",
+    "epsilon": "train.clip_low",
+    "epsilon_high": "train.clip_high",
+    "per_device_train_batch_size": "train.optimizer.batch_size",
+    "num_train_epochs": "train.optimizer.epochs",
+    "num_iterations": "train.optimizer.epochs",
+    "output_dir": "train.checkpoint_dir",
+}
+
+
 def nearest(field: str, given: Any) -> str:
     """What to write in place of an unknown key: the one of its name elsewhere, else the one that is spelt alike."""
     wrong, _ = next(flat({field: given}), (field, None))  # a section there isn't is known by its first key
+    if (meant := TRL.get(wrong.rpartition(".")[2])) is not None:
+        return f"did you mean {meant}?"
     keys = [key for key, _ in flat(shipped_section(""))]
     there = [key for key in keys if key.rpartition(".")[2] == wrong.rpartition(".")[2]]
     found = there if len(there) == 1 else difflib.get_close_matches(wrong, keys, n=1, cutoff=0.8)
+    if not found:  # spelt nearly as one of another section
+        named = {key.rpartition(".")[2]: key for key in keys}
+        found = [named[one] for one in difflib.get_close_matches(wrong.rpartition(".")[2], named, n=1, cutoff=0.85)]
     return f"did you mean {found[0]}?" if found else "remove it or see config/training.yaml for the keys there are"

@@ -268,8 +268,8 @@ class StudentModel(Section):
     none: `sft` makes them.
 
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens`,
-    `max_depth`, `step`, `reserve` and `temperature` are of its responses where `search` says none. `system_prompt` takes the place of every
-    source's; `prompts` are those that it was trained with, by source.
+    `max_depth`, `step`, `reserve` and `temperature` are of its responses where `search` says none. `shape` is also of a student
+    from scratch. `system_prompt` takes the place of every source's; `prompts` are those that it was trained with, by source.
     """
 
     path: str

@@ -153,7 +153,7 @@ class AlphaZeroTasksetConfig(vf.TasksetConfig):
     task: AlphaZeroTaskConfig = AlphaZeroTaskConfig()
     """Scoring, under `--env.taskset.task.*`."""
     source: str | None = None
-    """Which problems: a name, a file, or another address. Unset: embedded for the embedded student, gsm8k for other models."""
+    """Which problems: a name, a file, or another address. Unset: embedded (gsm8k under `vf-eval` with another model)."""
     split: Literal["train", "validation", "arena", "test"] = "test"
     """Which split (math has test alone, unless `path` has a train.jsonl)."""
     train_size: Annotated[int, Field(ge=1)] = 50

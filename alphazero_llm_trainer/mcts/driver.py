@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.sections import SearchConfig
 from ..engine.protocol import ValueFunction, Verifier
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestError
 from ..types import Cost, Problem
 from .choose import Choice, Reading, accepted, answer_of, choose, most_visited, voting
 from .expansion import Evaluate, Expansion, Grading
@@ -122,6 +122,9 @@ class Search:
             cost.add(opening)
         try:
             ended_by = await self.simulate(mcts, expansion, cost, began)
+        except RequestError as error:
+            error.cost = cost  # what was sampled is paid for all the same
+            raise
         finally:
             mcts.cancel()
         node = await expansion.close(most_visited(tree), self.left(cost))

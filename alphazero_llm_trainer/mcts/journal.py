@@ -92,7 +92,10 @@ def parse(path: Path, where: str, line: bytes) -> dict[str, Any]:
     try:
         record = parse_json(line)
     except ValueError as error:
-        raise DataError(f"journal {path} {where} is not JSON: restore the file or remove that line") from error
+        fix = (
+            "name a tree journal, or restore this one" if where == "line 1" else "restore the file or remove that line"
+        )
+        raise DataError(f"journal {path} {where} is not JSON: {fix}") from error
     if not isinstance(record, dict) or not isinstance(record.get("key"), str):
         raise DataError(f"journal {path} {where} has no key: it is not a tree journal")
     record.pop("sha256", None)  # of a line that 0.5 wrote

@@ -163,7 +163,9 @@ def check_critic(folder: Path, kind: str, given: str) -> None:
 def check_folder(folder: Path) -> None:
     """Raise CheckpointError for a folder with neither a model nor an adapter."""
     if not any((folder / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
-        raise CheckpointError(f"student folder {folder} has no config.json: name a folder that `train` or `sft` wrote")
+        inner = folder / "student"  # of a run's folder
+        fix = f"did you mean {inner}?" if inner.is_dir() else "name a folder that `train` or `sft` wrote"
+        raise CheckpointError(f"student folder {folder} has no config.json: {fix}")
     read_note(folder, "config.json")
 
 

@@ -32,14 +32,18 @@ def nothing_learnt(card: Card, metrics: Iterable[Line]) -> str | None:
     """What to change where no group of responses had a better and a worse one; None where any had. PPO needs none, and
     rejection-sampling fine-tuning a right response."""
     rounds = rounds_of(metrics)
-    groups = sum(line["questions"] for line in rounds)
+    groups = sum(line["questions"] - line.get("failed", 0) for line in rounds)
     if card["method"] in ("rft", "expert_iteration"):
         if not groups or any(line["solved"] for line in rounds):
             return None
-        return (
-            f"Nothing was learnt from search: none of {groups:,} questions had a right response; try easier problems, or"
-            " `sft` first"
-        )
+        text = f"Nothing was learnt from search: none of {groups:,} questions had a right response"
+        graded = max(line["mean_reward"] for line in rounds)
+        if graded > 0 and str(card["config"].get("problems", {}).get("source", "")).startswith("verifiers:"):
+            return (
+                f"{text}, one with full marks, though grades reach {graded:.2f} in the mean: say what full marks are by"
+                " ?reward_range=LOW:HIGH at the source's end, or learn from grades with --use-grpo"
+            )
+        return f"{text}; try easier problems, or `sft` first"
     if card["method"] == "ppo" or not groups or sum(line["flat"] for line in rounds) < groups:
         return None
     wrong, right = (sum(line[key] for line in rounds) for key in ("all_wrong", "all_right"))
@@ -58,14 +62,21 @@ def verdict(card: Card, metrics: Iterable[Line]) -> tuple[str, str]:
     nothing = nothing_learnt(card, metrics)
     if nothing is not None:
         return nothing, "bad"
-    what, found = "", card.get("gain")
-    if found is None:  # without gold answers the user's own reward says it
-        what, found = " in reward", card.get("reward_gain")
-    if found is None:
+    gains = [(what, Interval(**card[key])) for key, what in judged_by(card) if card.get(key) is not None]
+    if not gains:
         return "This run was started without held-out problems: it has no test result", ""
-    gain = Interval(**found)
+    (what, gain), *beside = gains
     said = {"good": "helped", "bad": "hurt", "": "made no clear difference"}[gain.kind]
-    return f"Training {said}: {gain:+}{what} on the same {card['after']['problems']:,} held-out problems", gain.kind
+    text = f"Training {said}: {gain:+}{what} on the same {card['after']['problems']:,} held-out problems"
+    # Without a reward of the user's own its correctness says it all.
+    return text + "".join(f", {other:+}{name}" for name, other in beside if what), gain.kind
+
+
+def judged_by(card: Card) -> list[tuple[str, str]]:
+    """The keys of a run's gains and what each is in, what the run was for first: the user's own reward where there is one."""
+    accuracy, reward = ("gain", ""), ("reward_gain", " in reward")
+    own = card["config"].get("rewards", {}).get("custom") is not None
+    return [reward, ("gain", " in accuracy")] if own else [accuracy, reward]
 
 
 def facts(card: Card, metrics: Sequence[Line] = ()) -> list[tuple[str, str]]:
@@ -88,7 +99,7 @@ def facts(card: Card, metrics: Sequence[Line] = ()) -> list[tuple[str, str]]:
     if card.get("shots"):
         found.append(("worked solutions before the question", f"{card['shots']}"))
     if card.get("failed_rewards"):
-        found.append(("left out because the reward failed", f"{card['failed_rewards']:,}"))
+        found.append(("left out, since the reward failed for one of its responses", f"{card['failed_rewards']:,}"))
     if card.get("seconds"):
         minutes, sampled = card["seconds"]["training"] / 60, card["search_cost"]["sampled_tokens"]
         found += [("tokens sampled", f"{sampled:,}"), ("training", f"{minutes:.1f} min"), ("kept", card["kept"])]
@@ -123,13 +134,15 @@ def reward(part: Card) -> str:
 
 def training_parts(card: Card, metrics: Sequence[Line], answers: Sequence[Answers]) -> list[str]:
     """The sections of a run's page; a run that isn't finished has those that there is material for."""
-    rounds = f"{card['rounds']:,} round" + "s" * (card["rounds"] != 1)
+    done = len(rounds_of(metrics))
+    rounds = f"{done:,} round" + "s" * (done != 1)
     under = f"{card['method']} on {card['student']}, seed {card['seed']}, {rounds}"
     big = "finished" if card.get("seconds") else "training"
-    if card.get("gain") is not None:
-        big = f"{accuracy(card['before']).value:.3f} → {accuracy(card['after']).value:.3f}"
-    elif card.get("reward_gain") is not None:
-        big = f"{card['before']['reward']['value']:.3f} → {card['after']['reward']['value']:.3f}"
+    for key, _ in judged_by(card):
+        if card.get(key) is not None:
+            part = "accuracy" if key == "gain" else "reward"
+            big = " → ".join(f"{card[when][part]['value']:.3f}" for when in ("before", "after"))
+            break
     parts = [paragraph(under, "soft"), hero(big, *verdict(card, metrics), facts(card)), *curves(card, metrics)]
     parts += flips(answers) + costs(card, rounds_of(metrics))
     shown = {key: value for key, value in card["config"].items() if key not in ("models", "teacher_tiers")}
@@ -176,15 +189,18 @@ def curves(card: Card, metrics: Sequence[Line]) -> list[str]:
             title, {n.replace("_", " "): over(metrics, key, share) for n, key in names.items()}, X, include
         )
 
+    scale = "accuracy" if card["config"].get("rewards", {}).get("custom") is None else "answers' mean outcome"
     drawn = [
-        line_chart("Greedy accuracy, validation", {"accuracy": validation(card, metrics)}, X, (0.0, 1.0)),
+        line_chart(f"Greedy {scale}, validation", {scale: validation(card, metrics)}, X, (0.0, 1.0)),
         chart("Mean reward of sampled responses", (0.0, 1.0), reward="mean_reward"),
         # A policy gradient learns from mixed questions alone, expert iteration from all but the wrong ones.
         chart("Outcomes of the questions", (0.0, 1.0), True, right="all_right", mixed="mixed", wrong="all_wrong"),
-        chart("Entropy and KL (nats)", entropy="entropy", KL="kl"),
+        chart("Entropy and KL (nats)" if over(metrics, "kl") else "Entropy (nats)", entropy="entropy", KL="kl"),
         chart("Loss", (), loss="loss", critic="critic_loss"),
     ]
-    return [heading("Learning"), figures(drawn, "Bars are 95% intervals.")]
+    # Trees end early, and chains are drawn again, by what they find.
+    below = "A hard question has more responses than an easy one, so that their mean reward may lie below the accuracy."
+    return [heading("Learning"), figures(drawn, f"Bars are 95% intervals. {below}")]
 
 
 def flips(answers: Iterable[Answers]) -> list[str]:
@@ -215,5 +231,5 @@ def costs(card: Card, rounds: Sequence[Line]) -> list[str]:
     rows = [["", "calls", "failures", *(key.replace("_", " ") for key in keys)]]
     for name, (cost, calls, failures) in spent.items():
         known = calls or number(cost.get("calls", 0))
-        rows.append([name, known, failures, *(number(cost.get(key, 0)) for key in keys)])
+        rows.append([name, known, failures or "none", *(number(cost.get(key, 0)) for key in keys)])
     return [heading("Cost"), table(rows)] if spent else []

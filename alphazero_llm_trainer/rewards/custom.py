@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -47,12 +48,15 @@ class CustomReward:
             value: Any = self.function(*asked) if waits else await asyncio.to_thread(self.function, *asked)
             if inspect.isawaitable(value):
                 value = await value
-            number = float(value)
         except (Exception, SystemExit) as error:  # the user's own code may raise anything
             what = f"raised {type(error).__name__} ({error}){self.place(error)} for problem {problem.id}: mend it"
             raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
+        try:
+            number, given = float(value), f"{float(value)}"
+        except (TypeError, ValueError):
+            number, given = math.nan, "nothing" if value is None else f"a {type(value).__name__}"
         if not 0.0 <= number <= 1.0:
-            what = f"gave {number} for problem {problem.id}: return a number from 0 to 1"
+            what = f"gave {given} for problem {problem.id}: return one number from 0 to 1"
             raise RewardError(f"{KEY} is {self.name!r} and {what}")
         return number
 
@@ -94,6 +98,11 @@ def name_reward(function: Function) -> str:
     return address
 
 
+def in_memory(address: str) -> bool:
+    """Whether `name_reward` gave this address to a function of this process."""
+    return address in _in_memory
+
+
 def open_reward(rewards: RewardConfig) -> CustomReward | None:
     """The reward that `rewards.custom` names; None where it is null. Raises ConfigError where it can't be loaded."""
     address = rewards.custom
@@ -102,6 +111,14 @@ def open_reward(rewards: RewardConfig) -> CustomReward | None:
     function = _in_memory[address] if address in _in_memory else loaded(address)
     if not callable(function):
         raise ConfigError(f"{KEY} is {address!r}, a {type(function).__name__}: name a function")
+    try:
+        inspect.signature(function).bind(None, "", None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{KEY} is {address!r}, which takes other arguments ({error}): write it as fn(problem, response, task)"
+        ) from None
+    except ValueError:
+        pass  # written in C: it shows when it is called
     return CustomReward(function, address)
 
 

@@ -15,6 +15,7 @@ from ..mcts.journal import JOURNAL, Journal
 
 FORMAT = 2
 MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
+OWN = (JOURNAL, SET_ASIDE, MANIFEST)  # and what they are called while they are written
 SYNC_TREES = 100  # so many trees a power cut may take; they are searched again
 
 
@@ -52,6 +53,9 @@ class SampleFolder:
             raise ConfigError(
                 f"--out {path} holds a run already: add --resume to go on with it, or name another folder"
             )
+        strange = [one.name for one in path.iterdir() if not one.name.startswith((".", *OWN))]
+        if not taken and strange:
+            raise ConfigError(f"--out {path} holds {min(strange)}, which `sample` didn't write: name another folder")
         if taken and not self.stored:
             raise DataError(f"{path} has a {JOURNAL} but no {MANIFEST}: restore it, or name another folder")
         if self.stored:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..live import Progress, last_tree
 from ..mcts.extract import endings, trajectories
-from ..mcts.tree import ROOT, Tree
+from ..mcts.tree import Tree
 from ..rollouts import FAILED, FAILED_REWARD
 from ..types import Cost
 
@@ -20,7 +20,7 @@ class Totals:
 
     trees: records with a search; skipped: questions that don't fit the engine or whose reward failed (an empty tree is
     recorded);
-    simulations: backed-up evaluations (visits of the roots); saved: simulations that adaptive budgets and solved questions
+    simulations: of all trees; saved: simulations that adaptive budgets and solved questions
     left out; responses: finished responses, repeats counted;
     right: those with full marks (the gold answer, where no reward of the user's own takes part); solved: trees with a
     right response; ends: how responses ended (`extract.endings`); cost: of the trees.
@@ -46,7 +46,7 @@ class Totals:
         found = trajectories(tree)
         right, saved = sum(one.samples for one in found if one.right), record.get("saved", 0)
         responses, ends = sum(one.samples for one in found), dict(endings(tree))
-        return cls(1, 0, tree.N[ROOT], saved, responses, right, int(right > 0), ends, cost)
+        return cls(1, 0, len(tree.simulations), saved, responses, right, int(right > 0), ends, cost)
 
     def add(self, other: Totals) -> None:
         """Add another sum to this one."""

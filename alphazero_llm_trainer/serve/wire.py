@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..mcts.choose import Choice
-from ..mcts.tree import ROOT, Tree
+from ..mcts.tree import Tree
 from ..types import Cost
 from .requests import Wanted
 
@@ -138,7 +138,7 @@ class Wire:
         }
         if tree is not None and outcome.choice is not None:
             found |= {"trace_id": outcome.trace_id, "answer": outcome.choice.answer, "why": outcome.choice.why}
-            found |= {"simulations": tree.N[ROOT], "nodes": len(tree)}
+            found |= {"simulations": len(tree.simulations), "nodes": len(tree)}
             if self.wanted.body.return_tree:
                 found["tree"] = tree.to_dict()
         return found

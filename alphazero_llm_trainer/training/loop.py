@@ -321,6 +321,8 @@ class Run(Measured):
         # What the processes before this one took to their last checkpoint counts too.
         self.began -= facts.get("total_seconds", 0.0)
         self.journal = Journal(self.folder.journal)
+        if resume:
+            self.progress.say(f"going on after round {start}; {len(self.journal):,} trees are there")
         self.collector.keep_books(self.folder.path)
         costs = [line["cost"] for line in self.folder.read_metrics() if "cost" in line]
         self.sampled = sum(cost["sampled_tokens"] for cost in costs)

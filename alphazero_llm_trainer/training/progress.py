@@ -9,7 +9,6 @@ from transformers import TrainerCallback
 
 from ..live import Progress, duration, last_tree
 from ..mcts.extract import trajectories
-from ..mcts.tree import ROOT
 from ..rollouts import GradedTree
 
 
@@ -18,7 +17,7 @@ def tell_tree(progress: Progress, tree: GradedTree, counted: int) -> None:
     found, grown = trajectories(tree.tree), tree.tree
     right = sum(one.samples for one in found if one.right)
     count = sum(one.samples for one in found)
-    progress.note("last tree", last_tree(tree.key, len(grown.N), grown.N[ROOT], right, count, tree.ended_by))
+    progress.note("last tree", last_tree(tree.key, len(grown.N), len(grown.simulations), right, count, tree.ended_by))
     progress.advance(counted, tree.cost.sampled_tokens)
     if tree.failed_reward is not None:
         progress.trouble(f"{tree.key} is left out: {tree.failed_reward}")

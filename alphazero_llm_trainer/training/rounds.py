@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RewardError
 from ..mcts.extract import trajectories
 from ..mcts.journal import Journal
-from ..mcts.tree import ROOT, Tree
+from ..mcts.tree import Tree
 from ..rollouts import FAILED_REWARD, Collector, GradedTree
 from ..types import Cost, Task
 from .ranks import ALONE, Ranks
@@ -71,7 +71,7 @@ class RoundStats:
             self.failed += tree.ended_by.startswith("failed")
             self.failed_rewards += tree.failed_reward is not None
             self.flat_at_first += tree.flat_at_first
-            self.flat += collector.zero_variance(tree.tree)
+            self.flat += not tree.ended_by.startswith("failed") and collector.zero_variance(tree.tree)
             self.extensions += tree.extensions
             kind = outcome(tree.tree)
             self.all_right += kind == "solved"
@@ -82,7 +82,7 @@ class RoundStats:
             self.solved += any(t.right for t in found)
             total += sum(collector.reward(t) * t.samples for t in found)
             self.cost.add(tree.cost)
-            self.simulations += tree.tree.N[ROOT]
+            self.simulations += len(tree.tree.simulations)
             self.nodes_per_tree += (len(tree.tree) - 1) / len(trees)
             self.depth += max(tree.tree.depths()) / len(trees)
         self.mean_reward = total / max(self.samples, 1)
@@ -90,8 +90,8 @@ class RoundStats:
 
 def outcome(tree: Tree) -> str | None:
     """What a graded tree's responses came out as: all right "solved", all wrong (or equally good) "hopeless", "mixed"; None
-    without any."""
-    found = trajectories(tree)
+    where none has a grade, which a rejected or unfinished one lacks."""
+    found = [one for one in trajectories(tree) if one.outcome is not None]
     if len({one.outcome for one in found}) > 1:
         return "mixed"
     return None if not found else "solved" if found[0].right else "hopeless"
@@ -198,4 +198,7 @@ class Rounds:
         if not failed or self.journal is None:
             return
         if all(str(record["ended_by"]).startswith(FAILED_REWARD) for record in self.journal.values()):
-            raise RewardError(f"the reward of every question failed ({len(failed):,} so far); the first: {failed[0]}")
+            raise RewardError(
+                f"the reward failed for at least one response of each of {len(failed):,} questions, which are left out; the"
+                f" first: {failed[0]}"
+            )

@@ -33,8 +33,8 @@ class Row:
 
     outcome: "right" or "wrong" (every sampled response is), "mixed", "ungraded", "none" (no response), "failed".
     right, samples: sampled responses. nodes, simulations (None: not recorded), tokens (sampled; None: not recorded).
-    answer: what a search without gold answered, else the answer of most samples; answer_right: by gold, None where it is
-    not known; share: of the samples that state it.
+    answer: what a search without gold answered, else the answer of most samples (the right one among equals).
+    answer_right: by gold, None where it is not known; share: of the samples that state it.
     reward: mean reward of those samples without its gold part (PRE), None where it has no other part.
     """
 
@@ -60,6 +60,10 @@ class _Said:
     visits: int = 0
     right: bool | None = None
     rewards: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def standing(self) -> tuple[int, bool, int]:
+        return self.samples, bool(self.right), self.visits
 
 
 def tree_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +164,7 @@ def row(record: Mapping[str, Any]) -> Row:
             reward = grade["pre"] if grade["hre"] is not None or grade["pre"] is not None else grade["reward"]
             if reward is not None:
                 said.rewards.append((max(grade["samples"], 1), reward))
-    answer = max(answers, key=lambda a: (answers[a].samples, answers[a].visits), default=None)
+    answer = max(answers, key=lambda a: answers[a].standing, default=None)
     choice = choice_of(record)
     if not graded and "answer" in choice:
         # A graded tree's rewards know the gold answer, and so does what they chose.

@@ -9,7 +9,7 @@ const COLUMNS = {
   Question: [(row) => row.question, null, true],
   Outcome: [(row) => Object.keys(OUTCOMES).indexOf(row.outcome), (row) => make("span", { class: `chip ${row.outcome}` }, OUTCOMES[row.outcome]), true],
   Right: [(row) => (row.outcome === "ungraded" || !row.samples ? null : row.right / row.samples), (row, key) => (key === null ? "–" : `${percent(key)} of ${whole(row.samples)}`)],
-  Answer: [(row) => row.answer, (row, key) => (key === null ? "–" : key + (row.share === null ? "" : ` (${percent(row.share)})`) + ({ true: " ✓", false: " ✕" }[row.answer_right] ?? "")), true],
+  "Most frequent answer": [(row) => row.answer, (row, key) => (key === null ? "–" : key + (row.share === null ? "" : ` (${percent(row.share)})`) + ({ true: " ✓", false: " ✕" }[row.answer_right] ?? "")), true],
   Reward: [(row) => row.reward, (row, key) => number(key)],
   Nodes: [(row) => row.nodes, (row, key) => whole(key)],
   Simulations: [(row) => row.simulations, (row, key) => whole(key)],
