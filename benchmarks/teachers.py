@@ -125,7 +125,8 @@ def alone(seed: Seed, teacher: Path, tokens: int, steps: int) -> Path:
         seed.stage("alone samples", words, trees / "manifest.json", begun=True)
         words = ["export", "--data", str(trees), "--kind", "sft", "--out", str(table)]
         seed.stage("alone table", words, table, configured=False)
-    right = [(row["question"], row["completion"]) for row in pq.read_table(table).to_pylist()]
+    found = [(row["question"], row["completion"]) for row in pq.read_table(table).to_pylist()]
+    right = [(question, text) for question, text in found if "####" in text]
     worked = tasks_of(config, "train", config.train.demonstrations)
     worked = worked[: round(len(right) * REPLAYED / (1 - REPLAYED))]
     with rows.open("w", encoding="utf-8") as out:
