@@ -31,6 +31,7 @@ from alphazero_llm_trainer.mcts.extract import (
     value_targets,
 )
 from alphazero_llm_trainer.mcts.tree import ROOT, Rollout, Tree
+from alphazero_llm_trainer.policy.folders import PACKAGED
 from alphazero_llm_trainer.policy.student import load_student
 from alphazero_llm_trainer.scale.sample import run_sample
 from alphazero_llm_trainer.training.learner import mask_of, padded
@@ -103,6 +104,18 @@ def test_what_is_exported_is_loaded_again(
     file = parquet.ParquetFile(out)
     assert file.num_row_groups == -(-count // 5)  # written as it was read
     assert list(tmp_path.glob("**/*.part")) == []
+
+
+def test_a_student_learns_from_the_right_answers_of_another(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, out = tmp_path / "right.parquet", tmp_path / "student"
+    export(data, "sft", table, Readers())
+    rows = loaded(table, tmp_path)
+    assert all(row["completion"].split("####")[1].strip() == row["answer"] for row in rows)
+    words = ["sft", "--model", str(PACKAGED), "--source", str(table), "--set", "train.sft.steps=2", "--eval-size", "1"]
+    assert main([*words, "--set", "train.validation_size=0", "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] > 0 and (out / "model.safetensors").is_file()
 
 
 def opened(path: Path) -> list[WireEpisode]:

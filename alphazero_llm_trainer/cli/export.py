@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..answers import extract, normalize
 from ..errors import ConfigError, DataError
 from ..files import refused
 from ..mcts.extract import (
@@ -59,7 +60,13 @@ OWN = {
         "margin": "float32",
         "count": "int64",
     },
-    "sft": {"completion_ids": "ids", "completion": "string", "count": "int64", "author": "string"},
+    "sft": {
+        "completion_ids": "ids",
+        "completion": "string",
+        "answer": "string",
+        "count": "int64",
+        "author": "string",
+    },
     "policy": {
         "prefix_ids": "ids",
         "children_ids": "lists of ids",
@@ -140,7 +147,8 @@ def rows(kind: str, trees: Iterable[dict[str, Any]], readers: Readers) -> Iterat
         problem = record["problem"]
         common = problem["id"], problem["question"], problem["source"], record["policy_version"], record["prompt_ids"]
         for row in readers.targets(kind, tree):
-            own = {name: getattr(row, renamed.get(name, name)) for name in OWN[kind]}
+            stated = {"answer": normalize(extract(row.text) or "")} if kind == "sft" else {}
+            own = {name: getattr(row, renamed.get(name, name)) for name in OWN[kind] if name not in stated} | stated
             yield {**dict(zip(COMMON, common, strict=True)), **own}
 
 

@@ -19,7 +19,7 @@ from .source import SPLITS, Source, TaskList, by_hash, once
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
 ANSWERS = ("answer", "final_answer", "answerKey", "gold", "target", "output", "label", "result")
-SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps")
+SOLUTIONS = ("solution", "rationale", "explanation", "reasoning", "steps", "completion")
 CHOICES = ("choices", "options")
 SPLIT_NAMES = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
