@@ -87,7 +87,7 @@ def test_a_teacher_proposes_one_line():
 
 def test_a_teacher_that_continues_is_asked_in_the_students_chat():
     opening = Opening("Think step by step.", (("What is 1 + 1?", "1 + 1 = 2\n#### 2"),), shots=1)
-    config = load_config(overrides=["teachers.tier=local", "teachers.right=2", "teacher_tiers.local.ask=continue"])
+    config = load_config(overrides=["teachers.tier=local", "teachers.right=2", "teacher_tiers.local.prompt=continue"])
 
     async def use(endpoint):
         ensemble = build_teachers(config, lambda: Fake("x"), endpoint, opening)

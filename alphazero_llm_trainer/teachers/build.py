@@ -72,7 +72,7 @@ def build_teachers(
         raise ConfigError(f"teacher_tiers.{wanted.tier}.teachers is empty: name a model there or choose another tier")
     clients = [ChatClient(endpoint, model) for model in models]
     teachers: list[Teacher] = [OpenAITeacher(client) for client in clients]
-    if tier.ask == "continue":
+    if tier.prompt == "continue":
         teachers = [ContinuingTeacher(client, opening) for client in clients]
         wanted = wanted.model_copy(update={"wrong": 0})
     strengths = {model.model: model.strengths for model in models}
