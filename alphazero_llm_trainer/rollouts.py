@@ -199,7 +199,12 @@ class Collector:
                 if chain:
                     # A chain group grows at the root alone.
                     result.tree.expanded[ROOT] = False
-                result = await search.run(task.problem, derive_seed(seed, key, extensions), result.tree)
+                try:
+                    result = await search.run(task.problem, derive_seed(seed, key, extensions), result.tree)
+                except RequestError as error:
+                    cost.add(error.cost or Cost())
+                    error.cost = cost
+                    raise
                 cost.add(result.cost)
                 saved += result.saved
             if self.perplexity is not None:

@@ -140,10 +140,19 @@ def test_train_on_tasks_with_a_reward_writes_its_folder_alone(tmp_path: Path, mo
         az.train(pens(), model="embedded", out="runs/1")
     with pytest.raises(ConfigError, match=r"train\.num_examples is 24 there and 48 here: leave it out, or train on"):
         az.train(pens(), out="runs/1", num_examples=48, resume=True)
+    with pytest.raises(ConfigError, match=r"train\.clip_low is 0\.2 there and 0\.1 here: leave it out"):
+        az.train(pens(), out="runs/1", config={"train": {"clip_low": 0.1}}, resume=True)
     with pytest.raises(CheckpointError, match=r"did you mean runs/1/student\?"):
         az.load("runs/1")
     monkeypatch.setattr(source, "_held", {})  # as a new session begins
     source._opened.cache_clear()
+    card = json.loads((run.folder / "run.json").read_text())
+    card["config"]["rewards"]["custom"] = "__main__:judge"
+    card["config"]["problems"]["source"] = "embedded"
+    (tmp_path / "runs" / "2").mkdir()
+    (tmp_path / "runs" / "2" / "run.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match="has a reward of a Python session, __main__:judge: pass the same one as"):
+        az.train(out="runs/2", resume=True)
     with pytest.raises(ConfigError, match="learns from tasks of a Python session: pass the same ones as `problems`"):
         az.train(out="runs/1", resume=True)
     assert az.train(pens(), out="runs/1", resume=True).card["after"] == run.card["after"]

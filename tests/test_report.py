@@ -17,7 +17,7 @@ from alphazero_llm_trainer.eval.greedy import Answers
 from alphazero_llm_trainer.mcts.tree import Tree
 from alphazero_llm_trainer.problems.load import load_tasks
 from alphazero_llm_trainer.report.critics import critic_text
-from alphazero_llm_trainer.report.training import result_text, rewarded, verdict
+from alphazero_llm_trainer.report.training import nothing_learnt, result_text, rewarded, verdict
 from alphazero_llm_trainer.training.evaluation import reward_gain, summary
 from alphazero_llm_trainer.training.loop import Run
 from alphazero_llm_trainer.training.run import RunFolder, new_run
@@ -239,6 +239,15 @@ def test_bad_input_is_one_sentence(
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and sentence in error and error.count("\n") == 1
+
+
+def test_scores_that_never_reach_full_marks_are_told_apart_from_wrong_answers() -> None:
+    card = {"method": "expert_iteration", "config": {"problems": {"source": "verifiers:sums"}}}
+    lines = [{"questions": 8, "solved": 0, "mean_reward": mean} for mean in (0.7, 0.8)]
+    said = nothing_learnt(card, lines)
+    assert said is not None and "grades reach 0.80 in the mean" in said and "?reward_range=LOW:HIGH" in said
+    wrong = nothing_learnt(card, [{**line, "mean_reward": 0.0} for line in lines])
+    assert wrong is not None and wrong.endswith("try easier problems, or `sft` first")
 
 
 def test_with_a_reward_of_ones_own_its_gain_is_the_verdict(runs: list[Path], tmp_path: Path) -> None:

@@ -329,6 +329,11 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": "student@mcts", "logprobs": True}, "logprobs", "unsupported_parameter"),
     ({"method": "magic"}, "method", "invalid_value"),
     ({"continue_final_message": True}, "continue_final_message", "invalid_value"),  # the last message is the user's
+    (
+        {"messages": [*asked("What?"), {"role": "assistant", "content": "\n"}], "continue_final_message": True},
+        "continue_final_message",
+        "invalid_value",
+    ),
     ({"continue_final_message": True, "model": "student@mcts"}, "continue_final_message", "invalid_value"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", "invalid_value"),
     ({"messages": asked("\ud800")}, None, "invalid_json"),

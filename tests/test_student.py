@@ -6,9 +6,12 @@ import asyncio
 import hashlib
 import json
 
+import pytest
+
 from alphazero_llm_trainer.answers import extract
 from alphazero_llm_trainer.config.load import load_config
 from alphazero_llm_trainer.engine.protocol import GenerateRequest
+from alphazero_llm_trainer.errors import RequestError
 from alphazero_llm_trainer.eval.greedy import answer
 from alphazero_llm_trainer.policy.student import PACKAGED, PADS, give_pad, load_student, make_student
 from alphazero_llm_trainer.problems.embedded import DEFAULT_LEVELS
@@ -107,6 +110,18 @@ def test_templates_are_asked_for_no_hidden_monologue_and_always_the_same_day():
         "{% if date_string is defined %} + 3{% endif %}"
     )
     assert student.decode(student.prompt_ids("Ana has 2 pens.")).split()[-2:] == ["+", "3"]
+
+
+@pytest.mark.parametrize("content", ["{{ m['content'] }}", "{{ m['content'] | trim }}"])
+def test_a_chat_that_goes_on_ends_as_its_last_message_does(content):
+    student = load_student(load_config(overrides=["student=embedded"]))
+    student.tokenizer.chat_template = f"{{% for m in messages %}}{content}{{{{ '\n' }}}}{{% endfor %}}"
+    begun = [{"role": "user", "content": "Ana has 2 pens."}, {"role": "assistant", "content": "3 + 4 = 7\n"}]
+    ids = student.chat_ids(begun, going_on=True)
+    assert ids == (*student.encode("Ana has 2 pens.\n"), *student.encode("3 + 4 = 7\n"))
+    student.tokenizer.chat_template = "{{ messages[0]['content'] }}"  # the last message is lost
+    with pytest.raises(RequestError, match="chat template refuses"):
+        student.chat_ids(begun, going_on=True)
 
 
 def test_the_last_number_of_a_response_that_was_cut_is_no_answer():

@@ -98,10 +98,21 @@ def test_a_teacher_that_continues_is_asked_in_the_students_chat():
     model = config.teacher_tiers["local"].teachers[0].model
     first, second = play(server, use)
     assert first == [TeacherProposal("3 + 4 = 7", f"teacher:{model}", Direction.RIGHT)]
-    assert second == [TeacherProposal("#### 8", f"teacher:{model}", Direction.RIGHT)]
+    # The first words of a server that doesn't stop where it is told to.
+    assert [proposal.text for proposal in second] == ["#### 8", "two"]
     assert len(server.requests) == 4  # none for a wrong step: the default asks for one
     beginning = [*opening.messages(PROBLEM.question), {"role": "user", "content": PROBLEM.question}]
     assert [request["messages"] for request in server.requests[:2]] == [beginning] * 2
+    # A chat model may begin with an empty line: it is told no place to stop, and its first words count.
+    chatty = FaultServer(lambda number, asked: "ok", lambda asked: "\n\n7 + 1 = 8\n\n#### 8")
+    config = load_config(
+        overrides=[{"search": {"step": "thought"}}, config.model_dump(include={"teachers", "teacher_tiers"})]
+    )
+    (found, _) = play(chatty, use)
+    assert [one.text for one in found] == ["7 + 1 = 8"] and not any("stop" in request for request in chatty.requests)
+    with pytest.raises(ConfigError, match=r"teachers\.right is 0 and a teacher that continues"):
+        config = load_config(overrides=[config.model_dump(include={"teachers", "teacher_tiers"}), "teachers.right=0"])
+        play(chatty, use)
     for request in server.requests[2:]:
         assert request["messages"] == [*beginning, {"role": "assistant", "content": "3 + 4 = 7\n7 + 1 = 8\n"}]
         assert request["continue_final_message"] and not request["add_generation_prompt"] and request["stop"] == ["\n"]

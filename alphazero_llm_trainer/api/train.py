@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..config.load import Config, flat
+from ..config.load import Config, flat, nested
 from ..errors import AlphaZeroError, ConfigError
 from ..eval.metrics import Interval
 from ..files import FolderLock
@@ -128,13 +128,20 @@ def train(
         )
     resolved, _ = configured(model, config, arguments, load_run, "train.student")
     named = None if out is None else Path(out)
+    asked = arguments | {
+        key: value for name, given in (config or {}).items() for key, value in flat(nested(name, given))
+    }
+    if problems == "embedded":  # the default
+        asked["problems.source"] = None
+    if model != "auto":
+        asked |= {"student": resolved.student, "train.student": resolved.train.student}
 
     def call() -> TrainingRun:
         config, folder = resolved, None if named is None else RunFolder(named)
         if resume:
             folder = find_run(Path(resolved.train.checkpoint_dir), named)
             config = folder.config()
-            check_resumed(config, folder.path, {**arguments, "problems.source": None})
+            check_resumed(config, folder.path, asked)
         elif named is not None and (named / "run.json").exists():
             raise ConfigError(f"out {named} holds a run already: add resume=True to go on with it, or name another")
         check_start(config, None if folder is None else folder.path)

@@ -306,8 +306,8 @@ class TeacherModel(Section):
 class TeacherTier(Section):
     """Where a tier's teachers answer (None: in this process) and which variable holds the key (None: no key is sent).
 
-    `prompt` is how they are asked: "instruct" tells a chat model what a step is; "continue" has it go on from the student's own chat and the
-    steps so far, as vLLM's `continue_final_message` does. One that continues is not asked for wrong steps.
+    `prompt` is how they are asked: "instruct" tells a chat model what a step is; "continue" has it go on from the student's own
+    chat and the steps so far, as vLLM's `continue_final_message` does. One that continues is not asked for wrong steps.
     """
 
     base_url: str | None

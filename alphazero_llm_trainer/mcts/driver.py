@@ -122,12 +122,12 @@ class Search:
             cost.add(opening)
         try:
             ended_by = await self.simulate(mcts, expansion, cost, began)
+            node = await expansion.close(most_visited(tree), self.left(cost))
         except RequestError as error:
-            error.cost = cost  # what was sampled is paid for all the same
+            cost.seconds, error.cost = time.perf_counter() - began, cost  # what was sampled is paid for all the same
             raise
         finally:
             mcts.cancel()
-        node = await expansion.close(most_visited(tree), self.left(cost))
         cost.seconds = time.perf_counter() - began
         saved = mcts.simulations - mcts.simulation if ended_by in ("accepted", "enough") else 0
         selector = voting(settings.choose, self.verifier is not None)

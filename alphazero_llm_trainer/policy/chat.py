@@ -49,8 +49,12 @@ class Chat:
                 continue_final_message=going_on,
                 **TEMPLATE_SETTINGS,
             )
-        except TemplateError as error:
+        except (TemplateError, ValueError) as error:  # ValueError: the template doesn't show the message to go on from
             raise RequestError(f"the student's chat template refuses these messages ({error}): change them") from error
+        if going_on:
+            last = messages[-1]["content"]
+            if not text.endswith(last):  # templates trim a message's end, which the next token depends on
+                text += last[len(last.rstrip()) :]
         return tuple(self.encode(text))
 
     def encode(self, text: str) -> list[int]:

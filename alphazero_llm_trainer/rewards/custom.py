@@ -53,7 +53,7 @@ class CustomReward:
             raise RewardError(f"{KEY} is {self.name!r} and {what}") from error
         try:
             number, given = float(value), f"{float(value)}"
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # the last two: of a tensor, of a huge number
             number, given = math.nan, "nothing" if value is None else f"a {type(value).__name__}"
         if not 0.0 <= number <= 1.0:
             what = f"gave {given} for problem {problem.id}: return one number from 0 to 1"

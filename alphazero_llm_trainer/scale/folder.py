@@ -55,7 +55,9 @@ class SampleFolder:
             )
         strange = [one.name for one in path.iterdir() if not one.name.startswith((".", *OWN))]
         if not taken and strange:
-            raise ConfigError(f"--out {path} holds {min(strange)}, which `sample` didn't write: name another folder")
+            raise ConfigError(
+                f"--out {path} holds {min(strange)}, which `sample` didn't write: name another folder, or remove it"
+            )
         if taken and not self.stored:
             raise DataError(f"{path} has a {JOURNAL} but no {MANIFEST}: restore it, or name another folder")
         if self.stored:

@@ -237,8 +237,13 @@ def check(body: ChatBody, method: Method, limits: ServeConfig) -> None:
         raise wrong("add_generation_prompt", f"add_generation_prompt is {shown(body.add_generation_prompt)}: {both}")
     if body.continue_final_message and searches:
         raise wrong("continue_final_message", f"continue_final_message is for @{SAMPLE}: a search begins an answer")
-    if body.continue_final_message and body.messages[-1].role != "assistant":
-        raise wrong("continue_final_message", "the last message is not the assistant's: there is nothing to go on from")
+    if body.continue_final_message:
+        last = body.messages[-1].wire()
+        if last["role"] != "assistant" or not last["content"].strip():
+            raise wrong(
+                "continue_final_message",
+                "the last message has no words of the assistant: there is nothing to go on from",
+            )
     if body.top_logprobs and not body.logprobs:
         raise wrong("top_logprobs", "top_logprobs needs logprobs: set it to true")
 

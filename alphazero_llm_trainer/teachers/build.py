@@ -73,7 +73,12 @@ def build_teachers(
     clients = [ChatClient(endpoint, model) for model in models]
     teachers: list[Teacher] = [OpenAITeacher(client) for client in clients]
     if tier.prompt == "continue":
-        teachers = [ContinuingTeacher(client, opening) for client in clients]
+        if not wanted.right:
+            raise ConfigError(
+                "teachers.right is 0 and a teacher that continues is asked for no other step: give 1 or more"
+            )
+        stops = config.search.step == "line"
+        teachers = [ContinuingTeacher(client, opening, stops) for client in clients]
         wanted = wanted.model_copy(update={"wrong": 0})
     strengths = {model.model: model.strengths for model in models}
     return TeacherEnsemble(teachers, wanted, config.seed, endpoint.books, strengths)

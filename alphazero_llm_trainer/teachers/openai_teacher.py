@@ -84,29 +84,31 @@ class ContinuingTeacher:
     """A remote model that goes on from the student's own chat: `opening`, the question, and the steps as the model's turn.
 
     It needs no word of what a step is: its next line is one. A server must continue a last message of the assistant:
-    vLLM and this package's `serve` do where they are asked to, others do it of themselves or not at all.
+    vLLM and this package's `serve` do where they are asked to, others do it of themselves or not at all. `stops`: it is told
+    to stop at a line's end; a chat model, which may begin with an empty line, writes to its end, and the rest is dropped.
     """
 
-    def __init__(self, client: ChatClient, opening: Opening = NOTHING) -> None:
+    def __init__(self, client: ChatClient, opening: Opening = NOTHING, stops: bool = True) -> None:
         self.name = client.name
         self.ledger = client.books.ledger(client.name)
-        self._client, self._opening = client, opening
+        self._client, self._opening, self._stops = client, opening, stops
 
     async def propose(
         self, problem: Problem, steps: Sequence[str], direction: Direction, seed: int
     ) -> TeacherProposal | None:
-        """The model's next line, or None where it is blank or too long.
+        """The model's next line, or None where there is none or it is too long.
 
         Raises:
             CallError: the model can't be asked.
         """
         messages = [*self._opening.messages(problem.question), {"role": "user", "content": problem.question}]
-        more: dict[str, Any] = {"stop": ["\n"]}
+        more: dict[str, Any] = {"stop": ["\n"]} if self._stops else {}
         if steps:
             messages.append({"role": "assistant", "content": "\n".join(steps) + "\n"})
             more["extra_body"] = {"continue_final_message": True, "add_generation_prompt": False}
-        line = (await self._client.complete(messages, seed=seed % 2**31, **more)).strip()
-        if not line or "\n" in line or len(line) > MAX_STEP_CHARACTERS:
+        text = await self._client.complete(messages, seed=seed % 2**31, **more)
+        line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        if not line or len(line) > MAX_STEP_CHARACTERS:
             self._client.books.note(self.name, "failure", UNUSABLE)
             return None
         return TeacherProposal(line, f"teacher:{self.name}", direction)
