@@ -66,7 +66,7 @@ TREES = (
     f"train.questions_per_round={OF_ROUND} train.save_every=960 train.groups=tree search.simulations=3 search.samples=4"
     f" train.requeue_limit=0 rewards.pre_weight=0 {FIRST}"
 )
-TAUGHT = "teachers.tier=local"
+TAUGHT = "teachers.tier=local teachers.ask=always"
 BASE, CONTROL, ALONE, UNTAUGHT = "trees, teacher", "trees, equal total tokens", "teacher alone", "grpo, trees"
 # Each with the tokens of the student that it takes: those of the reference's student, or of both.
 SUPERVISED = {
