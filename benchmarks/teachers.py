@@ -12,6 +12,7 @@ stages are run. All arms take questions that neither has seen:
 - trees, equal student tokens: no teacher, as many tokens of the student;
 - trees, equal total tokens: no teacher, as many tokens of the student as both sampled;
 - teacher alone: the teacher's own right samples, one a question, of as many tokens as both sampled: distillation;
+- student alone: the student's own samples, one a question, of as many tokens as both sampled: what so many questions bring;
 - grpo: trees without a teacher, with one whose responses are no rows, and with one whose responses are (`train.teacher_rows`);
 - replay alone: the demonstrations that all arms replay, and no new question.
 
@@ -66,6 +67,10 @@ TREES = (
     f"train.questions_per_round={OF_ROUND} train.save_every=960 train.groups=tree search.simulations=3 search.samples=4"
     f" train.requeue_limit=0 rewards.pre_weight=0 {FIRST}"
 )
+ALONE_TOO = (
+    f"train.questions_per_round={12 * OF_ROUND} train.save_every=11520 train.groups=chain search.samples=1"
+    f" train.requeue_limit=0 rewards.pre_weight=0 {FIRST}"
+)
 TAUGHT = "teachers.tier=local teachers.ask=always"
 BASE, CONTROL, ALONE, UNTAUGHT = "trees, teacher", "trees, equal total tokens", "teacher alone", "grpo, trees"
 # Each with the tokens of the student that it takes: those of the reference's student, or of both.
@@ -73,6 +78,7 @@ SUPERVISED = {
     "trees, failing": (Arm("rft", f"{TREES} {TAUGHT} teachers.ask=failing", responses=12), "student"),
     "trees, equal student tokens": (Arm("rft", TREES, responses=12), "student"),
     CONTROL: (Arm("rft", TREES, responses=12), "both"),
+    "student alone": (Arm("rft", ALONE_TOO), "both"),
 }
 GRPO = {
     UNTAUGHT: Arm("grpo", TREES, rows=4 * OF_ROUND),
@@ -100,12 +106,15 @@ def served(teacher: Path, log: Path) -> Iterator[None]:
     try:
         for _ in range(120):
             time.sleep(0.5)
+            if process.poll() is not None:
+                raise SystemExit(f"the teacher's server ended with {process.returncode}: see {log}")
             try:
                 if httpx.get("http://127.0.0.1:8077/health").status_code == 200:
                     break
             except httpx.HTTPError:
-                if process.poll() is not None:
-                    raise SystemExit(f"the teacher's server ended with {process.returncode}: see {log}") from None
+                continue
+        else:
+            raise SystemExit(f"the teacher's server doesn't answer: see {log}")
         yield
     finally:
         process.terminate()
@@ -145,6 +154,8 @@ def alone(seed: Seed, teacher: Path, tokens: int, steps: int) -> Path:
 
 
 def train(seed: Seed, name: str, arm: Arm, questions: int, steps: float | None = None) -> Path:
+    of_round = 12 * OF_ROUND if arm.settings == ALONE_TOO else OF_ROUND
+    seed.args = argparse.Namespace(**{**vars(seed.args), "of_round": of_round})
     settings = [] if steps is None else seed.as_many(arm, questions, round(steps))
     return seed.train(name, arm, ("--model", str(STUDENT)), questions, settings)
 
@@ -159,7 +170,10 @@ def stages(seed: Seed, teacher: Path) -> None:
         own / args.questions
     )  # tokens of the student; the same without a teacher but for rollouts after its steps
     for name, (arm, tokens) in SUPERVISED.items():
-        train(seed, name, arm, round(spent[tokens] / (a_question * WITHOUT)), steps)
+        questions = round(spent[tokens] / (a_question * WITHOUT))
+        if name == "student alone":
+            questions = spent[tokens] // A_SAMPLE
+        train(seed, name, arm, questions, steps)
     alone(seed, teacher, spent["both"], steps)
     for name, arm in GRPO.items():
         share = WITHOUT if name == UNTAUGHT else 1.0
@@ -210,7 +224,7 @@ def table(seeds: Sequence[Seed]) -> dict[str, Any]:
             found["over_untaught"] = less(outcomes(seeds, arm), outcomes(seeds, UNTAUGHT), same)
         summary.append(found)
         print(f"{arm:38} {row['accuracy'][0]:.3f} {found.get('teacher_minus_it', '')}", flush=True)
-    teacher = figures(seeds, "the teacher", same)["accuracy"]
+    teacher = figures(seeds[:1], "the teacher", same)["accuracy"]
     return {"distinct": len(set(same)), "start": {"greedy": start["accuracy"]}, "teacher": teacher, "summary": summary}
 
 
