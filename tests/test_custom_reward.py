@@ -303,3 +303,21 @@ def test_vf_eval_scores_by_the_reward(tmp_path: Path, monkeypatch: Any, capsys: 
         expected = (0.4 * parts["correctness_reward"] + parts["custom_reward"]) / 1.4 - 0.01 * steps
         assert trace["rewards"]["combined_reward"]["score"] == pytest.approx(expected)
     assert "custom_reward 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "kind"),
+    [
+        ((1.0, None), "solved"),
+        ((0.0, None), "hopeless"),
+        ((None, 0.0, 1.0), "mixed"),
+        ((None,), None),
+        ((), None),
+    ],
+)
+def test_a_response_without_a_grade_makes_no_question_a_mixed_one(
+    outcomes: tuple[float | None, ...], kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [SimpleNamespace(outcome=one, right=one == 1.0) for one in outcomes]
+    monkeypatch.setattr("alphazero_llm_trainer.training.rounds.trajectories", lambda tree: found)
+    assert outcome(Tree()) == kind
