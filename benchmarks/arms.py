@@ -31,6 +31,8 @@ from alphazero_llm_trainer.problems.load import tasks_of  # noqa: E402
 from alphazero_llm_trainer.training.size import replayed  # noqa: E402
 
 FACTORS = (1.0, 0.5, 2.0)  # of a tuned arm's learning rate
+# Over the recipe of --use-grpo: what config/grpo_correctness.yaml says, beside a file that is a benchmark's own.
+CORRECTNESS = "train.reward=hre train.kl_coefficient=0 search.simulations=3 teachers.tier=none"
 REPLAY = "replay alone"  # the demonstrations that the arms replay, as many updates, and no new questions
 PASSES = 2  # over the rows of a round: GRPO and PPO
 
@@ -103,7 +105,8 @@ class Seed:
         else:
             words += [*([f"--use-{arm.method}"] if arm.method else []), *start, "-n", str(questions)]
             words += ["--eval-size", "0"]
-            words += [word for one in (*arm.settings.split(), *settings) for word in ("--set", one)]
+            own = CORRECTNESS.split() if arm.method == "grpo" else []
+            words += [word for one in (*own, *arm.settings.split(), *settings) for word in ("--set", one)]
         self.stage(name, words, run / "report.html", configured=not there)
         return run
 

@@ -38,6 +38,7 @@ DEPENDS: dict[str, tuple[str, ...]] = {
     "real_engine": ("engine", "policy/student.py"),
     "real_ladder": (*TRAINING, *EMBEDDED, "engine", "eval/methods.py"),
     "real_training": ("training/sft.py", "training/models.py", "training/packing.py", "training/attention.py"),
+    "recipes": (*TRAINING, *EMBEDDED, "config/grpo.yaml", "config/grpo_correctness.yaml"),
     "reliability": ("serve", "training", "mcts/journal.py", "scale", "teachers", "files.py"),
     "search": ("mcts", "engine"),
     "search_budgets": (*ANSWERS, *EMBEDDED, "problems/numbers.py"),

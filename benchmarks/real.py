@@ -53,8 +53,8 @@ def rounds(questions: int) -> list[str]:
 ARMS: dict[str, list[str]] = {
     "expert iteration": ["search.simulations=4", *OWN, *rounds(134)],
     "RFT": ["--use-rft", *DRAWS, *OWN, *rounds(102)],
-    "GRPO on samples": ["--use-grpo", "train.groups=chain", "search.samples=8", *GROUPS, *rounds(50)],
-    "GRPO on trees": ["--use-grpo", *GROUPS, *rounds(36)],
+    "GRPO on samples": ["--config=grpo_correctness", "train.groups=chain", "search.samples=8", *GROUPS, *rounds(50)],
+    "GRPO on trees": ["--config=grpo_correctness", *GROUPS, *rounds(36)],
 }
 
 CONTROLS = {"expert iteration": "RFT", "GRPO on trees": "GRPO on samples"}

@@ -39,8 +39,9 @@ STEP_ENDS = StepEnds(LINE_ENDS)
 
 
 def grpo_config(overrides: Sequence[str | Mapping[str, Any]] = ()) -> Config:
-    """What `train --use-grpo` is configured by; `train.method` in `overrides` names another recipe."""
-    return load_training(overrides=["train.method=grpo", *overrides])
+    """GRPO by correctness over small trees; `train.method` in `overrides` names another recipe."""
+    small = {"search": {"simulations": 3}, "train": {"method": "grpo", "reward": None, "kl_coefficient": 0.0}}
+    return load_training(overrides=[small, *overrides])
 
 
 class ScriptedPolicy:

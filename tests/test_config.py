@@ -170,6 +170,47 @@ def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_
         load_training(overrides=["train.method=grop"])
 
 
+@pytest.mark.parametrize("method", ["grpo", "legacy"])
+def test_grpo_and_legacy_are_the_design_documents_methods(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
+    config = load_training(overrides=[f"train.method={method}", "student=embedded"])
+    rewards = config.rewards
+    assert config.train.reward == "combined" and rewards.use_student_model
+    assert (rewards.hre_weight, rewards.pre_weight) == (0.4, 0.6)
+    assert (config.train.kl_coefficient > 0) == (method == "grpo")
+    assert (config.search.simulations, config.teachers.tier) == (3, "none")
+    chat = load_training(overrides=[f"train.method={method}", "student=qwen2.5-0.5b"])
+    assert chat.search.simulations == 60
+    assert load_training(overrides=[f"train.method={method}", "search.simulations=5"]).search.simulations == 5
+
+
+def test_a_shipped_recipe_is_named_by_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENROUTER_API_KEY", "key")
+    monkeypatch.chdir(tmp_path)
+    config = load_training("grpo_correctness", ["student=qwen2.5-0.5b"])
+    assert (config.train.method, config.train.reward, config.train.kl_coefficient) == ("grpo", None, 0)
+    assert (config.search.simulations, config.teachers.tier, config.rewards.use_student_model) == (3, "none", False)
+    Path("grpo_correctness").write_text("seed: 3")  # a user's own file of that name wins
+    assert load_training("grpo_correctness").seed == 3
+    with pytest.raises(ConfigError, match="config file nowhere can't be read"):
+        load_training("nowhere")
+
+
+def test_teachers_auto_are_of_the_free_tier_where_its_key_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["train.method=grpo", "student=embedded"]
+    for key, more, tier in (
+        ("", [], "none"),
+        ("key", [], "free"),
+        ("key", ["teachers.tier=none"], "none"),
+        ("key", ["search.mode=token"], "none"),
+        ("key", ["train.groups=verified"], "none"),
+    ):
+        monkeypatch.setenv("OPENROUTER_API_KEY", key)
+        assert load_training(overrides=[*asked, *more]).teachers.tier == tier
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert load_training(overrides=asked).teachers.tier == "none"
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 

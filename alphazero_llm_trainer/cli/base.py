@@ -90,7 +90,11 @@ class Parser(argparse.ArgumentParser):
 
 def add_config_arguments(parser: Parser, **config: Any) -> None:
     """--config, --set and --seed; `config` has what argparse is told of --config otherwise."""
-    about = {"metavar": "FILE", "type": Path, "help": "YAML with some of config/training.yaml's keys"}
+    about = {
+        "metavar": "FILE",
+        "type": Path,
+        "help": "YAML with some of config/training.yaml's keys, or grpo_correctness",
+    }
     parser.common.add_argument("--config", **{**about, **config})
     parser.common.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="override one key; repeatable"

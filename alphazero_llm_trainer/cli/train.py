@@ -27,10 +27,11 @@ from .base import (
 )
 
 METHODS = {
-    "grpo": "GRPO on the trees' trajectories, with credit by group, step, process or visits",
+    "grpo": "GRPO on the trees' trajectories by the combined reward, with a KL penalty; by correctness alone:"
+    " --config grpo_correctness",
     "rft": "rejection-sampling fine-tuning: supervised training on the student's own right responses",
     "ppo": "PPO on sampled chains, with a critic",
-    "legacy": "supervised training on the trees' good responses, weighted by reward",
+    "legacy": "supervised training on the trees' best responses, weighted by the combined reward",
 }
 ABOUT = "Train the student from search trees: search -> grade -> train, in rounds, with checkpoints."
 EPILOG = """\

@@ -31,7 +31,7 @@ from .sections import (
     TeachersConfig,
     TeacherTier,
 )
-from .shipped import merge, parse_yaml, read_yaml, shipped, shipped_section, shown
+from .shipped import merge, named_file, parse_yaml, read_yaml, shipped, shipped_section, shown
 from .train import TrainConfig
 
 AUTO_LARGE, AUTO_SMALL = "llama-3.2-3b", "embedded"  # what the student `auto` is with CUDA, and without
@@ -99,7 +99,8 @@ def load_config(
     """The resolved configuration.
 
     Args:
-        path: a YAML file with some of training.yaml's keys (also `models` and `teacher_tiers`), or None.
+        path: a YAML file with some of training.yaml's keys (also `models` and `teacher_tiers`), a shipped recipe's name, or
+            None.
         overrides: `KEY=VALUE` texts or nested mappings, later ones win.
         recipe: a shipped YAML file that lies between training.yaml and all that is given.
 
@@ -119,7 +120,7 @@ def load_config(
 
 def given_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What a user gives on top of the shipped files, one nested mapping each, later ones win."""
-    first = [] if path is None else [read_yaml(Path(path))]
+    first = [] if path is None else [read_yaml(named_file(Path(path)))]
     return [parse_override(one) if isinstance(one, str) else one for one in [*first, *overrides]]
 
 
@@ -140,7 +141,7 @@ def validate(raw: Mapping[str, Any]) -> Config:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration is {shown(raw)}, which is no mapping: write its keys")
     try:
-        config = Config.model_validate(with_limits(raw))
+        config = with_tier(Config.model_validate(with_limits(raw)))
     except ValidationError as error:
         raise ConfigError(explain(error)) from error
     if config.student != "auto" and config.student not in config.models:
@@ -172,7 +173,8 @@ def validate(raw: Mapping[str, Any]) -> Config:
     return config
 
 
-OWN = ("max_tokens", "max_depth", "step", "temperature")  # of `search`, that a student's entry has where it gives null
+# Of `search`, that a student's entry has where it gives null.
+OWN = ("max_tokens", "max_depth", "step", "temperature", "simulations")
 
 
 def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,6 +191,22 @@ def with_limits(raw: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(verify, Mapping) and verify.get("reserve", reserve) is None:
         given["verify"] = {**verify, "reserve": reserve}
     return {**raw, "search": own | given}
+
+
+def with_tier(config: Config) -> Config:
+    """`config` with `teachers.tier: auto` resolved: "free" where its key is set and teachers can take part, else "none"."""
+    if config.teachers.tier != "auto":
+        return config
+    proposes = config.search.mode == "step" and config.train.groups != "verified"
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"  # teachers have one budget, of one process
+    tier = "free" if proposes and alone and missing_key(config, "free") is None else "none"
+    return config.model_copy(update={"teachers": config.teachers.model_copy(update={"tier": tier})})
+
+
+def missing_key(config: Config, tier: str) -> str | None:
+    """The environment variable that a tier's teachers need and that isn't set, or None."""
+    variable = config.teacher_tiers[tier].key_variable
+    return variable if variable is not None and not os.environ.get(variable, "").strip() else None
 
 
 def resolve_name(config: Config, name: str | None = None) -> str:

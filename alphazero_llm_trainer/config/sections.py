@@ -151,7 +151,7 @@ class SearchConfig(Section):
     select: Literal["ucb1", "puct", "gumbel", "restart"] | None
     exploration: NonNegativeFloat | None
     candidates: Positive
-    simulations: Positive
+    simulations: Positive = 60  # as `step`
     samples: Positive
     top_k: Positive
     rollout: Literal["sample", "greedy", "beam", "none"]
@@ -160,7 +160,7 @@ class SearchConfig(Section):
     value: str | None
     width: Positive
     virtual_loss: Positive
-    step: StepRule = "line"  # these three are the embedded student's: a configuration has those of its own
+    step: StepRule = "line"  # these three are the embedded student's: a configuration has its own student's
     max_depth: Positive = 12
     max_tokens: Positive = 160
     temperature: Temperature
@@ -214,7 +214,7 @@ class BudgetConfig(Section):
 
 class TeachersConfig(Section):
     place = "teachers"
-    tier: Literal["none", "embedded", "free", "production", "local"]
+    tier: Literal["none", "embedded", "free", "production", "local", "auto"]  # see `load.with_tier`
     right: NonNegative
     wrong: NonNegative
     ask: Literal["always", "uncertain", "failing"]
@@ -268,8 +268,9 @@ class StudentModel(Section):
     none: `sft` makes them.
 
     `mirror` is the same model where nothing is `gated`; `cpu` allows a large quantised model without CUDA. `max_tokens`,
-    `max_depth`, `step`, `reserve` and `temperature` are of its responses where `search` says none. `shape` is also of a student
-    from scratch. `system_prompt` takes the place of every source's; `prompts` are those that it was trained with, by source.
+    `max_depth`, `step`, `reserve`, `simulations` and `temperature` are of its searches where `search` says none. `shape` is
+    also of a student from scratch. `system_prompt` takes the place of every source's; `prompts` are those that it was
+    trained with, by source.
     """
 
     path: str
@@ -285,6 +286,7 @@ class StudentModel(Section):
     max_depth: Positive = 40
     step: StepRule = "thought"
     reserve: NonNegative = 250
+    simulations: Positive = 60
     temperature: Temperature = 0.6
     system_prompt: str | None = None
     prompts: dict[str, str] = {}

@@ -24,6 +24,16 @@ def shipped(name: str) -> Path:
     raise ConfigError(f"config file {name} is not in the installation: reinstall alphazero-llm-trainer")
 
 
+def named_file(path: Path) -> Path:
+    """The file that `--config` names: a file of the user's, or a shipped recipe by its name, such as grpo_correctness."""
+    if path.suffix or path.exists():
+        return path
+    try:
+        return shipped(f"{path}.yaml")
+    except ConfigError:
+        return path
+
+
 @lru_cache(maxsize=64)
 def shipped_section(place: str) -> Mapping[str, Any]:
     """A section of training.yaml; "" is the whole file. Nobody may change what this returns."""

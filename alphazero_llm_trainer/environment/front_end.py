@@ -230,9 +230,8 @@ def fill_model(config: EvalConfig, of_seat: bool) -> None:
 
 def notes(config: EvalConfig) -> list[str]:
     """What the user should know before the run: model and problems, and teachers that won't take part."""
-    from ..config.load import load_config
+    from ..config.load import load_config, missing_key
     from .frozen import EMBEDDED_URL
-    from .harness import missing_key
 
     env = own_env(config)
     if env is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ import aiohttp
 import verifiers.v1 as vf
 from pydantic import Field
 
-from ..config.load import Config, load_config
+from ..config.load import Config, load_config, missing_key
 from ..errors import AlphaZeroError, EngineError
 from ..eval.methods import answer_search
 from ..mcts.driver import SearchResult
@@ -108,12 +107,6 @@ class AlphaZeroHarness(vf.Harness[AlphaZeroHarnessConfig]):
         taught = self.config.tier != "none" and missing_key(config, self.config.tier) is None
         remote = open_remote(config) if taught and is_remote(config) else None
         return config, build_teachers(config, _no_scripted_teacher, remote) if taught else None
-
-
-def missing_key(config: Config, tier: str) -> str | None:
-    """The environment variable that a tier's teachers need and that isn't set, or None."""
-    variable = config.teacher_tiers[tier].key_variable
-    return variable if variable is not None and not os.environ.get(variable, "").strip() else None
 
 
 def _no_scripted_teacher() -> Any:

@@ -31,6 +31,7 @@ from ..policy.weights import load_tensors
 from ..problems.load import opening
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
+from ..teachers.build import is_remote
 from .checkpoint import newest_whole, write_manifest
 from .evaluation import Measured
 from .fsdp import check_unpacked, uses_fsdp
@@ -244,10 +245,13 @@ class Run(Measured):
         """What is about to run, in a few lines."""
         config, train = self.config, self.config.train
         method = "grpo without ratio and negatives: weighted SFT" if train.weighted_sft else train.method
+        teachers: str = config.teachers.tier
+        if is_remote(config):
+            teachers += f" at {config.teacher_tiers[teachers].base_url}"
         text = (
             f"student {self.student.title} ({self.adapter} weights trained), {method}, seed {config.seed}\n"
             f"{self.planned()}, {train.groups} groups,"
-            f" teachers: {config.teachers.tier}, {len(self.demonstrations):,} demonstrations replayed"
+            f" teachers: {teachers}, {len(self.demonstrations):,} demonstrations replayed"
         )
         if config.problems.hold_out == "structures" and train.student is None and self.student.spec.path == "package":
             text += (
