@@ -129,6 +129,10 @@ def configuration() -> str:
         "```sh",
         "uv run alphazero-llm-trainer train --config my.yaml --set train.optimizer.learning_rate=1e-4",
         "```",
+        "",
+        "`--set` takes text, such as `problems.system_prompt`, as it is written, `#` and `:` too; `null` and nothing are"
+        " none. Other values are YAML, and what a comment would cut off is an error. In a file quote text with a `#` or a"
+        " `:` in it.",
     ]
     keys = set()
     for section, text, rows in sections(source):

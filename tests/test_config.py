@@ -16,6 +16,7 @@ from alphazero_llm_trainer.config.load import (
     load_config,
     load_training,
     parse_override,
+    parts_of,
     read_yaml,
     shipped,
     validate,
@@ -144,13 +145,99 @@ def test_later_settings_win(tmp_path: Path) -> None:
     assert load_config(overrides=["search.budget_tokens=5", "search.budget_tokens=null"]).search.budget_tokens is None
 
 
+TEXTS = [
+    "Solve it. End with #### N", "Answer: 42", "a: b # c", "#", "yes", "off", "12", "1e3", "[1, 2]", "{x}", "- a", "'it'",
+    '"quoted"', "@me *all* &amp | > !", " spaces ", "2024-01-01", "~", "one\ntwo: three", "x=y", "%", "None",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "problems.system_prompt",
+        "dataset.path",
+        "models.llama-3.2-3b.system_prompt",
+        "models.embedded.prompts.gsm8k",
+        "teacher_tiers.free.key_variable",
+    ],
+)
+def test_text_is_taken_as_it_is_written(key: str, text: str) -> None:
+    config: Any = load_config(overrides=[f"{key}={text}"])
+    for part in parts_of(key):
+        config = config[part] if isinstance(config, dict) else getattr(config, part)
+    assert config == text
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.num_examples=5 # five", ["train.num_examples", "# five"]),
+        ("train.num_examples=#5", ["train.num_examples", "#5"]),
+        ("problems.levels=[1, 2] #3", ["problems.levels", "#3"]),
+        ("problems.grade=words # mine", ["problems.grade", "# mine"]),
+        ("train.optimizer={epochs: 2, epochs: 3}", ["train.optimizer", "epochs comes twice"]),
+        ("problems={system_prompt: End with #### N}", ["problems", "not valid YAML"]),
+        ("train=num_examples: a b # c", ["train", "# c", "quote"]),
+    ],
+)
+def test_what_yaml_would_leave_out_of_a_value_is_refused(override: str, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(overrides=[override])
+    refused(caught, *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("problems:\n  system_prompt: End with #### N\n", ["line 2", "'#### N' is a comment", "quote"]),
+        ("problems:\n  system_prompt: End\n    with #### N\n", ["line 3", "'#### N' is a comment"]),
+        ("models:\n  embedded: {prompts: {gsm8k: a b #1\n  }}\n", ["line 2", "'#1' is a comment"]),
+        ("train: {seed: 1}\nseed: 3\ntrain: {tokens: 5}\n", ["line 3", "train comes twice"]),
+        ("problems:\n  system_prompt: yes\n", ["problems.system_prompt", "True"]),
+    ],
+)
+def test_what_yaml_would_leave_out_of_a_file_is_refused(tmp_path: Path, text: str, words: list[str]) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "mine.yaml")
+    refused(caught, *words)
+
+
+def test_comments_of_a_file_stay_comments(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        '# mine\nseed: 3 # of all\nproblems: # rows\n  system_prompt: "Be #1, please" # why\n  source: gsm8k # real\n'
+    )
+    config = load_config(file)
+    assert (config.seed, config.problems.system_prompt, config.problems.source) == (3, "Be #1, please", "gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1E4", 1e4),
+        ("5.", 5.0),
+        (".5", 0.5),
+        ("-2", -2),
+        ("010", 10),
+        ("1_000", 1000),
+        ("1:30", "1:30"),
+    ],
+)
+def test_numbers_of_yaml_are_numbers(text: str, value: Any) -> None:
+    [found] = parse_override(f"seed={text}").values()
+    assert found == value and type(found) is type(value)
+
+
 def test_overrides_are_yaml() -> None:
     assert parse_override("a.b=[1, 2]") == {"a": {"b": [1, 2]}} and parse_override("a=x=y") == {"a": "x=y"}
     assert parse_override("a=") == {"a": None} and parse_override("a=false") == {"a": False}
     assert parse_override("models.llama-3.2-3b.path=x") == {"models": {"llama-3.2-3b": {"path": "x"}}}
     with pytest.raises(ConfigError) as caught:
-        load_config(overrides=["student=[a"])
-    refused(caught, "--set student", "[a")
+        load_config(overrides=["seed=[a"])
+    refused(caught, "--set seed", "[a")
 
 
 def test_a_methods_recipe_lies_between_the_shipped_values_and_what_is_given(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -31,7 +31,7 @@ from .sections import (
     TeachersConfig,
     TeacherTier,
 )
-from .shipped import merge, named_file, parse_yaml, read_yaml, shipped, shipped_section, shown
+from .shipped import lost, merge, named_file, parse_yaml, read_yaml, shipped, shipped_section, shown
 from .train import TrainConfig
 
 AUTO_LARGE, AUTO_SMALL = "llama-3.2-3b", "embedded"  # what the student `auto` is with CUDA, and without
@@ -61,15 +61,36 @@ class Config(Section):
         return int.from_bytes(hashlib.blake2b(str(self.seed).encode(), digest_size=4).digest(), "big")
 
 
-def nested(key: str, value: Any) -> dict[str, Any]:
-    """`{"train": {"seed": value}}` for `train.seed`. A student's name may hold dots: `models.llama-3.2-3b.path`."""
+def parts_of(key: str) -> list[str]:
+    """The names of a dotted key. A student's name may hold dots: `models.llama-3.2-3b.path`."""
     parts = key.split(".")
     if parts[0] == "models" and len(parts) > 1:
         field = next((i for i in range(2, len(parts)) if parts[i] in StudentModel.model_fields), len(parts))
         parts = ["models", ".".join(parts[1:field]), *parts[field:]]
-    for part in reversed(parts):
+    return parts
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """`{"train": {"seed": value}}` for `train.seed`."""
+    for part in reversed(parts_of(key)):
         value = {part: value}
     return value
+
+
+def text_type(key: str) -> Any:
+    """`str` or `str | None` for a key that holds text, None for every other one."""
+    kind: Any = Config
+    for part in parts_of(key):
+        if get_origin(kind) is dict:  # such as `models`
+            kind = get_args(kind)[1]
+            continue
+        # A section may be null.
+        kind = next((one for one in get_args(kind) if isinstance(one, type) and issubclass(one, Section)), kind)
+        if isinstance(kind, type) and issubclass(kind, Section) and part in kind.model_fields:
+            kind = kind.model_fields[part].annotation
+        else:
+            return None
+    return kind if kind in (str, str | None) else None
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -82,15 +103,28 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`train.optimizer.epochs=2` as a nested mapping; the value is read as YAML."""
+    """`train.optimizer.epochs=2` as a nested mapping. Text is taken as it is written (`null` is none where a key may have
+    none); every other value is read as YAML. Raises ConfigError where that would leave something out."""
     key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
+    key = key.strip()
+    if not equals or not key:
         raise ConfigError(f"--set got {shown(text)}: write KEY=VALUE, for example --set train.optimizer.epochs=2")
+    kind = text_type(key)
+    if kind is not None:
+        if kind is not str and raw in ("", "null"):
+            return nested(key, None)
+        return nested(key, "" if raw in ('""', "''") else raw)
     try:
         value: Any = parse_yaml(raw)
+        root = yaml.compose(raw, yaml.SafeLoader)
+        gone = lost(raw)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--set {key}: the value {shown(raw)} is not valid YAML: quote it") from error
-    return nested(key.strip(), value)
+    rest = raw[0 if root is None else root.end_mark.index :].strip()
+    if rest or gone is not None:
+        why = f"{shown(rest)} would be left out: leave it out, or quote the value" if gone is None else gone[1]
+        raise ConfigError(f"--set {key} is {shown(raw)}: {why}")
+    return nested(key, value)
 
 
 def load_config(
@@ -120,7 +154,7 @@ def load_config(
 
 def given_layers(path: str | Path | None, overrides: Iterable[str | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What a user gives on top of the shipped files, one nested mapping each, later ones win."""
-    first = [] if path is None else [read_yaml(named_file(Path(path)))]
+    first = [] if path is None else [read_yaml(named_file(Path(path)), strict=True)]
     return [parse_override(one) if isinstance(one, str) else one for one in [*first, *overrides]]
 
 

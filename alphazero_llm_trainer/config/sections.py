@@ -53,7 +53,7 @@ def on_or_off(given: Any) -> Any:
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, no unknown keys. YAML 1.1 reads `2e-5` as a string; the field types coerce it.
+    """Base of every section: frozen, no unknown keys.
 
     What isn't given is as config/training.yaml has it at `place`, the one place of defaults; "" is the whole file.
     """
