@@ -122,7 +122,7 @@ def test_sample_cut_at_every_moment_loses_no_tree_and_goes_on(tmp_path: Path, mo
                 continue
             states.append(state)
             left = restored(state, tmp_path / "cut")
-            folder = SampleFolder(left, identity(job), len(job.tasks), resume=True)
+            folder = SampleFolder(left, identity(job), job.tasks, resume=True)
             try:
                 folder.begin(folder.stored.get("policy", {"name": "embedded"}))
                 assert kept <= set(folder.journal) <= set(keys_of(job)), f"{unsynced}, names {names}"

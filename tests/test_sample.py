@@ -30,25 +30,26 @@ POLICY = {"name": "embedded", "version": 0, "fingerprint": "aa", "value": None}
 
 def test_a_folder_holds_one_run_and_one_writer(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    folder = SampleFolder(out, IDENTITY, 10, resume=True)  # nothing there yet: a new run
+    tasks = a_job(12).tasks
+    folder = SampleFolder(out, IDENTITY, tasks[:10], resume=True)  # nothing there yet: a new run
     folder.begin(POLICY)
     with pytest.raises(ConfigError, match=r"written by process \d+"):
-        SampleFolder(out, IDENTITY, 10, resume=True)
+        SampleFolder(out, IDENTITY, tasks[:10], resume=True)
     folder.end("stopped")
     with pytest.raises(ConfigError, match="--resume"):
-        SampleFolder(out, IDENTITY, 10, resume=False)
+        SampleFolder(out, IDENTITY, tasks[:10], resume=False)
     other = {"config": {"search": {"samples": 5}}, "seed": 8}
     with pytest.raises(ConfigError, match=r"search.samples is 5, the run in .* has 4"):
-        SampleFolder(out, other, 10, resume=True)
+        SampleFolder(out, other, tasks[:10], resume=True)
     with pytest.raises(ConfigError, match="--num is 9"):
-        SampleFolder(out, IDENTITY, 9, resume=True)
-    folder = SampleFolder(out, IDENTITY, 12, resume=True)  # more questions are welcome
+        SampleFolder(out, IDENTITY, tasks[:9], resume=True)
+    folder = SampleFolder(out, IDENTITY, tasks, resume=True)  # more questions are welcome
     with pytest.raises(ConfigError, match=r"policy\.fingerprint"):
         folder.begin({**POLICY, "fingerprint": "bb"})
     folder.release()
     (out / "manifest.json").write_text('{"half')
     with pytest.raises(DataError, match=r"manifest\.json"):
-        SampleFolder(out, IDENTITY, 12, resume=True)
+        SampleFolder(out, IDENTITY, tasks, resume=True)
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------
@@ -151,6 +152,28 @@ def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path, capsys:
     assert main(["sample", "--model", "embedded", "--num", "1", "--out", str(tmp_path)]) == 2
     assert "holds notes.txt, which `sample` didn't write: name another folder" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == {"notes.txt"}
+
+
+def test_rows_that_changed_are_refused_and_more_of_them_are_welcome(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, out = tmp_path / "rows.jsonl", str(tmp_path / "out")
+
+    def sample(num: int, answers: list[int], *flags: str) -> str:
+        lines = [{"question": f"{i} coins and 2 more?", "answer": str(answer)} for i, answer in enumerate(answers)]
+        rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        code = main(["sample", "--source", str(rows), "-n", str(num), "--out", out, *flags, *SMALL, "-q"])
+        said = capsys.readouterr().err.strip()
+        assert code == (2 if said else 0), said
+        return said
+
+    answers = [i + 2 for i in range(8)]
+    assert sample(3, answers) == ""
+    before = trees_in(tmp_path / "out")
+    changed = sample(4, [answer + 1 for answer in answers], "--resume")
+    assert "other questions or answers" in changed and "name another --out" in changed
+    assert trees_in(tmp_path / "out") == before
+    assert sample(4, [*answers, 10], "--resume") == "" and len(trees_in(tmp_path / "out")) == 4
 
 
 def test_the_command_samples_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

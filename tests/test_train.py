@@ -231,6 +231,27 @@ def test_asked_to_stop_it_ends_early_and_can_be_resumed(tmp_path, capsys):
     assert EXIT_STOPPED == 130
 
 
+def test_a_run_whose_rows_changed_is_not_gone_on_with(tmp_path, capsys):
+    rows, run = tmp_path / "rows.jsonl", tmp_path / "runs" / "run-001"
+    lines = [{"question": f"{i} coins and 4 more?", "answer": str(i + 4)} for i in range(60)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sets = ("validation_size", "demonstrations", "preflight")
+    flags = [word for name in sets for word in ("--set", f"train.{name}=0")]
+    flags += ["--source", str(rows), "--num-examples", "8", "--eval-size", "4", "--out", str(run.parent)]
+    assert train_main(["--model", "embedded", "--use-grpo", *flags, "-q"]) == 0
+    card = json.loads((run / "run.json").read_text())
+    del card["after"]  # as where it ended before its end
+    (run / "run.json").write_text(json.dumps(card))
+    answers = rows.read_text()
+    rows.write_text(answers.replace('"answer": "1', '"answer": "2'))
+    capsys.readouterr()
+    assert train_main(["--resume", str(run), "-q"]) == 2
+    said = capsys.readouterr().err
+    assert "other questions or answers than when the run in" in said and said.count("\n") == 1
+    rows.write_text(answers)
+    assert train_main(["--resume", str(run), "-q"]) == 0
+
+
 def test_a_question_that_does_not_fit_is_recorded_and_the_run_goes_on(tmp_path):
     flags = [*SMALL, "--num-examples", "8", "--set", "engine.max_context=48", "--set", "search.max_tokens=20"]
     flags += ["--set", "train.preflight=0"]  # so few tokens cut every response

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,6 +15,7 @@ from ..errors import RequestError
 from ..mcts.seeds import derive_seed
 from ..mcts.waiting import together
 from ..problems.grading import Grade
+from ..problems.load import rows_hash
 from ..problems.source import source_of
 from ..rewards.custom import CustomReward
 from ..types import Task
@@ -42,11 +42,7 @@ class Benchmark:
 
     @property
     def data_hash(self) -> str:
-        """SHA-256 over ids, questions and gold answers, in order."""
-        digest = hashlib.sha256()
-        for task in self.tasks:
-            digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
-        return digest.hexdigest()
+        return rows_hash(self.tasks)
 
 
 @dataclass(slots=True)

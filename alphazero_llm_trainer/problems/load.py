@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def opening(config: Config, source: Source | None = None, name: str | None = Non
         has = f"no worked solution for {without!r}" if without is not None else f"{len(tasks)} training problems"
         raise DataError(f"problems.shots is {problems.shots} and source {source.name} has {has}: set problems.shots=0")
     return Opening(prompt, tuple((task.problem.question, task.solution or "") for task in tasks), problems.shots)
+
+
+def rows_hash(tasks: Iterable[Task]) -> str:
+    """SHA-256 over ids, questions and gold answers, in order: what a run that goes on must find unchanged."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(repr((task.problem.id, task.problem.question, task.gold)).encode())
+    return digest.hexdigest()
 
 
 def check_gold(tasks: Iterable[Task], rewards: RewardConfig | None) -> None:

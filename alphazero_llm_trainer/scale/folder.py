@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from ..config.load import flat
 from ..errors import ConfigError, DataError
 from ..files import FolderLock, check_space, read_object, write_json
 from ..mcts.journal import JOURNAL, Journal
+from ..problems.load import rows_hash
+from ..types import Task
 
 FORMAT = 2
 MANIFEST, SET_ASIDE = "manifest.json", "set_aside.jsonl"
@@ -25,17 +27,17 @@ class SampleFolder:
     Args:
         path: the folder, made where it is missing.
         identity: what decides the trees (configuration, split, seed); a resumed run's must be the same.
-        questions: how many questions the run has; a resumed run may have more.
+        tasks: the run's questions; a resumed run may have more, but must begin with the same.
         resume: go on with what is there; an empty folder is a new run.
 
     Raises:
-        ConfigError: another run is there, another process writes there, or the identity differs.
+        ConfigError: another run is there, another process writes there, or identity or rows differ.
         DataError: the manifest is broken.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], questions: int, resume: bool) -> None:
-        self.path = path
-        self.facts: dict[str, Any] = {**identity, "questions": questions}
+    def __init__(self, path: Path, identity: Mapping[str, Any], tasks: Sequence[Task], resume: bool) -> None:
+        self.path, self.tasks = path, tasks
+        self.facts: dict[str, Any] = {**identity, "questions": len(tasks), "rows": rows_hash(tasks)}
         self._lock = FolderLock(path)
         try:
             self._go_on(resume)
@@ -61,7 +63,14 @@ class SampleFolder:
         if taken and not self.stored:
             raise DataError(f"{path} has a {JOURNAL} but no {MANIFEST}: restore it, or name another folder")
         if self.stored:
-            same(self.stored, self.facts, path)
+            had = self.stored["questions"]
+            same(self.stored, {key: value for key, value in self.facts.items() if key != "rows"}, path)
+            # An older version's folder doesn't say which rows it has.
+            if self.stored.get("rows") not in (None, rows_hash(self.tasks[:had])):
+                raise ConfigError(
+                    f"the first {had:,} rows have other questions or answers than the run in {path} was sampled from:"
+                    " restore them, or name another --out"
+                )
 
     def _read_manifest(self) -> dict[str, Any]:
         file = self.path / MANIFEST

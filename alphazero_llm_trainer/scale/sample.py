@@ -107,7 +107,7 @@ def run_sample(
     if len(tasks) < len(job.tasks):
         raise DataError("two questions have the same id: sample needs one id a question")
     began = time.perf_counter()
-    folder = SampleFolder(out, identity(job), len(tasks), resume)
+    folder = SampleFolder(out, identity(job), job.tasks, resume)
     try:
         with closing(job.open_workers(folder.path, progress)) as workers:
             folder.begin(workers.policy)

@@ -28,7 +28,7 @@ from ..mcts.journal import Journal
 from ..policy.critic import load_prm
 from ..policy.student import frozen_student, load_student
 from ..policy.weights import load_tensors
-from ..problems.load import opening
+from ..problems.load import opening, rows_hash
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree, measures_perplexity
 from ..teachers.build import is_remote
@@ -174,6 +174,7 @@ class Run(Measured):
         data = check_run(config)
         self.demonstrations, self.tasks = data.demonstrations, data.questions
         self.test, self.validation = data.test, data.validation
+        self.rows = rows_hash([*data.questions, *data.test, *data.validation])
         start, prm = config.train.student, config.train.prm
         self.student = load_student(config, path=None if start is None else Path(start), opening=opening(config))
         self.adapter = config.train.adapter or self.student.spec.adapter
@@ -210,6 +211,7 @@ class Run(Measured):
             "method": config.train.method,
             "seed": config.seed,
             "questions": len(self.tasks),
+            "rows": self.rows,
             "demonstrations": len(self.demonstrations),
             "engine": self.student.engine.facts,
         }
@@ -314,6 +316,11 @@ class Run(Measured):
         if facts.get("best") is not None and facts["best"][1] != start:
             load_tensors(self.folder.best)  # a broken file shows now, and not after the last round
         self.card = self.folder.read_card() if self.folder.card.exists() else self.new_card()
+        if self.card.get("rows", self.rows) != self.rows:
+            raise ConfigError(
+                f"the rows have other questions or answers than when the run in {self.folder.path} began: restore them,"
+                " or begin a new run"
+            )
         # A resumed run goes on with what its student was told.
         told = self.student.opening
         self.student.opening = replace(told, system_prompt=self.card.get("system_prompt", told.system_prompt))
