@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from arms import Seed, read, sampled, updates  # noqa: E402
 
 from alphazero_llm_trainer.eval.metrics import mean_interval, paired_bootstrap, wilson  # noqa: E402
+from alphazero_llm_trainer.eval.names import UNJUDGED  # noqa: E402
 from alphazero_llm_trainer.eval.results import triple  # noqa: E402
 from benchmarks import provenance  # noqa: E402
 
@@ -274,7 +275,8 @@ def methods(seed: Seed, split: str, num: int, names: Sequence[str], cap: int) ->
     def chunk(work: tuple[str, int]) -> dict[str, Any]:
         name, start = work
         method, _, temperature = name.partition(" at ")
-        more = ["--start", str(start), "--methods", method, "--budget-tokens", str(cap), "--verifier", JUDGE]
+        more = ["--start", str(start), "--methods", method, "--budget-tokens", str(cap)]
+        more += [] if method in UNJUDGED else ["--verifier", JUDGE]
         more += with_settings([f"search.temperature={temperature}"] if temperature else [])
         size = min(CHUNK, num - start)
         return answered(seed, f"{split}, {name}, {cap}, {start}", seed.args.model, split, size, *more)["rows"][0]

@@ -59,7 +59,7 @@ def evaluate(
     reward: Reward = None,
     methods: str | Sequence[str] = METHOD_NAMES,
     budget_tokens: int | Sequence[int] = 200,
-    verifier: str = "calculator",
+    verifier: str | None = None,
     prm: str | Path | None = None,
     value: str | Path | None = None,
     num: int = 200,
@@ -80,7 +80,8 @@ def evaluate(
         reward: your own, see `train`: its mean stands beside accuracy.
         methods: ways of answering, or one.
         budget_tokens: sampled and scored tokens a problem; no method can spend more.
-        verifier: who judges: "none", "calculator", "prm", "value", a product such as "calculator+prm", ...
+        verifier: who judges: "none", "calculator", "prm", "value", a product such as "calculator+prm", ...; None takes the
+            network of `prm` or `value`, else the calculator.
         prm, value: folders of the commands `prm` and `value`.
         num, start, split: how many problems of each source, the number of the first, and their split: choose on
             "validation", report "test".

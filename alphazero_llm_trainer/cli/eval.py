@@ -31,7 +31,7 @@ computes, the prompt included. No method can spend more; those that spend less s
 settings search.verify.*; adaptive methods and mcts end as soon as a response passes.
 
 --verifier: none; log-probability (the policy's own); calculator (every `a op b = c` must be true; needs no gold); prm;
-value; or a product such as calculator+log-probability or calculator+prm.
+value; or a product such as calculator+log-probability or calculator+prm. --prm and --value alone are verifiers themselves.
 
 DIR gets run.json, cells/ (one finished method and budget each, written whole), results.json, results.md and
 report.html. --resume goes on after the finished cells; methods, budgets and benchmarks may be added."""
@@ -49,7 +49,8 @@ def add_eval(commands: Any) -> None:
     parser.add_argument("-n", "--num", type=int, default=200, metavar="N", help="problems of each source")
     parser.add_argument("--start", type=int, default=0, metavar="N", help="number of the first one")
     parser.add_argument("--split", default="test", metavar="NAME", help="train, validation, arena or test")
-    parser.add_argument("--verifier", default="calculator", metavar="NAME", help="who judges")
+    about = "who judges (default: prm with --prm, value with --value, else calculator)"
+    parser.add_argument("--verifier", metavar="NAME", help=about)
     add_critics(parser)
     parser.add_argument("--samples", type=int, default=0, metavar="K", help="also pass@k and maj@k of K samples")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: a new folder checkpoints/eval-NNN")

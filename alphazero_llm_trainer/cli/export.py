@@ -79,6 +79,7 @@ OWN = {
 # Columns of another name of a `Trajectory`.
 SFT = {"completion_ids": "token_ids", "completion": "text", "count": "samples", "author": "source"}
 ROLLOUTS = "rollouts"
+OPTIONS = {"every_token": "value", "margin": "preferences", "least": "preferences", "credit": ROLLOUTS}  # of a kind
 KINDS = {**dict.fromkeys(OWN, ".parquet"), ROLLOUTS: ".jsonl"}
 EPILOG = f"""\
 {chr(10).join(f"{kind}: {', '.join(columns)}" for kind, columns in OWN.items())}
@@ -340,13 +341,13 @@ def add_export(commands: Any) -> None:
     parser.add_argument(
         "--every-token", action="store_true", help="value: a row for every token prefix, not every node"
     )
-    parser.add_argument("--margin", type=float, default=0.25, metavar="X", help="preferences: least difference")
-    parser.add_argument("--least", type=int, default=2, metavar="N", help="preferences: responses behind each step")
+    parser.add_argument("--margin", type=float, metavar="X", help="preferences: least difference (default: 0.25)")
+    parser.add_argument("--least", type=int, metavar="N", help="preferences: responses behind each step (default: 2)")
     parser.add_argument(
         "--credit",
         choices=("group", "step"),
-        default="group",
-        help="rollouts: advantages of whole responses against their group, or of each step (Q(child) - V(parent))",
+        help="rollouts: advantages of whole responses against their group, or of each step, Q(child) - V(parent)"
+        " (default: group)",
     )
     parser.add_argument(
         "--any-split",
@@ -359,12 +360,18 @@ def add_export(commands: Any) -> None:
 
 def run_export(args: argparse.Namespace) -> int:
     """Write one kind, or all of them, and say how many rows there are."""
-    if not 0 < args.margin <= 1:
+    asked = {"every_token": args.every_token or None, "margin": args.margin, "least": args.least, "credit": args.credit}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    for name in asked:
+        if args.kind not in (OPTIONS[name], "all"):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is of --kind {OPTIONS[name]}, and --kind is {args.kind}: leave it out")
+    if args.margin is not None and not 0 < args.margin <= 1:
         raise ConfigError(f"--margin is {args.margin}: use one above 0 and at most 1")
     check_least(1, least=args.least)
     if not args.data.is_dir():
         raise DataError(f"--data {args.data} is no folder: name one that `sample` wrote")
-    readers = Readers(args.every_token, args.margin, args.least, args.credit)
+    readers = Readers(**asked)
     kinds = list(KINDS) if args.kind == "all" else [args.kind]
     check_out(args.out, file=args.kind != "all")
     counts = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import load_answering
+from ..errors import ConfigError
 from ..live import Progress
 from ..mcts.extract import endings, shortfall
 from ..types import Problem
@@ -31,7 +32,7 @@ STOPPED = {"simulations": "simulation limit", "tokens": "token budget", "seconds
 def add_search(commands: Any) -> None:
     parser = commands.add_parser("search", help="answer one question by tree search and print the tree", epilog=EPILOG)
     parser.add_argument("question", nargs="?", help="the question's text (default: a test problem of --source)")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="number of the test problem")
+    parser.add_argument("--index", type=int, metavar="N", help="number of the test problem (default: 0)")
     add_source(parser)
     add_model(parser)
     parser.option("--simulations", type=int, metavar="N", key="search.simulations", help="expansions of the tree")
@@ -53,12 +54,14 @@ def run_search(args: argparse.Namespace) -> int:
     asked: dict[str, Any] = {} if args.value is None else {"search": {"rollout": "none", "select": "puct"}}
     config = resolve(args, asked, load_answering)
     check_least(0, index=args.index)
+    if args.question is not None and args.index is not None:
+        raise ConfigError("--index is of a test problem, and a question is given: leave one of them out")
     check_critics(args)
     from ..problems.load import tasks_of
     from ..problems.source import open_source
 
     if args.question is None:
-        problem = tasks_of(config, "test", 1, args.index)[0].problem
+        problem = tasks_of(config, "test", 1, args.index or 0)[0].problem
     else:
         problem = Problem("question", args.question, open_source(config).name)
     with Progress(args.quiet) as progress:

@@ -99,14 +99,16 @@ def loaded(args: argparse.Namespace, config: Config) -> tuple[Models, Answerer]:
     from concurrent.futures import ThreadPoolExecutor
 
     from ..engine.inprocess import InProcessEngine
-    from ..eval.verifiers import load_verifier
+    from ..eval.verifiers import load_verifier, named_verifier
     from ..policy.critic import load_value
     from ..policy.student import load_student
     from ..problems.load import opening
     from ..serve.answering import Answerer
     from ..serve.requests import Models
 
-    named = verifier_of(args)
+    # A value without a verifier guides the searches.
+    network = None if args.verifier == "none" else args.value
+    named = named_verifier(args.verifier, args.prm, network, "calculator+")
     judged = named != "none"
     models = Models("student", args.search, judged)
     guided = args.value or config.search.value
@@ -122,18 +124,3 @@ def loaded(args: argparse.Namespace, config: Config) -> tuple[Models, Answerer]:
         search = config.search.model_copy(update={"rollout": "none", "select": "puct"})
         config = config.model_copy(update={"search": search})
     return models, Answerer(student, config, value=value)
-
-
-def verifier_of(args: argparse.Namespace) -> str:
-    """The verifier that is named, else the calculator with the network that is. Raises ConfigError for one that can't be."""
-    from ..eval.verifiers import check_name
-
-    networks = [name for name in ("prm", "value") if getattr(args, name) is not None]
-    named = "+".join(["calculator", *networks[:1]]) if args.verifier is None else args.verifier
-    check_name(named, args.prm, args.value)
-    for network in networks:
-        if network not in named.split("+") and not (network == "value" and named == "none"):
-            raise ConfigError(
-                f"--{network} is given and --verifier is {named!r}, which doesn't ask it: name it there or leave it out"
-            )
-    return named

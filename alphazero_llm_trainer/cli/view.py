@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..files import refused
 from ..mcts.journal import journal_of
 from ..report.trees import Source, TreeReader, chosen_records
@@ -31,7 +31,7 @@ def add_view(commands: Any) -> None:
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (default: trees.html beside the journal)")
     about = f"trees in a list's page (default: {MOST_TREES:,}, if they fit)"
-    parser.add_argument("--trees", type=int, default=MOST_TREES, metavar="N", help=about)
+    parser.add_argument("--trees", type=int, metavar="N", help=about)
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="a student folder, to show tokens as text")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.set_defaults(run=run_view)
@@ -46,6 +46,8 @@ def run_view(args: argparse.Namespace) -> int:
     records: Iterable[dict[str, Any]] = source if args.question is None else chosen_records(source, args.question)
     title = source.title if args.question is None else f"{args.question} · {source.title}"
     if source.single or (isinstance(records, list) and len(records) == 1):
+        if args.trees is not None:
+            raise ConfigError("--trees is of a list's page, and this is one tree: leave it out")
         text, what = tree_page(reader(next(iter(records))), title=title), "1 tree"
     else:
         count = 0
@@ -56,7 +58,7 @@ def run_view(args: argparse.Namespace) -> int:
                 count += 1
                 yield reader(record)
 
-        text = run_page(counted(), title=title, limit=args.trees)
+        text = run_page(counted(), title=title, limit=args.trees or MOST_TREES)
         if not count:
             raise DataError(f"{source.path} holds no finished tree: wait for its first one, or name another journal")
         what = f"{count:,} questions"

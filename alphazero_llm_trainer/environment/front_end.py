@@ -175,9 +175,10 @@ def fill(config: EvalConfig) -> None:
     """Set what a command line leaves open: the embedded student and its problems, as many as `-n` says, no upload.
 
     Raises:
-        ConfigError: half a model is named.
+        ConfigError: half a model is named, or a search's size without a search.
     """
     from .frozen import EMBEDDED_URL
+    from .harness import AlphaZeroHarnessConfig
 
     if "push" not in config.model_fields_set and config.run.attach is None:
         config.push = False
@@ -186,6 +187,13 @@ def fill(config: EvalConfig) -> None:
         if "model" not in config.model_fields_set:
             raise ConfigError("the embedded student answers in this package's own environment only: add -m MODEL")
         return
+    harness = env.agent.harness
+    if isinstance(harness, AlphaZeroHarnessConfig) and harness.search == "none":
+        for name in ("simulations", "samples"):
+            if getattr(harness, name) is not None:
+                raise ConfigError(
+                    f"--env.agent.harness.{name} is of a search, and there is none: add --env.agent.harness.search mcts"
+                )
     if env.agent.client is None:
         fill_model(config, env.agent.model is not None)
     taskset, embedded = env.taskset, config.client.base_url == EMBEDDED_URL

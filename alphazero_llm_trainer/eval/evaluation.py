@@ -14,14 +14,14 @@ from ..errors import ConfigError
 from ..live import Progress
 from ..policy.folders import check_critic
 from ..problems.load import load_tasks, opening
-from ..problems.source import SPLITS, open_one_of
+from ..problems.source import SPLITS, check_reads, open_one_of
 from ..rewards.custom import open_reward
 from ..types import Opening
 from .attempt import MethodContext
 from .cells import SAMPLES, Benchmark, run_cell, run_samples
-from .names import METHOD_NAMES
+from .names import METHOD_NAMES, UNJUDGED
 from .results import EvalFolder, at_k, paired, summary
-from .verifiers import check_name, load_verifier
+from .verifiers import load_verifier, named_verifier
 
 if TYPE_CHECKING:
     from ..policy.student import Student
@@ -34,7 +34,7 @@ class Evaluation:
     sources: Sequence[str]
     methods: Sequence[str]
     budgets: Sequence[int]
-    verifier: str
+    verifier: str | None
     prm: Path | None
     value: Path | None
     num: int
@@ -57,10 +57,20 @@ class Evaluation:
                 raise ConfigError(f"{flag(name)} is {number}: give at least {lowest}")
         if self.split not in SPLITS:
             raise ConfigError(f"{flag('split')} is {self.split!r}: choose from {', '.join(SPLITS)}")
-        check_name(self.verifier, self.prm, self.value)
+        judge = self.judge
+        if judge != "none" and set(self.methods) <= set(UNJUDGED) and (self.verifier or self.prm or self.value):
+            raise ConfigError(
+                f"{flag('verifier')} is {judge!r} and none of {flag('methods')} {', '.join(self.methods)} asks a verifier:"
+                " leave it out, or add a method such as mcts"
+            )
         for name, critic in (("prm", self.prm), ("value", self.value)):
             if critic is not None:
                 check_critic(critic, name, f"{flag(name)} {critic}")
+
+    @property
+    def judge(self) -> str:
+        """The verifier's name; see `named_verifier`."""
+        return named_verifier(self.verifier, self.prm, self.value)
 
     def run(
         self,
@@ -80,6 +90,7 @@ class Evaluation:
         from ..policy.adapters import fingerprint
         from ..policy.student import load_student
 
+        check_reads(config.problems, [open_one_of(config, name) for name in self.sources])
         benchmarks = [self.benchmark(config, name, progress) for name in self.sources]
         if student is None:
             student = load_student(config, path=path, inference=self.prm is None and self.value is None)
@@ -93,7 +104,7 @@ class Evaluation:
         measured = [cell for cell in cells if cell.method != SAMPLES]
         return {
             "student": student.name if path is None else str(path),
-            "verifier": self.verifier,
+            "verifier": self.judge,
             "seed": config.seed,
             "split": self.split,
             "identity": identity,
@@ -128,7 +139,7 @@ class Evaluation:
         total, todo = (sum(len(by_name[name].tasks) for name, *_ in some) for some in (self.cells(), left))
         progress.start(total, total - todo, "problem", cost=student.engine.cost)
         custom = open_reward(config.rewards)
-        verifier = load_verifier(self.verifier, student, config, self.prm, self.value)
+        verifier = load_verifier(self.judge, student, config, self.prm, self.value)
 
         def tell(tokens: int) -> None:
             progress.advance(tokens=tokens)
@@ -162,7 +173,7 @@ class Evaluation:
         search = config.search.model_dump(mode="json", exclude={"concurrent", "budget_tokens", "budget_seconds"})
         return {
             "seed": config.seed,
-            "verifier": self.verifier,
+            "verifier": self.judge,
             "num": self.num,
             "start": self.start,
             **({} if self.split == "test" else {"split": self.split}),

@@ -13,3 +13,4 @@ METHOD_NAMES = (
     "mcts",
     "calculator-tool",
 )
+UNJUDGED = ("greedy", "majority", "calculator-tool")  # ask no verifier

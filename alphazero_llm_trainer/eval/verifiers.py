@@ -75,6 +75,23 @@ class Product:
         return Judgement(tuple(scores), total, frozenset.intersection(*unchecked) if unchecked else frozenset())
 
 
+def named_verifier(name: str | None, prm: Path | None, value: Path | None, beside: str = "") -> str:
+    """The verifier that is named; where none is, `beside` and the network that is named, or the calculator.
+
+    Raises ConfigError for a verifier that there isn't, that lacks its folder, or that doesn't ask a network which is named.
+    """
+    networks = [one for one, folder in (("prm", prm), ("value", value)) if folder is not None]
+    if name is None:
+        name = beside + "+".join(networks) if networks else "calculator"
+    check_name(name, prm, value)
+    for network in networks:
+        if network not in name.split("+"):
+            raise ConfigError(
+                f"--{network} is given and --verifier is {name!r}, which doesn't ask it: name it there or leave it out"
+            )
+    return name
+
+
 def check_name(name: str, prm: Path | None, value: Path | None) -> None:
     """Raise ConfigError for a verifier that there isn't, or that lacks its folder."""
     parts = name.split("+")

@@ -15,7 +15,7 @@ from ..config.sections import ProblemsConfig
 from ..errors import ConfigError, DataError
 from ..types import Task
 from .rows import Columns, Row, as_task, each, load_hub, read_file
-from .source import SPLITS, Source, TaskList, by_hash, once
+from .source import READ, SPLITS, Source, TaskList, by_hash, once
 
 QUESTIONS = ("question", "problem", "prompt", "query", "input", "instruction")
 ANSWERS = ("answer", "final_answer", "answerKey", "gold", "target", "output", "label", "result")
@@ -75,7 +75,9 @@ def from_rows(by_split: Mapping[str, Sequence[Row]], problems: ProblemsConfig) -
     placed = [(split, row) for split, rows in by_split.items() for row in rows]
     made = each(placed, lambda one: (one[0], as_task(one[1], columns, name)))
     tasks = {wanted: [task for split, task in made if split == wanted] for wanted in by_split}
-    return TaskList(divided(once(tasks, name)), name, problems.grade, problems.system_prompt)
+    source = TaskList(divided(once(tasks, name)), name, problems.grade, problems.system_prompt)
+    source.reads = READ
+    return source
 
 
 def divided(tasks: Mapping[str, list[Task]]) -> dict[str, Sequence[Task]]:

@@ -64,6 +64,9 @@ BUILT_IN = {
 }
 
 
+READ = ("question_column", "answer_column", "solution_column", "grade")
+
+
 class Source(ABC):
     """Problems of one kind. A subclass gives `load`; the other methods have defaults that fit numbers as answers.
 
@@ -74,6 +77,7 @@ class Source(ABC):
         system_prompt: what a chat model is told before a problem, None for nothing.
         endless: a split has as many tasks as are asked for.
         levels: difficulty levels that `problems.levels` may choose from; () where there are none.
+        reads: keys of `problems` that say how its rows are read, of `READ`.
         hold_outs: what `problems.hold_out` may keep out of training: no two splits share it.
         demonstration_share: share of a training batch that replays worked solutions unless the configuration says.
         gold_free: its grades need no gold answer.
@@ -85,6 +89,7 @@ class Source(ABC):
     grader: str = "numbers"
     endless: bool = False
     levels: tuple[int, ...] = ()
+    reads: tuple[str, ...] = ()
     hold_outs: tuple[str, ...] = ("questions",)
     demonstration_share: float = 0.0
     gold_free: bool = False
@@ -292,7 +297,20 @@ def open_source(config: Config, address: str | None = None) -> Source:
     problems = config.problems
     if address is not None and address != problems.source:
         problems = problems.model_copy(update={"source": address})
-    return open_problems(problems, config.dataset.path)
+    source = open_problems(problems, config.dataset.path)
+    check_reads(problems, [source])
+    return source
+
+
+def check_reads(problems: ProblemsConfig, sources: Sequence[Source]) -> None:
+    """Raise ConfigError where a key says how rows are read and none of the sources reads it."""
+    for name in READ:
+        given = getattr(problems, name)
+        if given is not None and not any(name in source.reads for source in sources):
+            raise ConfigError(
+                f"problems.{name} is {given!r}, which is for rows of a file or of the hub, and source"
+                f" {', '.join(source.name for source in sources)} reads its own: leave it out"
+            )
 
 
 def open_one_of(config: Config, address: str) -> Source:
@@ -434,7 +452,9 @@ def from_object(found: Any, address: str, problems: ProblemsConfig) -> Source:
         given: Any = {split: as_tasks(tasks, address) for split, tasks in found.items()}
     else:
         given = as_tasks(found, address)
-    return TaskList(given, address, problems.grade, problems.system_prompt)
+    tasks = TaskList(given, address, problems.grade, problems.system_prompt)
+    tasks.reads = ("grade",)
+    return tasks
 
 
 def call_for_tasks(function: Callable[..., Any]) -> Any:

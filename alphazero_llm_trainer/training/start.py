@@ -16,6 +16,7 @@ from typing import Any
 
 from ..config.load import Config, given_layers, load_training, resolve_name
 from ..config.sections import ModelShape, StudentModel
+from ..config.shipped import shipped_section
 from ..engine.device import device_memory
 from ..engine.precision import uncovered
 from ..errors import ConfigError, DataError
@@ -84,6 +85,7 @@ def check_run(config: Config) -> RunData:
         scripted_teacher(config)
     if config.teachers.terminal_checker:
         checker_model(config)
+    check_method(config)
     if train.process and train.prm is None:
         raise ConfigError("train.credit is process and train.prm is null: name a process reward model's folder")
     rows = max(train.optimizer.batch_size // rank_and_size()[1], 1)
@@ -100,6 +102,34 @@ def check_run(config: Config) -> RunData:
         check_hub(train.push_to_hub)
     open_reward(config.rewards)
     return load_data(config)
+
+
+# The methods that read a key of `train`; under every other one it would change nothing.
+READERS = {
+    "credit": ("grpo",),
+    "importance": ("grpo",),
+    "kl_coefficient": ("grpo", "ppo"),
+    "reward": ("grpo", "ppo", "legacy"),
+    "teacher_rows": ("grpo", "ppo"),
+}
+
+
+def check_method(config: Config) -> None:
+    """Raise ConfigError where a key of `train` is set that the method, or the credit, doesn't read."""
+    train, shipped = config.train, shipped_section("train")
+    for name, methods in READERS.items():
+        value = getattr(train, name)
+        if value != shipped[name] and train.method not in methods:
+            flags = " or ".join(f"--use-{method}" for method in methods)
+            raise ConfigError(
+                f"train.{name} is {value!r} and train.method {train.method}, which doesn't read it: add {flags}, or leave it"
+                " out"
+            )
+    if train.prm is not None and not train.process:
+        raise ConfigError(
+            f"train.prm is {train.prm!r}, which train.credit {train.credit} doesn't ask: set train.credit=process with"
+            " --use-grpo, or leave it out"
+        )
 
 
 def load_run(path: str | Path | None = None, overrides: Iterable[str | Mapping[str, Any]] = ()) -> Config:
