@@ -133,6 +133,12 @@ def test_the_taskset_sizes_splits_and_keys() -> None:
     assert {task.key for task in tasks()}.isdisjoint(task.key for task in tasks(split="train"))
 
 
+def test_the_default_harness_is_named_where_it_is_set() -> None:
+    """verifiers from 0.4.1 on merges what is set of a default configuration: without an id its own `bash` harness runs."""
+    default = AlphaZeroEnvConfig.model_fields["agent"].default
+    assert default.model_dump(exclude_unset=True)["harness"]["id"] == OUR_ID
+
+
 def test_real_rows_are_tasks_too(data_dir) -> None:
     [task] = AlphaZeroTaskset(AlphaZeroTasksetConfig(source="gsm8k", eval_size=1, path=str(data_dir)))
     assert task.key == "gsm8k/test/0"

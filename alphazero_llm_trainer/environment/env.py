@@ -15,6 +15,7 @@ from ..serve.app import make_app
 from ..serve.requests import Models
 from ..serve.server import Server, listen, start
 from ..serve.service import Service
+from .argv import OUR_ID
 from .frozen import EMBEDDED_MODEL, EMBEDDED_URL, FrozenStudent, frozen_student
 from .harness import AlphaZeroHarnessConfig
 from .taskset import AlphaZeroTask, AlphaZeroTasksetConfig
@@ -27,7 +28,7 @@ Served = tuple[str, Server, asyncio.Task[None]]  # a server's base URL, itself, 
 class AlphaZeroEnvConfig(vf.SingleAgentEnvConfig):
     """verifiers' single-agent configuration with this package's harness, in this process."""
 
-    agent: vf.AgentConfig = vf.AgentConfig(harness=AlphaZeroHarnessConfig(), runtime=vf.SubprocessConfig())
+    agent: vf.AgentConfig = vf.AgentConfig(harness=AlphaZeroHarnessConfig(id=OUR_ID), runtime=vf.SubprocessConfig())
     """The one seat: the model under evaluation."""
 
     @model_validator(mode="after")

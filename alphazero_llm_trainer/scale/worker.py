@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import uuid
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.load import Config
+from ..engine.background import freeze_loaded
 from ..errors import CheckpointError, ConfigError
 from ..rewards.perplexity import Perplexity
 from ..rollouts import Collector, GradedTree
@@ -60,8 +60,7 @@ class Worker:
             frozen = frozen_student(student, config, shared=student.spec.quantization != "none")
             perplexity = Perplexity(frozen, config.search.max_tokens)
         value = None if config.search.value is None else load_value(Path(config.search.value), student, config)
-        # What is loaded now stays: without this, every full collection walks the libraries' million objects again.
-        gc.freeze()
+        freeze_loaded()
         self.student, self.collector = student, self.make_collector(student, config, perplexity, value=value)
         self.policy = {
             "name": student.name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import ipaddress
 import math
 import resource
@@ -18,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..config.sections import ServeConfig
+from ..engine.background import freeze_loaded
 from ..engine.protocol import GenerateRequest
 from ..errors import ConfigError
 
@@ -147,9 +147,7 @@ def serve(app: Any, bound: socket.socket, engine: Any, settings: ServeConfig, re
     async def main() -> None:
         # The first call compiles and pages in what the others find ready.
         await engine.generate([GenerateRequest((engine.eos_id,), max_new_tokens=1)])
-        # What is loaded by now stays: looking through it for garbage would stop everything for 200 ms now and then.
-        gc.collect()
-        gc.freeze()
+        freeze_loaded()  # a collection of it would stop everything for 200 ms now and then
         server, running = await start(app, bound, settings)
 
         def asked(number: signal.Signals) -> None:

@@ -6,7 +6,6 @@ in `objectives.py` and `losses.py`, an update in `learner.py`.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from transformers import set_seed
 
 from ..config.load import Config, resolve_name
+from ..engine.background import freeze_loaded
 from ..engine.protocol import Verifier
 from ..errors import CheckpointError, ConfigError
 from ..files import check_space, sync
@@ -196,7 +196,7 @@ class Run(Measured):
         self.verifier: Verifier | None = None
         if config.train.process and prm is not None:
             self.verifier = load_prm(Path(prm), self.student, config)
-        gc.freeze()  # what is loaded stays: full collections needn't walk the libraries' objects again
+        freeze_loaded()
 
     def new_card(self) -> dict[str, Any]:
         config = self.config
