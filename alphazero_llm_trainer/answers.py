@@ -1,16 +1,20 @@
 r"""Reading a final answer out of text, and deciding when two answers are the same. The only place that does either.
 
+Only what a response says to its reader can be an answer (`spoken`): no thinking, closed or not, nothing after an
+end-of-turn token, and nothing from a next question on that a model asks itself after its answer.
+
 `extract` looks for an answer by these rules, in this order:
 
 1. `####`: what follows it on the last line that has one (Markdown headings such as `#### Step 1:` are not answers);
 2. `\boxed{...}`: the last box, nested braces included;
-3. "answer is" or "answer:": the rest of that sentence; the last one counts;
+3. "answer is", "answer:" (in other languages too) or `<answer>`: the rest of that sentence; the last one counts;
 4. the last number anywhere in the text.
 
 `strict=False` (the default) keeps all four; `strict=True` keeps 1 and 2, the marks: in a response that a limit cut the last
 number is an accident. Where rule 1 or 3 finds a sentence that states one number, that number is the answer. `words=True` is
 for answers that need not be numbers (LaTeX, names): rules 1 to 3, each as it stands. `extract_number` is for answers that
-are numbers: by the same rules, and what is no number is no answer.
+are numbers: by the same rules, and what is no number is no answer. There a statement is read as a person reads it
+(`_numeric`): the last side of a calculation, units of one letter, groups of digits, no remark and no decoration.
 
 `normalize` maps an answer to a key, and `equal` compares keys. Numbers are compared as exact fractions: thousands
 separators, currency, units and trailing zeros don't matter; a percent sign is a unit (`50%` is 50, not 1/2), "dozen" and
@@ -24,6 +28,7 @@ import itertools
 import re
 import string
 import unicodedata
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 
@@ -32,6 +37,7 @@ from .errors import DataError
 CACHED_TEXTS = 8192  # a search reads the same few lines again and again
 MAX_NUMBER_LENGTH = 300  # a longer text is never a number: int() refuses more than 4,300 digits
 SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+CJK_SCALES = {"百": 10**2, "千": 10**3, "万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
 GROUPS = 30  # of thousands in one number: without an end, a line of them would be read again from each comma on
 
 _DECIMAL = rf"(?>(?>[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,{GROUPS}}}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
@@ -74,29 +80,119 @@ _PREFIX = re.compile(
     r"\s*(?:about|approximately|around|roughly|nearly|≈|\\approx)?\s*(?:usd|eur|gbp|us|rs\.?)?\s*",
     re.IGNORECASE,
 )
+# Digits that touch a letter are a part of its word, but in scripts that set no spaces.
+_LETTER_BEFORE = r"[^\W\u0e00-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff]"
+_UNIT_LETTERS = "gmlLshtdcJNVWKCF"  # units of one letter: where an answer is a number they are no variables
 # A number in running text. A minus after a digit, a letter or a closing bracket is an operator or a hyphen, and digits
 # that touch a letter belong to a name or a term (`H2O`, `3x`) unless a unit of at least two letters follows.
 _TOKEN = re.compile(
-    r"(?:(?:(?<![\w)%\].])(?<![0-9)%\]]\s)[-+])?[$€£¥₹]?|[$€£¥₹]-)(?<![\w.^])"
+    rf"(?:(?:(?<!{_LETTER_BEFORE})(?<![)%\].])(?<![0-9)%\]]\s)[-+])?[$€£¥₹]?|[$€£¥₹]-)"
+    rf"(?<!{_LETTER_BEFORE})(?<![.^])"
     rf"(?>[0-9]+ [0-9]+/[0-9]+|{_DECIMAL}(?:/{_DECIMAL})?(?:[eE][-+]?[0-9]{{1,2}}(?![0-9]))?)"
-    rf"(?:%|(?![\w\\^])|(?=[A-Za-z]{{2}}))(?:\s(?:{'|'.join(SCALES)})\b)?"
+    rf"(?:%|(?!{_LETTER_BEFORE}|[\\^])|(?=[A-Za-z]{{2}})|(?=[{_UNIT_LETTERS}](?!\w)))"
+    rf"(?:\s(?:{'|'.join(SCALES)})\b|[{''.join(CJK_SCALES)}])?"
 )
 _LEAD = re.compile(r"(?:[^0-9=<>≤≥≠≈±+*/^|!~#\\{}(]|(?<!\w)\()*")  # words before the one number of a sentence
 _HASHES = re.compile(r"(?<!#)####(?!#)([^\n]*)")
 _HEADING = re.compile(r"\W*(?:(?:the )?(?:final )?(?:answer|result|solution|conclusion)\W*$|step\b)", re.IGNORECASE)
-_ANSWER_IS = re.compile(
-    r"\banswer(?:\s+is\b|\s*[:=])[\s:*]*+(.+?)(?=[.!?](?:\s|$)|,? (?:because|since)\b|\n|$)", re.IGNORECASE
+_REASON = r"(?:because|since|weil|denn|da|car|puisque|porque|pues|perch[ée]|потому)"
+_ANSWER = (
+    r"\b(?:answer|antwort|r[ée]ponse|respuesta|resposta|risposta|antwoord|svar|odpowied[zź]|ответ|відповідь|cevap|jawaban)"
+    r"(?:\s+(?:finale?|correct[ae]|правильный)\b|\s+(?:to|for)\s[^.:\n]{1,80}?)?"
+    r"(?:\s+(?:is|are|ist|lautet|est|es|é|è|er|är|adalah)\b|\s*[:=：—])"
+    r"|(?:答案|答え|回答|정답|답)(?:是|为|為|は|が|은|는|이)?\s*[:：]?"
+    r"|(?:الجواب|الإجابة|उत्तर)(?:\s+(?:هو|هي|है))?\s*:?"
+)
+_ANSWER_IS = re.compile(rf"(?:{_ANSWER})[\s:*]*+(.+?)(?=[.!?](?:\s|$)|[。！？]|,? {_REASON}\b|\n|$)", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<(answer|final_answer)>\s*(.+?)\s*(?:</\1>|\Z)", re.IGNORECASE | re.DOTALL)
+# What closes or opens thinking: tags of many models, and the channels of gpt-oss.
+_THINKING = re.compile(
+    r"[<◁]\s*(?P<shut>/?)\s*(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|seed:think)\s*[>▷]|\[(?P<end>/?)THINK\]"
+    r"|<\|(?:(?P<last>end)|begin)_of_thought\|>|<\|channel\|>(?:analysis|commentary|(?P<final>final))<\|message\|>",
+    re.IGNORECASE,
+)
+_TURN_END = re.compile(
+    r"<[|｜](?:im_end|im_start|end[^<>|｜]*|eot[^<>|｜]*|eom_id|return|start_header_id|user|User)[|｜]>"
+    r"|</s>|<eos>|<(?:end|start)_of_turn>|\[/?INST\]"
+)
+_SPECIAL = re.compile(r"<[|｜][^<>|｜\n]{1,40}[|｜]>|</?s>|<(?:pad|unk|bos|eos)>")
+_TAGS = re.compile(
+    r"</?(?:answer|final_answer|result|strong|em|span|div|code|mark|br)\s*/?>|<([biup])>(?=[^<>]{0,99}</\1>)|</[biup]>",
+    re.IGNORECASE,
+)
+_FIRST_DIGIT = re.compile(r"\d")
+_NEXT_QUESTION = re.compile(
+    r"(?:\n|(?<=[.!?。:])\s)[\s>*_#]*+(?:(?:next|new|another)\s+)?"
+    r"(?:(?:question|problem|exercise|example|q)\s*\d*\s*\**\s*[:：]|(?:question|problem|exercise|example|q)\s*\d+[.)]"
+    r"|(?:human|user|instruction|input)\s*\**\s*[:：]|(?:问题|题目|問題|질문|문제)\s*\d*\s*[:：])"
+    r"|\n\W*(?:question|problem|exercise|user|human)\s*\d*\W*\n",
+    re.IGNORECASE,
+)
+_OPERATORS = frozenset("+-*/×÷·^")
+_DIGITS_END = r"(?![0-9]|[.,'][0-9])"
+_GROUPS = re.compile(
+    r"(?<![0-9.,'])(?:[0-9]{1,3}(?: [0-9]{3})+|[0-9]{1,3}(?:['’_][0-9]{3})+|[0-9]{1,3}(?:\.[0-9]{3}){2,}"
+    r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3})(?:(?![0-9]|[.,'][0-9])|(?=\.[0-9]{1,2}(?![0-9])))"
+)
+_SPELT_OUT = tuple(
+    (re.compile(pattern, re.IGNORECASE), new)
+    for pattern, new in (
+        (r"</?[a-z_][^<>]*>|<0x\w+>|^\s*(?:[-=]+>|[→⇒➜]|<(?=[^<>]*>$))\s*|(?<![0-9])\*\*|\*\*(?![0-9])|`", ""),
+        (r"(?<!\w)(?:no\.|nr\.?|number)\s*#?\s*(?=[0-9])|#\s*(?=[0-9])", ""),
+        (r"(?:(?<!\w)negative|(?:^|(?<=\bis )|(?<=\bof )|(?<=\bto )|(?<=[=:] ))minus)\s+(?=[$€£¥₹]?[0-9.])", "-"),
+        (r"(?<![\w.])10(?:\^|\*\*)\{?([0-9]{1,2})\}?(?![0-9])", r"1e\1"),
+        (r"(?<=[0-9])k(?![A-Za-z0-9])", " thousand"),
+        (r"(?<=[0-9])(?-i:M)(?![A-Za-z0-9])", " million"),
+        (rf"(?<=[0-9])\s?(?-i:[kMGmcdnμ]?(?:[{_UNIT_LETTERS}]|Pa|Hz|Wh|Ω|eV|mol)|sqm|pp)(?![A-Za-z0-9'’])", " units"),
+        (r"(?<=[0-9])-(?=[a-z]{2})", " "),
+    )
+)
+# Behind a number: a bracket or a dash and words, unless they change the value; a reason; a smile.
+_REMARK = re.compile(
+    r"(?<=[0-9A-Za-z%.$])(?:\s*[\[{]|\s+\()(?!\s*(?:or|and|to|plus|minus|times|mod|x|[-+*/^])\b)[^()\[\]{}]*[)\]}]"
+    r"|(?<=[0-9A-Za-z%)])\s+-{1,2}\s+(?=[^\W\d_]{2}).*"
+    rf"|[,;]\s*(?:{_REASON}|which|as|so|where|not|i\.e|that is|meaning|after|for)\b.*|\s{_REASON}\b.*"
+    r"|\s*(?:[#|]|<-|//)\s.*|\s*(?:[:;=xX]-?[)(DPp]+|<3|\^_?\^|>|\\n?|\\\\)\s*$",
+    re.DOTALL,
 )
 _BRACES = re.compile(r"\\boxed\s*\{|[{}]")
-_LETTER = re.compile(r"(?<![^\W_])[A-J](?![^\W_'’])|^[a-j](?![^\W_'’])")
+_BOX = re.compile(r"\\boxed\s*\{")
+_CHOICE = r"(?:option|choice|letter|answer)"
+_BOXED_LETTER = re.compile(
+    rf"(?:the\s+)?(?:(?:correct|right|best|final)\s+)?(?:{_CHOICE}\s*(?:is\b|[:=])?\s*)?[(\[{{\"'$]*([A-Za-z])[)\]}}\"'$.:]*",
+    re.IGNORECASE,
+)
+_END_OF_NAME = (
+    r"(?![\w'’+#-])(?=\s*(?:[.,;:!?)\]}\"]|$|\n)|\s+(?:because|since|as|is|was|and|or|over|rather|instead|not)\b)"
+)
+_NAMED = re.compile(
+    r"^\(?([A-Z])[).:\]](?=\s|$)|^([A-Z])\s+[-:]\s|^\(?([a-z])\)(?=\s|$)"  # at the start of a statement
+    r"|[(\[{]([A-Z])[)\]}]"
+    rf"|\b(?i:{_CHOICE})s?\s*(?i:is\b|[:=])?\s*[(\[{{\"']?([A-Za-z])(?![\w'’+#])(?!\s+[a-z]{{3,}}\s+[a-z]+\s+[a-z])"
+    r"|\b(?i:is|are|be|was|remains?|leav(?:es|ing)|choos\w+|chose|pick\w*|select\w*|go(?:es|ing)? (?:with|for)"
+    rf"|so|thus|hence|therefore)[\s,:]+[(\[\"']?([A-Z]){_END_OF_NAME}"
+    r"|(?:^|[\s,])([A-Z])\s+(?i:(?:is|seems|must be)\s+(?:the\s+)?(?:correct|right|best|true|answer))"
+)
+_DENIED = re.compile(
+    r"(?i:\b(?:not|never|neither|nor|than|over|instead of|except|besides|but not)|n't|"
+    r"\b(?:rul|eliminat|exclud|reject|discard|dismiss)\w+(?:\s+out)?)"
+    rf"\s+(?i:(?:be\s+)?(?:the\s+)?(?:{_CHOICE}s?\s+)?)[(\[]?([A-Z])(?![\w'’])"
+)
+_IS_WRONG = re.compile(r"(?<![\w])([A-Z])\)?\s+(?:is|are|was)(?:n't|\s+(?:not|wrong|incorrect|false|out|eliminated))")
+_SEVERAL = re.compile(r"(?<![\w'’])[(]?[A-Z][)]?(?:\s*(?:,|/|&|\+|;|\band\b|\bor\b)+\s*[(]?[A-Z][)]?(?![\w'’]))+")
 _WHOLE_BOX = re.compile(r"\\boxed\s*\{(.*)\}", re.DOTALL)
 
-_DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | {ord("⁄"): "/", ord("∕"): "/"}
+DASHES = dict.fromkeys(map(ord, "‐‑‒–—―−"), "-") | {ord("⁄"): "/", ord("∕"): "/"}
+_EMOJI = re.compile("[\U0001f000-\U0001faff\u2600-\u265f\u2668-\u27bf\u2b00-\u2bff\ufe0f\u200d\u220e\u25a0\u25cf]")
+# A pair of dollar signs around a formula: inside of them no spaces at the ends, no digit outside.
+_DOLLARS = r"(?<![0-9$\\])\$\$?(?=[^\s$])([^$\n]*[^\s$\\])\$\$?(?![0-9])"
 _PLAIN = tuple(
     (re.compile(pattern), new)
     for pattern, new in (
         (r"(?<=[0-9])(?:\\,|,?\\!)\s*(?=[0-9]{3}(?![0-9]))", ""),
+        (_DOLLARS, r" \1"),
         (r"\{,\}", ","),
+        (r"\\varnothing(?![A-Za-z])|∅|\\\{\s*\\\}", r"\\emptyset "),
         (
             r"\\[dtc]?frac\s*(?:\{\s*(-?[0-9.,]+)\s*\}|([0-9]))\s*(?:\{\s*([0-9.,]+)\s*\}|([0-9]))(?!\.?[0-9])",
             r" \1\2/\3\4",
@@ -106,10 +202,38 @@ _PLAIN = tuple(
         (r"\\[,;: ]|~", " "),
         (r"\\([$%#&])", r"\1"),
         (r"\^\{\\circ\}|\^?\\(?:circ|degree)(?![A-Za-z])", "°"),
-        (r" ?(?:\\times|\\cdot|×|\*) ?10\^\{?([-+]?[0-9]{1,2})\}?(?![0-9])", r"e\1"),
-        (r"\\(?:times|cdot)(?![A-Za-z])", "*"),
+        (r"(?: ?(?:\\times|\\cdot|×|·|\*) ?|(?<=[0-9]) ?x ?)10(?:\^|\*\*)\{?([-+]?[0-9]{1,2})\}?(?![0-9])", r"e\1"),
+        (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
+        (r"\\div(?![A-Za-z])", "÷"),
     )
 )
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
+def spoken(response: str) -> str:
+    """What a response says to its reader: no thinking, no special tokens, and no turn or question after its answer.
+
+    Thinking that isn't closed lasts to the end. Where a chat template opened it, the response has its close alone.
+    """
+    said, start, thinking = "", 0, False
+    for tag in _THINKING.finditer(response):
+        closes = bool(tag["shut"] or tag["end"] or tag["last"] or tag["final"])
+        if not closes and not thinking:
+            said += response[start : tag.start()]
+        elif closes and not thinking:
+            said = ""
+        thinking, start = not closes, tag.end()
+    if not thinking:
+        said += response[start:]
+    for end in _TURN_END.finditer(said):
+        if _SPECIAL.sub("", said[: end.start()]).strip():
+            said = said[: end.start()]
+            break
+    said = _SPECIAL.sub("", said)
+    answered = next(_marks(said), None) or _BOX.search(said) or _ANSWER_IS.search(said)
+    first = answered or _FIRST_DIGIT.search(said)
+    following = None if first is None else _NEXT_QUESTION.search(said, first.start())
+    return said if following is None else said[: following.start()]
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -121,7 +245,9 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
         strict: True takes a `####` line or a box only; False tries every rule of the module's docstring.
         words: True takes what is stated as it stands: no number out of a sentence, no last number.
     """
-    for boxed, found in ((False, _lines(text)), (True, _boxes(text)), (False, [] if strict else _sentences(text))):
+    text = spoken(text)
+    statements = (_lines(text), _boxes(text), [] if strict else _sentences(text))
+    for boxed, found in zip((False, True, False), statements, strict=True):
         if found:
             return found[-1] if words or boxed else _one_number(found[-1])
     return None if strict or words else _last_number(text)
@@ -129,36 +255,54 @@ def extract(text: str, strict: bool = False, words: bool = False) -> str | None:
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def extract_number(text: str, strict: bool = False) -> str | None:
-    """The final answer in `text` where answers are numbers, as it was written, or None where there is none.
+    """The final answer in `text` where answers are numbers, or None where there is none: as it was written where `number`
+    reads it so, else the number that it states.
 
     A statement without a digit (`#### N`, "the answer is the number of eggs") states nothing: what was stated before it, or the
     next rule, counts. A word alone (`#### twelve`) and digits that are not one number (`#### 5 or 6`) are answers that can't
     be read, and no number that merely stands in the text is taken for them. `strict` as in `extract`.
     """
-    unread = False
-    for found in (_lines(text), _boxes(text), [] if strict else _sentences(text)):
+    text, unread = spoken(text), False
+    statements = (_lines(text), _boxes(text), [] if strict else _sentences(text))
+    for boxed, found in zip((False, True, False), statements, strict=True):
         last = next((one for one in reversed(found) if any(letter.isnumeric() for letter in one)), None)
         if last is None:
             unread = unread or any(re.fullmatch(r"\S{2,}", normalize(one)) for one in found[-1:])
-        else:
-            answer = _one_number(last)
-            if number(answer) is not None:
-                return answer
-            unread = True
-    stray = None if strict or unread else _last_number(text)
-    return None if stray is None or number(stray) is None else stray  # 0/0 is none
+            continue
+        for reading in (last, _one_number(last), _numeric(last, boxed)):
+            if number(reading) is not None:
+                return reading
+        unread = True
+    stray = None if strict or unread else _last_number(_grouped(text))
+    if stray is None:
+        return None
+    return next((reading for reading in (stray, _numeric(stray)) if number(reading) is not None), None)  # 0/0 is none
 
 
 def after_mark(response: str) -> str | None:
     """All that follows the last `####` of `response`, several lines where there are; None where there is none."""
+    response = spoken(response)
     marks = list(_HASHES.finditer(response))
     return None if not marks else response[marks[-1].start(1) :].strip() or None
 
 
-def letter(answer: str) -> str | None:
-    """The choice that an answer names, in upper case: its first letter from A to J that stands alone, or None."""
-    found = _LETTER.search(answer)
-    return None if found is None else found[0].upper()
+def letter(statement: str) -> str | None:
+    """The choice that a statement names, in upper case, or None where it names none, or several.
+
+    A letter names a choice where it stands alone (`c`, `(C)`, `C. a dog`), in brackets, or after a word such as "option"
+    or "is"; one that is denied ("not B", "rules out C") doesn't count, nor do `A cat`, `Vitamin C` and `I think`.
+    """
+    text = _strip(_plain(_TAGS.sub("", statement)))
+    text = re.sub(r"[*`_]|\\boxed|(?<=[ (])\s+|\s+(?=\))", "", text)
+    whole = _BOXED_LETTER.fullmatch(text)
+    if whole:
+        return whole[1].upper()
+    denied = {name[1].upper() for name in _DENIED.finditer(text)} | {name[1] for name in _IS_WRONG.finditer(text)}
+    named = [next(filter(None, name.groups())).upper() for name in _NAMED.finditer(text)]
+    for several in _SEVERAL.finditer(text):
+        named += re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", several[0])
+    left = dict.fromkeys(name for name in named if name not in denied)
+    return next(iter(left)) if len(left) == 1 else None
 
 
 def is_final(step: str) -> bool:
@@ -191,6 +335,12 @@ def number(text: str) -> Fraction | None:
     return _value(normalize(text))
 
 
+def gold_number(text: str) -> Fraction | None:
+    """The number that a gold answer states, read as an answer is (`5 000`, `18g`), or None where it states anything else."""
+    value = number(text)
+    return value if value is not None else number(_numeric(text, boxed=True))
+
+
 def without_unit(latex: str) -> str:
     r"""`latex` without the unit at its end, for what reads formulas only: `3\sqrt2 \text{ cm}^2` is `3\sqrt2`."""
     unit = _LATEX_UNIT.search(latex)
@@ -214,7 +364,13 @@ def gold(text: str) -> str:
 
 def _lines(text: str) -> list[str]:
     """What follows `####` on each line that has it, headings and empty ones left out."""
-    return [m[1].strip() for m in _HASHES.finditer(text) if normalize(m[1]) and not _HEADING.match(m[1])]
+    return [_TAGS.sub("", mark[1]).strip() for mark in _marks(text)]
+
+
+def _marks(text: str) -> Iterator[re.Match[str]]:
+    """The lines with `####` that hold an answer."""
+    marks = _HASHES.finditer(text)
+    return (m for m in marks if normalize(_TAGS.sub("", m[1])) and not _HEADING.match(m[1]))
 
 
 def _boxes(text: str) -> list[str]:
@@ -224,8 +380,9 @@ def _boxes(text: str) -> list[str]:
 
 
 def _sentences(text: str) -> list[str]:
-    """What follows each "answer is" or "answer:"."""
-    return [sentence.strip() for sentence in _ANSWER_IS.findall(text) if normalize(sentence)]
+    """What `<answer>` holds, else what follows each "answer is" or "answer:"."""
+    stated = [tag[2] for tag in _ANSWER_TAG.finditer(text)] or _ANSWER_IS.findall(text)
+    return [sentence.strip() for sentence in stated if normalize(sentence)]
 
 
 def _last_number(text: str) -> str | None:
@@ -242,6 +399,65 @@ def _one_number(found: str) -> str:
     lead, tail = plain[: numbers[0].start()], plain[numbers[0].end() :]
     says = _LEAD.fullmatch(lead) and not any(map(_NO_SENTENCE.fullmatch, re.findall(_WORD, lead.casefold())))
     return numbers[0][0] if says and _is_unit(tail) else found
+
+
+def _numeric(statement: str, boxed: bool = False) -> str:
+    """What a statement says where answers are numbers, in a form that `number` reads: units of one letter or after a hyphen,
+    digits in groups, `No. 5`, `negative 5` and calculations are spelt out; remarks and decoration are gone.
+
+    In a box an exclamation mark is a factorial, elsewhere it is delight.
+    """
+    text = _grouped(_strip(_plain(_TAGS.sub("", statement))))
+    if not boxed:
+        text = re.sub(r"(?<=[0-9])\s*!+", "", text)
+    for pattern, new in _SPELT_OUT:
+        text = pattern.sub(new, text)
+    left, equals, right = text.rpartition("=")
+    if equals and _computed(left, right):
+        text = right
+    elif equals and _value(left) is not None and _computed(right, left):
+        text = left  # 18 = 9 + 9
+    text = _one_number(text.strip())
+    return text if number(text) is not None else _one_number(_REMARK.sub("", text))
+
+
+def _grouped(text: str) -> str:
+    """`text` without what separates groups of digits: spaces, apostrophes, points in pairs, commas as India sets them."""
+    text = re.sub(r"(?<![0-9.,])[0-9]{1,3}(?:[. ][0-9]{3})+,[0-9]{1,2}(?![0-9,.])", _decimal_comma, text)
+    return _GROUPS.sub(lambda digits: re.sub(r"[^0-9]", "", digits[0]), text)
+
+
+def _decimal_comma(digits: re.Match[str]) -> str:
+    return re.sub("[. ]", "", digits[0]).replace(",", ".")
+
+
+def _computed(left: str, right: str) -> bool:
+    """Whether `left = right` is a calculation whose result is `right`: `left` ends in numbers with operators or units, and
+    names no variable there, or only says what has the value."""
+    side = re.sub(r"'s\b", "", re.split("[=;]", left)[-1])
+    start = re.search(r"[0-9(]|[$€£¥₹](?=[0-9])|(?<=[\s=])[-+](?=[0-9])", side)
+    lead = side if start is None else side[: start.start()]
+    words = re.findall(_WORD, lead.casefold())
+    if not _LEAD.fullmatch(lead) or any(map(_NO_SENTENCE.fullmatch, words)):
+        return False
+    if start is None:
+        return bool(words) and all(len(word) > 1 for word in words) and "-" not in lead
+    # The x of "3 x 6" is a sign.
+    side = re.sub(r"(?<=[0-9)])\s*[xX]\s*(?=[0-9($])", "*", side[start.start() :])
+    counts, before = False, ""
+    for part in re.findall(rf"{_DECIMAL}|{_WORD}|\S", side):
+        if part in _OPERATORS or (part == "(" and before[-1:].isdigit()):
+            counts = True
+        elif part[0].isalpha():
+            after_number = before != "" and before not in _OPERATORS
+            changes = _NO_UNIT_FIRST.fullmatch(part.casefold()) or part.casefold() in SCALES
+            if not after_number or changes or not _is_unit_word(part):
+                return False
+            counts = True
+        elif part[0] not in "0123456789.()$€£¥₹%":
+            return False
+        before = part
+    return counts or _value(side) == _value(right)
 
 
 def _last_box(text: str) -> str | None:
@@ -261,10 +477,18 @@ def _plain(text: str) -> str:
     # NFKC would glue these to the digits before them: 10⁶ is not 106, and 1½ is not 11/2.
     text = re.sub(r"[⁰¹²³⁴-⁹]+", r"^\g<0>", text)
     text = re.sub(r"(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text)
-    text = unicodedata.normalize("NFKC", text).translate(_DASHES)
+    text = unicodedata.normalize("NFKC", text).translate(DASHES)
+    if not text.isascii():
+        text = _EMOJI.sub("", text)
+        text = re.sub(r"[^\W0-9a-zA-Z_]", _ascii_digit, text)
     for pattern, new in _PLAIN:
         text = pattern.sub(new, text)
     return text
+
+
+def _ascii_digit(letter: re.Match[str]) -> str:
+    """A digit of any script as an ASCII one."""
+    return str(unicodedata.decimal(letter[0])) if letter[0].isdecimal() else letter[0]
 
 
 @lru_cache(maxsize=CACHED_TEXTS)
@@ -316,6 +540,8 @@ def _value(text: str) -> Fraction | None:
 
 def _scale(rest: str) -> tuple[Fraction, str]:
     """The factor that a word such as "million" names, and the unit that follows."""
+    if rest[:1] in CJK_SCALES:
+        return Fraction(CJK_SCALES[rest[0]]), rest[1:]
     first, _, unit = rest.strip().partition(" ")
     factor = SCALES.get(first.casefold())
     return (Fraction(1), rest) if factor is None else (Fraction(factor), unit and f" {unit}")

@@ -21,7 +21,7 @@ Answers other than numbers are taken as they stand.
 from __future__ import annotations
 
 import re
-import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,9 +38,21 @@ LONGEST_ANSWER = 1000  # characters; what is longer is no final answer
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _BASE = re.compile(r"\S*_\s*\{?(\d+)\}?")  # 52_8 and 52_{8}
 _PERCENT = re.compile(r"%|per ?cent")
+FLOAT_DIGITS = 7  # of a decimal that is a float, at least
 ROUNDED_DIGITS = 6  # that a decimal must show to stand for a number that it is not
 MOST_PLACES = 30  # that are looked at
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_FOLDED = str.maketrans(dict(zip("øłđıﬁ", "oldi", strict=False)) | {"æ": "ae", "œ": "oe"}) | answers.DASHES
+# Between digits, before a number, after a letter (C++, A-): there punctuation changes what is meant.
+_MARKS = re.compile(
+    r"(?P<kept>(?<=\d)(?:[.:/^*-]|,(?!\d{3}(?!\d)))(?=\d)|(?<![\w.])\.(?=\d)|(?<!\w)[-<>≤≥](?=[$€£]?\.?\d)"
+    r"|(?<=\w)[+#]+(?!\w)|(?<=\b[a-z])-(?!\w))|[^\w\s]|_"
+)
+_LABEL = re.compile(
+    r"\$?(?:\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\s*\{\s*\(?([A-Z])\)\s*([^{}]*)\}|\(([A-Z])\)(?=\s))"
+    r"(?:\\[,;:! ]|\\q?quad|[~\s])*(.*)",
+    re.DOTALL,
+)
+_DATE = re.compile(r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{4}")
 _CLOSED = {"yes", "no", "noanswer"}  # no partial credit for, or by, these
 
 
@@ -109,11 +121,18 @@ class Grader:
 
 
 class NumberGrader(Grader):
-    """Numbers."""
+    """Numbers. A decimal of seven digits or more, as floats have, is compared within its own precision."""
 
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """See `Grader.final_answer`. What is no number is no answer."""
         return answers.extract_number(response, strict)
+
+    def same(self, answer: str, gold: str) -> bool:
+        """See `Grader.same`."""
+        number, wanted = answers.number(answer), answers.gold_number(gold)
+        if number is None or wanted is None:
+            return super().same(answer, gold)
+        return number == wanted or abs(number - wanted) < _precision(gold)
 
 
 class MathGrader(Grader):
@@ -131,14 +150,16 @@ class MathGrader(Grader):
         """See `Grader.grade_many`; math-verify gets all pairs in one batch. `verifier` None: the shared one."""
         grades: list[Grade] = []
         asked: list[tuple[int, Request]] = []
-        for i, (response, gold) in enumerate(pairs):
-            found = self.final_answer(response, strict)
+        for i, (response, written) in enumerate(pairs):
+            found, gold = self.final_answer(response, strict), written
             if found is not None:
-                verdict = _without_math_verify(found, gold)
-                text = answers.without_unit(found.strip().rstrip(".,;:").strip("* "))
+                stated, gold = _same_kind(found, written)
+                verdict = _without_math_verify(stated, gold)
+                text = answers.without_unit(stated.strip().rstrip(".,;:").strip("* "))
             else:
-                verdict = Verdict.UNPARSED if strict or not response.strip() or len(gold) > LONGEST_ANSWER else None
-                text = response[-LONGEST_ANSWER:]
+                said = answers.spoken(response)
+                verdict = Verdict.UNPARSED if strict or not said.strip() or len(gold) > LONGEST_ANSWER else None
+                text = said[-LONGEST_ANSWER:]
             if verdict is None:
                 asked.append((i, Request(answers.without_unit(gold), text, found is not None)))
             grades.append(Grade(verdict or Verdict.UNPARSED, found))
@@ -155,8 +176,9 @@ class ExactGrader(Grader):
     def final_answer(self, response: str, strict: bool = False) -> str | None:
         """See `Grader.final_answer`. A response of one line is an answer."""
         stated = answers.extract(response, strict=strict, words=True)
-        if stated is None and not strict and "\n" not in response.strip():
-            stated = response.strip() or None
+        said = answers.spoken(response).strip()
+        if stated is None and not strict and "\n" not in said:
+            stated = said or None
         return stated
 
     def vote_key(self, response: str) -> str:
@@ -191,6 +213,14 @@ class WordsGrader(ExactGrader):
 class ChoiceGrader(ExactGrader):
     """One letter of several choices."""
 
+    def final_answer(self, response: str, strict: bool = False) -> str | None:
+        """See `Grader.final_answer`. Where nothing is stated, the last line that names one choice is the answer."""
+        stated = super().final_answer(response, strict)
+        if stated is None and not strict:
+            lines = answers.spoken(response).splitlines()
+            stated = next((line.strip() for line in reversed(lines) if answers.letter(line)), None)
+        return stated
+
     def key(self, answer: str) -> str:
         """See `ExactGrader.key`."""
         return answers.letter(answer) or normalize_words(answer)
@@ -217,8 +247,19 @@ def guess_grader(golds: Sequence[str]) -> str:
 
 
 def normalize_words(text: str) -> str:
-    """HotpotQA's and SQuAD's normalisation: lower case, no punctuation, no articles, single spaces."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """HotpotQA's and SQuAD's normalisation: lower case, no punctuation, no articles, single spaces.
+
+    Beyond it, accents and punctuation of any script go, and punctuation that means something stays: 1.5 is not 15, C++ is
+    not C.
+    """
+    text = unicodedata.normalize("NFKD", text.casefold())
+    text = re.sub("[\u0300-\u036f]", "", text).translate(_FOLDED)
+    text = unicodedata.normalize("NFC", text)
+    text = _MARKS.sub(
+        lambda mark: mark[0] if mark["kept"] or unicodedata.category(mark[0])[0] not in "PS" else "", text
+    )
+    words = _ARTICLES.sub(" ", text).split()
+    return " ".join(words or text.split())
 
 
 def word_f1(answer: str, gold: str) -> float:
@@ -231,10 +272,40 @@ def word_f1(answer: str, gold: str) -> float:
     return 0.0 if common == 0 else 2 * common / (len(words) + len(gold_words))
 
 
+def _same_kind(answer: str, gold: str) -> tuple[str, str]:
+    r"""An answer and a gold answer without labels such as `\textbf{(A)}`, but where the other is a letter: then the label."""
+    (label, value), (gold_label, gold_value) = _parts(answer), _parts(gold)
+    if label and (re.fullmatch(r"\(?[A-Z]\)?", gold) or not value):
+        return label, gold.strip("()")
+    if gold_label and (re.fullmatch(r"\(?[A-Z]\)?", answer) or not gold_value):
+        return answer.strip("()"), gold_label
+    return value, gold_value
+
+
+def _parts(latex: str) -> tuple[str, str]:
+    """A choice's label in front of `latex`, "" where there is none, and what remains."""
+    parts = _LABEL.fullmatch(latex.strip())
+    return (
+        ("", latex)
+        if parts is None
+        else (parts[1] or parts[3], f"{parts[2] or ''}{parts[4]}".strip().removesuffix("$"))
+    )
+
+
+def _precision(gold: str) -> Fraction:
+    """One unit of the last place of a decimal with seven digits or more, four of them behind the point; else 0."""
+    digits = re.fullmatch(r"[-+]?(\d*)\.(\d{4,})", gold.strip())
+    long = digits is not None and len((digits[1] + digits[2]).lstrip("0")) >= FLOAT_DIGITS
+    return Fraction(1, 10 ** len(digits[2])) if digits is not None and long else Fraction(0)
+
+
 def _without_math_verify(answer: str, gold: str) -> Verdict | None:
     """The verdict where it needs no algebra, else None."""
     if len(answer) > LONGEST_ANSWER:
         return Verdict.UNPARSED
+    dates = [_DATE.fullmatch(text.strip(" $.")) for text in (answer, gold)]
+    if any(dates):
+        return Verdict.CORRECT if answers.equal(answer, gold) else Verdict.WRONG
     number, wanted = answers.number(answer), answers.number(gold)
     if number is not None and wanted is not None:
         if "=" in answer and "=" in gold:

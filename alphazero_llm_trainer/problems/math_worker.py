@@ -17,9 +17,9 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from math_verify import LatexExtractionConfig, parse, verify
+from math_verify import LatexExtractionConfig, grader, parse, verify
 from math_verify.grader import is_equation, take_first_relation
-from sympy import Mul, Symbol
+from sympy import Expr, Float, Mul, Symbol, expand, simplify
 from sympy.core.function import AppliedUndef
 
 PATIENCE = 12  # for a process that hardly gets a turn
@@ -30,11 +30,55 @@ LATEX = LatexExtractionConfig()
 FORMULA = [replace(LATEX, normalization_config=replace(LATEX.normalization_config, units=False))]
 
 
+RELATIVE = 1e-5  # that two decimals may be apart
+EVALUATED_DIGITS = 400  # that a difference is looked at with before it counts as none
+SYMBOLS = {
+    "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "×": r"\times ", "·": r"\cdot ",
+    "÷": r"\div ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "−": "-",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "°": r"^\circ ", "²": "^2", "³": "^3",
+}  # fmt: skip
+
+numerically_equal = grader.sympy_numeric_eq
+
+
+def exactly_equal(a: Any, b: Any, float_rounding: int, numeric_precision: int) -> bool:
+    """math-verify's numeric comparison without its absolute tolerance: numbers that differ by less than it are no equals.
+
+    Exact numbers are compared exactly, decimals by their relative difference.
+    """
+    if not numerically_equal(a, b, float_rounding, numeric_precision):
+        return False
+    if not (isinstance(a, Expr) and isinstance(b, Expr)) or (a.is_Rational and b.is_Rational):
+        return True
+    try:
+        apart = expand(a.doit() - b.doit())
+        if apart.free_symbols:
+            return apart.has(Float) or simplify(apart) == 0
+        apart = apart.evalf(numeric_precision, maxn=EVALUATED_DIGITS)
+        if a.has(Float) or b.has(Float):
+            size = abs(b.evalf())
+            return not size.is_number or bool(abs(apart) <= RELATIVE * size)
+        # A difference without a significant digit is none that sympy can see.
+        return not apart.is_comparable or bool(apart == 0)
+    except (TypeError, ValueError, ArithmeticError):
+        return True
+
+
+grader.sympy_numeric_eq = exactly_equal
+
+
+def latex(text: str) -> str:
+    """`text` with LaTeX for the signs that math-verify doesn't read."""
+    text = re.sub(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\w+))", r"\\sqrt{\1\2\3}", text)
+    for sign, command in SYMBOLS.items():
+        text = text.replace(sign, command)
+    return text
+
+
 def judge(gold: str, answer: str, found: bool) -> str:
     """The verdict of one request."""
-    gold, answer = (
-        re.sub(r"(?<=\d)i\b", " i", text) for text in (gold, answer)
-    )  # `5i` reads as a variable, `5 i` doesn't
+    # `5i` reads as a variable, `5 i` doesn't
+    gold, answer = (re.sub(r"(?<=\d)i\b", " i", latex(text)) for text in (gold, answer))
     wanted = parse(rf"\boxed{{{gold}}}", FORMULA, parsing_timeout=None)
     # Mathematics that is marked inside words stays marked; anything else is an expression as it stands.
     text = answer.replace(r"\$", "")  # a dollar sign is no mark
