@@ -16,14 +16,18 @@ from alphazero_llm_trainer.policy.student import PACKAGED
 TINY = ["--num-examples", "4", "--eval-size", "4", "--model", "embedded", "--set", "train.validation_size=0"]
 
 
-def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, monkeypatch):
+def test_a_teacher_that_never_answers_does_not_stop_a_run(tmp_path, capsys):
     """Tier `local` with nothing listening: failures are recorded, the student goes on alone."""
     config = tmp_path / "teachers.yaml"
     config.write_text(
         "teacher_tiers:\n  local:\n    base_url: http://127.0.0.1:9/v1\n    teachers:\n      - {model: nobody}\n"
         "teachers: {tier: local, max_retries: 0, timeout_seconds: 1}\n"
     )
-    assert train_main([*TINY, "--use-grpo", "--config", str(config), "--checkpoint-dir", str(tmp_path / "runs")]) == 0
+    where = ["--checkpoint-dir", str(tmp_path / "runs"), "--log-interval", "2"]
+    assert train_main([*TINY, "--use-grpo", "--config", str(config), *where]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert sum(line.startswith("2/4 questions, ") for line in lines) == 1
+    assert sum(line.startswith("4/4 questions, ") for line in lines) == 1
     card = json.loads((tmp_path / "runs" / "run-001" / "run.json").read_text())
     [ledger] = card["teachers"].values()
     assert sum(ledger["failures"].values()) > 0

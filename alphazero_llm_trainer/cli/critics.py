@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.load import Config
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..files import FolderLock
 from ..live import Progress, Stop
 from .base import (
@@ -58,6 +58,8 @@ def add_critic(commands: Any, kind: Kind, help: str) -> None:
         help="without --data: search so many questions first",
     )
     data = "journals, or folders of runs and samples, to learn from"
+    if kind == "prm":
+        data += "; or .jsonl files of step preferences, with prompt, chosen and rejected"
     parser.add_argument("--data", type=Path, nargs="+", metavar="PATH", help=data)
     parser.add_argument("--out", type=Path, default=Path("checkpoints") / kind, metavar="DIR", help="where it goes")
     add_json(parser)
@@ -71,7 +73,9 @@ def run_critic(args: argparse.Namespace, config: Config, kind: Kind) -> int:
         raise ConfigError("--num collects trees and --data names trees: give one of them")
     for path in args.data or ():
         if not path.exists():
-            raise ConfigError(f"--data {path} is not there: name a journal, or a folder of train or sample")
+            raise ConfigError(
+                f"--data {path} is not there: name a journal, a folder of train or sample, or step preferences"
+            )
     if (args.out / "critic.json").is_file():
         raise ConfigError(f"--out {args.out} holds a finished critic: name another folder or remove it")
     check_out(args.out)
@@ -132,7 +136,10 @@ def train(
     from ..training.critic_data import read_questions, split_by_question
     from ..training.critic_run import save_critic, train_critic
 
-    parts = split_by_question(read_questions(args.data or [args.out], student.model.config.vocab_size))
+    questions = read_questions(args.data or [args.out], student.model.config.vocab_size)
+    if kind == "value" and any(one.preferences for one in questions):
+        raise DataError("--data has step preferences, and a value learns from outcomes: name trees, or train a prm")
+    parts = split_by_question(questions)
     training, validation, test = map(len, parts)
     progress.say(
         f"{kind} over student {student.title}: {training:,} questions to train on, {validation:,} to stop and calibrate on,"

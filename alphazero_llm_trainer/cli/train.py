@@ -62,6 +62,8 @@ def add_arguments(parser: Parser) -> None:
         "--eval-size", type=int, metavar="N", key="train.eval_size", help="held-out problems before and after"
     )
     parser.option("--save-every", type=int, metavar="N", key="train.save_every", help="questions between checkpoints")
+    about = "say how far the run is after each N questions"
+    parser.option("--log-interval", type=int, metavar="N", key="train.log_interval", help=about)
     method = parser.add_mutually_exclusive_group()
     for name, text in METHODS.items():
         method.add_argument(f"--use-{name}", action="store_const", const=name, dest="method", help=text)

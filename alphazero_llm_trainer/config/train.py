@@ -77,6 +77,7 @@ class TrainConfig(Section):
     questions_per_round: Positive
     checkpoint_dir: str
     save_every: Positive
+    log_interval: Positive | None
     track: Literal["none", "mlflow", "wandb", "trackio", "tensorboard"]
     eval_size: NonNegative
     validation_size: NonNegative

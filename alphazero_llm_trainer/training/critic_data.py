@@ -28,6 +28,7 @@ from ..problems.source import open_source
 from ..rollouts import Collector
 from ..types import Task
 from .packing import ValueRow, pack_values
+from .preferences import Preference, has_preferences, read_preferences
 from .progress import tell_tree
 
 Ids = tuple[int, ...]
@@ -79,10 +80,11 @@ def collect_trees(
 
 @dataclass(slots=True)
 class Question:
-    """A question's text, and where its trees are: (journal, byte)."""
+    """A question's text, where its trees are, (journal, byte), and the preferences among its responses."""
 
     text: str
     places: list[tuple[Path, int]] = field(default_factory=list)
+    preferences: list[Preference] = field(default_factory=list)
 
     def trees(self) -> Iterator[Tree]:
         """Its trees, each read when it is asked for: a journal is larger than memory."""
@@ -91,12 +93,19 @@ class Question:
 
 
 def read_questions(paths: Iterable[Path], vocabulary: int) -> list[Question]:
-    """The questions of journals, and of folders that hold some, with at least one finished response, as they are met.
+    """The questions of journals, of folders that hold some, and of files of step preferences, as they are met: with at least
+    one finished response or preference.
 
-    Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`.
+    Raises DataError for a record of another split than train, without a tree, or with a token that is not one of `vocabulary`,
+    and for a row that is no preference.
     """
     found: dict[str, Question] = {}
-    for path in map(journal_of, paths):
+    for given in paths:
+        if has_preferences(given):
+            for one in read_preferences(given):
+                found.setdefault(one.question, Question(one.question)).preferences.append(one)
+            continue
+        path = journal_of(given)
         for place, record in placed(path):
             check_train_split(record, path)
             try:
@@ -125,7 +134,7 @@ def split_by_question(questions: Sequence[Question]) -> tuple[list[Question], li
     if not all(parts):
         raise DataError(
             f"of {len(questions)} questions {', '.join(str(len(part)) for part in parts)} are left for training,"
-            " validation and test: collect more trees"
+            " validation and test: give more questions"
         )
     return parts
 
@@ -188,6 +197,14 @@ def tree_example(question: Question, student: Student, settings: CriticConfig) -
             example.add(state.token_ids, State(state.target, state.weight, state.square, logprob, final))
         for pair in step_preferences(tree, settings.margin, settings.least_outcomes):
             example.prefer(pair.prefix_ids + pair.chosen_ids, pair.prefix_ids + pair.rejected_ids, pair.margin)
+    for preference in question.preferences:
+        for better, worse in preference.pairs(student):
+            # As sure as a step after which all responses failed.
+            weight = float(settings.least_outcomes)
+            for ids, target in ((better, 1.0), (worse, 0.0)):
+                final = ids[-1] == student.engine.eos_id
+                example.add(ids, State(target, weight, square=target, final=final))
+            example.prefer(better, worse, 1.0)
     return example
 
 

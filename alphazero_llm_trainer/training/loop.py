@@ -374,6 +374,10 @@ class Run(Measured):
     def on_tree(self, tree: GradedTree) -> None:
         self.ends += endings(tree.tree)
         tell_tree(self.progress, tree, 1 if self.config.train.tokens is None else tree.cost.sampled_tokens)
+        assert self.journal is not None
+        every, progress = self.config.train.log_interval, self.progress
+        if every is not None and len(self.journal) % every == 0 and progress.done < progress.total:
+            progress.say(progress.line())  # the last line of a run is said anyway
 
 
 def means(found: Sequence[dict[str, float]]) -> dict[str, float]:

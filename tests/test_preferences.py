@@ -1,0 +1,104 @@
+"""Step preferences in a file: rows, the pairs that they make, and `prm --data FILE.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alphazero_llm_trainer.cli.main import main
+from alphazero_llm_trainer.config.load import load_config
+from alphazero_llm_trainer.errors import DataError
+from alphazero_llm_trainer.policy.student import Student, load_student
+from alphazero_llm_trainer.problems.load import tasks_of
+from alphazero_llm_trainer.training.critic_data import read_questions, tree_example, with_step_labels
+from alphazero_llm_trainer.training.preferences import preference, read_preferences
+
+ROW = {"prompt": "How many?", "chosen": ["3 * 4 = 12", "#### 12"], "rejected": ["3 * 4 = 12", "#### 1"]}
+
+
+@pytest.fixture(scope="module")
+def student() -> Student:
+    return load_student(load_config(overrides=["student=embedded"]))
+
+
+def row_of(**changed: Any) -> bytes:
+    return json.dumps(ROW | changed).encode()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected"),
+    [
+        (ROW["chosen"], ROW["rejected"]),
+        ("3 * 4 = 12\n#### 12", "3 * 4 = 12\n#### 1"),
+        (ROW["chosen"], "3 * 4 = 12\n#### 1\n"),
+        ([{"role": "assistant", "content": "3 * 4 = 12\n#### 12"}], ROW["rejected"]),
+    ],
+)
+def test_lists_and_texts_make_the_same_pair_of_steps(chosen: Any, rejected: Any, student: Student) -> None:
+    found = preference(row_of(chosen=chosen, rejected=rejected, prompt=[{"role": "user", "content": "How many?"}]), "x")
+    assert found.question == "How many?"
+    line, eos = student.encode("3 * 4 = 12\n"), student.engine.eos_id
+    better, worse = ((*line, *student.encode(text), eos) for text in ("#### 12", "#### 1"))
+    assert set(found.pairs(student)) == {(better, worse)}
+
+
+def test_the_first_step_that_differs_and_the_ends_are_compared(student: Student) -> None:
+    found = preference(row_of(chosen=["1", "2", "3"], rejected=["1", "4"]), "x")
+    a, b, c, d = (tuple(student.encode(f"{text}\n")) for text in "1234")
+    assert list(found.pairs(student)) == [(a + b, a + d), (a + b + c, a + d)]
+    unknown = preference(row_of(chosen=["x"], rejected=["y"]), "x")  # words that this student lacks
+    with pytest.raises(DataError, match="one reading of both"):
+        list(unknown.pairs(student))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{", "is not JSON"),
+        (b"[1]", "is a list"),
+        (json.dumps({"prompt": "q", "chosen": ["a"]}).encode(), "has no rejected, it has prompt, chosen"),
+        (row_of(prompt=["a", "b"]), "a list as prompt"),
+        (row_of(prompt=""), "has prompt ''"),
+        (row_of(chosen=[]), "has chosen '[]'"),
+        (row_of(chosen=["a", 3]), "list of steps that are texts"),
+        (row_of(rejected=None), "has rejected 'None'"),
+        (row_of(rejected=ROW["chosen"]), "differ in no step"),
+        (row_of(chosen="a\nb", rejected="a"), "differ in no step"),
+    ],
+)
+def test_a_row_that_is_none_is_one_sentence_with_its_line(line: bytes, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(row_of() + b"\n\n" + line + b"\n")
+    with pytest.raises(DataError) as caught:
+        list(read_preferences(file))
+    assert f"{file} line 3 " in str(caught.value) and words in str(caught.value)
+
+
+def test_rejected_steps_are_wrong_and_chosen_ones_right(tmp_path: Path, student: Student) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(row_of() + b"\n" + row_of(rejected=["3 * 4 = 11"]))
+    [question] = read_questions([file], 1)
+    config = load_config(recipe="critic.yaml").train.critic
+    example = with_step_labels(tree_example(question, student, config), config.least_outcomes)
+    labels = {student.decode(ids): (state.target, state.weight) for ids, state in example.states.items()}
+    assert sorted(labels.values()) == [(0.0, 1.0)] * 2 + [(1.0, 1.0)] * 2 and len(example.pairs) == 3
+
+
+def test_a_prm_learns_from_a_file(tmp_path: Path, capsys: Any) -> None:
+    config, file = load_config(overrides=["student=embedded"]), tmp_path / "rows.jsonl"
+    lines = []
+    for task in tasks_of(config, "train", 60):
+        steps = (task.solution or "").split("\n")
+        lines.append(
+            json.dumps({"prompt": task.problem.question, "chosen": steps, "rejected": [*steps[:-1], "#### 1000"]})
+        )
+    file.write_text("\n".join(lines))
+    out, quick = str(tmp_path / "prm"), ["--set", "train.critic.spoiled=0", "--set", "train.optimizer.epochs=1"]
+    assert main(["prm", "--model", "embedded", "--data", str(file), "--out", out, *quick, "--json"]) == 0
+    card = json.loads(capsys.readouterr().out)
+    assert sum(card["questions"].values()) == 60 and card["pairs"]["test"] > 0 and card["sampled_tokens"] == 0
+    assert main(["value", "--model", "embedded", "--data", str(file), "--out", str(tmp_path / "value")]) == 2
+    assert "step preferences" in capsys.readouterr().err
